@@ -1,7 +1,8 @@
 """API keys: where they are read from, whose a key is, and what its owner may use. Pure.
 
-Only hashes are kept, keyed by a secret of the process. Nobody outside can tell the hash of a key, so neither the time of
-an answer nor the process's memory tells a key. Clients show theirs as RFC 6750 has it: `Authorization: Bearer KEY`.
+Only hashes are kept, keyed by a secret of the process. Nobody outside can tell the hash of a key, so neither the time
+of an answer nor the memory of the process tells a key. Clients show theirs as RFC 6750 has it: `Authorization: Bearer
+KEY`.
 """
 
 from __future__ import annotations

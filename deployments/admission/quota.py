@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from deployments.admission.fair_share import Tenant
+from deployments.errors import OverQuota, TimedOut
 
 Unit = Literal["device_seconds", "tokens"]
 
@@ -41,6 +42,43 @@ class Quota:
     def spend(self, amount: float) -> None:
         """A request costs so much; below 0: it gives that back."""
         self._left -= amount
+
+
+@dataclass(slots=True, eq=False)
+class Charge:
+    """What one request has cost its client so far, in the quota's unit. `quota`: that pays; None: it is only counted.
+
+    An estimate is paid as the request comes, so that the next one finds less. It is settled when more is known. What is
+    refused, or broken off by an error of ours, costs nothing. Who hangs up or runs out of time pays: a device may have
+    computed it.
+    """
+
+    quota: Quota | None
+    spent: float = 0.0
+
+    def check(self, now: float, routers: int) -> None:
+        """Raises OverQuota."""
+        wait_s = 0.0 if self.quota is None else self.quota.wait_s(now, routers)
+        if self.quota is not None and wait_s > 0:
+            unit = self.quota.unit.replace("_", " ")
+            raise OverQuota(
+                f"the quota of this API key ({unit}) is used up; come back in {wait_s:.2f} s", retry_after_s=wait_s
+            )
+
+    def pay(self, amount: float) -> None:
+        """So much more."""
+        self.spent += amount
+        if self.quota is not None:
+            self.quota.spend(amount)
+
+    def settle(self, total: float) -> None:
+        """So much in all, in place of what was paid so far."""
+        self.pay(total - self.spent)
+
+    def failed(self, error: BaseException | None) -> None:
+        """It was refused, or broken off by this error."""
+        if isinstance(error, Exception) and not isinstance(error, TimedOut):
+            self.settle(0.0)
 
 
 class Client(NamedTuple):

@@ -63,11 +63,10 @@ class Placer:
         states = [link.view.state for pool in self.pools.values() for link in pool.live]
         return max((state.routers for state in states if state is not None), default=1)
 
-    def price(self, request: Request, unit: Unit, answers: Answers | None = None) -> float:
-        """What the request costs: tokens; or device seconds of the pools that answered, by their cost models. Without
-        `answers`: of the first pool that is open.
+    def price(self, lengths: Sequence[int], unit: Unit, answers: Answers | None = None) -> float:
+        """What queries of so many tokens cost: tokens; or device seconds of the pools that answered, by their cost
+        models. Without `answers`: of the first pool that is open.
         """
-        lengths = request.lengths(range(len(request.ids)))
         if unit == "tokens":
             return float(sum(lengths))
         models = {name: pool.live[0].view.model for name, pool in self.pools.items() if pool.is_open}

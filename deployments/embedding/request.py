@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.admission.fair_share import Tenant
-from deployments.admission.quota import Client, Quota
+from deployments.admission.quota import Charge, Client, Quota
 from deployments.admission.trial import Trial
 from deployments.embedding.channel import PendingOffer
 from deployments.embedding.frames import Answered
@@ -108,6 +108,7 @@ class Request:
     never: int = 0
     last_pool: str | None = None
     is_over_share: bool = False
+    charge: Charge | None = None  # what it has cost its client's quota, if there is one
     characters: int = field(init=False)  # of all queries, with the prompt before each; token ids count as characters
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from deployments.admission.quota import Charge
 from deployments.embedding.bulk import BulkQueue
 from deployments.embedding.config import RouterConfig
 from deployments.embedding.metrics import RouterMetrics
@@ -22,7 +23,7 @@ from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, Embedded, Request, Wanted, embedded
 from deployments.embedding.scheduler.limits import is_deferrable
-from deployments.errors import DeadlineExceeded, OverQuota, TimedOut, WrongKind
+from deployments.errors import DeadlineExceeded, TimedOut, WrongKind
 from deployments.hardware.device_detector import Topology
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import ModelCard, read_model_card
@@ -108,7 +109,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         allowed_s = request.wanted.timeout_s or math.inf
         try:
             async with asyncio.timeout_at(request.started + min(most_s, allowed_s)) as timeout:
-                self._check_quota(request)
+                self._charge(request)
                 self._refuse_early(request)  # before any expensive work
                 await self._tokenise(request)
                 if (longer_s := self._most_s(request)) > most_s:  # it has turned out to be bulk
@@ -117,33 +118,33 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
                 return await self._place(request)
         except TimeoutError:
             raise self._gave_up(request, most_s) from None
+        except Exception as error:
+            if request.charge is not None:
+                request.charge.failed(error)
+            raise
 
     async def _place(self, request: Request) -> Answers:
-        """Have it answered, and take what it costs from the client's quota."""
+        """Have it answered."""
         placer = self._bulk if request.bulk else self._placer
-        quota = request.quota
-        if quota is None:
+        if request.charge is None:
             return await placer.answer(request)
-        spent = self._placer.price(request, quota.unit)
-        quota.spend(spent)
-        try:
-            answers = await placer.answer(request)
-        except BaseException:
-            quota.spend(-spent)
-            raise
-        quota.spend(self._placer.price(request, quota.unit, answers) - spent)
+        lengths = request.lengths(range(len(request.ids)))
+        self._settle(request.charge, lengths)
+        answers = await placer.answer(request)
+        self._settle(request.charge, lengths, answers)
         return answers
 
-    def _check_quota(self, request: Request) -> None:
-        """Raises OverQuota."""
+    def _charge(self, request: Request) -> None:
+        """The client's quota pays an estimate, before anything is waited for. Raises OverQuota."""
         if request.quota is None:
             return
-        wait_s = request.quota.wait_s(asyncio.get_running_loop().time(), self._placer.routers)
-        if wait_s > 0:
-            unit = request.quota.unit.replace("_", " ")
-            raise OverQuota(
-                f"the quota of this API key ({unit}) is used up; come back in {wait_s:.2f} s", retry_after_s=wait_s
-            )
+        request.charge = Charge(request.quota)
+        request.charge.check(asyncio.get_running_loop().time(), self._placer.routers)
+        self._settle(request.charge, [round(self._estimated_tokens(request))] * len(request.queries))
+
+    def _settle(self, charge: Charge, lengths: Sequence[int], answers: Answers | None = None) -> None:
+        if charge.quota is not None:
+            charge.settle(self._placer.price(lengths, charge.quota.unit, answers))
 
     def _open(self, queries: Sequence[Query], wanted: Wanted) -> Request:
         """Raises WrongKind, InvalidInput, Forbidden or DeadlineExceeded."""
@@ -236,7 +237,8 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
 
     def _count(self, request: Request, answers: Answers, done: Embedded) -> None:
         if request.tenant is not None:
-            device_s = self._placer.price(request, "device_seconds", answers)
+            lengths = request.lengths(range(len(request.ids)))
+            device_s = self._placer.price(lengths, "device_seconds", answers)
             self.metrics.tenants.used(request.tenant.name, len(answers), tokens=done.tokens, device_s=device_s)
         pools = [pool for pool, _ in answers.values()]
         self.metrics.answered(pools, tokenization_s=done.tokenization_s, queue_s=done.queue_s)

@@ -1,42 +1,28 @@
-"""What a generation costs its client: its prompt when it is asked for, then each token as it comes. Nothing, where it
-is refused, or broken off by an error of ours. Pure.
-"""
+"""What a generation costs its client: its prompt when it is asked for, then each token as it comes. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from deployments.admission.quota import Quota
-from deployments.errors import OverQuota
+from deployments.admission.quota import Charge
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
 
 @dataclass(slots=True, eq=False)
-class Charged:
-    """One generation with a prompt of so many tokens. `quota`: that pays for it; None: it is only counted. Device
-    seconds are estimated by the replica's model of a step: of what each step takes anyway an answer pays its part.
+class Charged(Charge):
+    """One generation with a prompt of so many tokens. Device seconds are estimated by the replica's model of a step: of
+    what each step takes anyway an answer pays its part.
     """
 
-    quota: Quota | None
-    prompt_tokens: int
+    prompt_tokens: int = 0
     tokens: Counter[int] = field(default_factory=Counter)  # that came, of each answer
-    spent: float = 0.0  # in the quota's unit
     device_s: float = 0.0
-
-    def check(self, now: float, routers: int) -> None:
-        """Raises OverQuota."""
-        wait_s = 0.0 if self.quota is None else self.quota.wait_s(now, routers)
-        if self.quota is not None and wait_s > 0:
-            unit = self.quota.unit.replace("_", " ")
-            raise OverQuota(
-                f"the quota of this API key ({unit}) is used up; come back in {wait_s:.2f} s", retry_after_s=wait_s
-            )
 
     def prompt(self, state: StepState) -> None:
         """As a replica in that state computes it; in place of what was charged so far."""
-        self.give_back()
+        self.settle(0.0)
         load = StepLoad().with_chunk(0, self.prompt_tokens)
         self._spend(self.prompt_tokens, _model(state), load, state)
 
@@ -50,17 +36,11 @@ class Charged:
     def _spend(self, tokens: int, model: StepTime, load: StepLoad, state: StepState, own_s: float = 0.0) -> None:
         device_s = state.slowdown * (own_s + model.seconds(load) - model.beta_s)
         self.device_s += device_s
-        self._pay(tokens if self.quota is not None and self.quota.unit == "tokens" else device_s)
+        self.pay(tokens if self.quota is not None and self.quota.unit == "tokens" else device_s)
 
-    def give_back(self) -> None:
-        """All that was charged."""
-        self._pay(-self.spent)
+    def settle(self, total: float) -> None:
+        Charge.settle(self, total)
         self.device_s = 0.0
-
-    def _pay(self, amount: float) -> None:
-        self.spent += amount
-        if self.quota is not None:
-            self.quota.spend(amount)
 
 
 def _model(state: StepState) -> StepTime:

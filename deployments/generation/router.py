@@ -84,7 +84,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
             placed = await self._placer.place(request)
         except BaseException as error:
             if request.charged is not None:
-                request.charged.give_back()
+                request.charged.failed(error)
             request.over(error)
             raise
         pieces = self._pieces(request, placed)
@@ -106,7 +106,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
         texts = [Detokenizer(self.tokenizer, asked.stops) for _ in range(asked.answers)]
         ends = now + config.request_timeout_s
         due = ends if promise.ttft_s is None else now + promise.ttft_s
-        charged = None if asked.client is None else Charged(asked.client.quota, len(asked.ids))
+        charged = None if asked.client is None else Charged(asked.client.quota, prompt_tokens=len(asked.ids))
         if asked.record is not None:
             asked.record.streamed = record
         return GenerationRequest(asked, texts, now, due, ends, record, charged)
@@ -133,8 +133,8 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
         finally:
             placed.link.call_off(placed.streaming)
             over = None if request.is_over else problem
-            if request.charged is not None and isinstance(over, WindveError) and not isinstance(over, TimedOut):
-                request.charged.give_back()
+            if request.charged is not None:
+                request.charged.failed(over)
             request.over(over)
 
     async def _next(self, request: GenerationRequest, streaming: Streaming) -> list[NewToken]:

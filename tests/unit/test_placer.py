@@ -237,12 +237,11 @@ async def test_how_many_routers_there_are_as_far_as_replicas_know():
 @pytest.mark.parametrize(("unit", "first", "answered"), [("tokens", 100, 100), ("device_seconds", 0.1, 0.175)])
 async def test_what_a_request_costs(unit, first, answered):
     placer = placer_of(ScriptedReplica("a1"), cpu=[ScriptedReplica("c1", model=(0.0, 0.002, 0.0, 0.2))])
-    request = request_of(75, 25)
-    assert placer.price(request, unit) == pytest.approx(first)
-    assert placer.price(request, unit, {0: ("cpu", None), 1: ("accelerator", None)}) == pytest.approx(answered)
+    assert placer.price([75, 25], unit) == pytest.approx(first)
+    assert placer.price([75, 25], unit, {0: ("cpu", None), 1: ("accelerator", None)}) == pytest.approx(answered)
     closed = placer_of(ScriptedReplica("a1"), queue_depth=0)
-    assert closed.price(request, unit) == (100 if unit == "tokens" else 0)
-    assert closed.price(request, unit, {0: ("accelerator", None)}) == (100 if unit == "tokens" else 0)
+    assert closed.price([75, 25], unit) == (100 if unit == "tokens" else 0)
+    assert closed.price([75, 25], unit, {0: ("accelerator", None)}) == (100 if unit == "tokens" else 0)
 
 
 async def test_who_can_answer():

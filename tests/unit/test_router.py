@@ -169,6 +169,28 @@ async def test_what_is_refused_costs_no_quota():
     assert client.quota._left == pytest.approx(5 - 0.018 * answered, abs=0.06)  # it is filled up meanwhile
 
 
+async def test_requests_at_once_get_no_more_of_a_quota_than_one_after_another():
+    router = await World({"accelerator": [Replica("a", QUICK, 8)]}).router()
+    client = Client(Tenant("a"), Quota(300.0, "tokens"))  # 1,500 at once: of 500 tokens each, cut to 256
+    answers = await asyncio.gather(*several(router, 200, text(500) + "hello " * 300, client=client))
+    assert kinds(answers) == {"Embedded": 6, "OverQuota": 194}
+
+
+@pytest.mark.parametrize(("goes", "paid"), [("hang-up", 75), ("out of time", 75), ("engine fails", 0)])
+async def test_who_goes_pays_for_what_a_device_may_have_computed(goes, paid):
+    replica, quota = Replica("a"), Quota(1000.0, "tokens")
+    router = await World({"accelerator": [replica]}).router()
+    replica.engine.slow = 100.0
+    if goes == "engine fails":
+        replica.engine.outcome = lambda _: MemoryError()
+    (asked,) = several(router, 1, client=Client(Tenant("a"), quota), timeout_s=0.4 if goes == "out of time" else None)
+    await asyncio.sleep(0.2)
+    if goes == "hang-up":
+        asked.cancel()
+    await asyncio.wait([asked])
+    assert quota._left == 5000 - paid
+
+
 async def test_a_calibration_runs_from_its_first_trial_query_until_its_grant_is_withdrawn():
     granted = {"secret_sha256": hash_secret("secret"), "expires_at": time.time() + 1000}
     world = World({"accelerator": [Replica("a")]}, trial=granted)
