@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -10,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import orjson
 
 from deployments.embedding.request import Embedded, Wanted
 from deployments.embedding.router import Router
@@ -24,7 +22,7 @@ from serve_app.embedding import dialects
 from serve_app.embedding.document import document
 from serve_app.embedding.facts import record_of
 from serve_app.embedding.input_types import prompt_names
-from serve_app.embedding.output_shapes import Vector, best_first, cut_rows, describe, scores
+from serve_app.embedding.output_shapes import best_first, cut_rows, describe, scores
 from serve_app.embedding.requests import (
     AnyOptions,
     CohereEmbedRequest,
@@ -46,11 +44,12 @@ from serve_app.embedding.routes import A_MODEL, ALL_ROUTES, ROOT, SEVERAL, route
 from serve_app.observe.observer import Observer
 from serve_app.web.about import ModelApi
 from serve_app.web.admission_headers import admission
-from serve_app.web.asgi import Answer, Handler, HttpRequest, dumps, json_answer
+from serve_app.web.asgi import Answer, Handler, HttpRequest, dumps, dumps_in_turns, json_answer
 from serve_app.web.errors import JSON, Headers
 from serve_app.web.fields import Rules
 from serve_app.web.tokenizer_requests import DecodeRequest, TokenizeRequest
 
+_NUMBERS_AT_ONCE = 64_000  # to write them takes two milliseconds
 _SCORING: tuple[Kind, ...] = ("reranker", "classifier")
 
 
@@ -116,19 +115,19 @@ class HttpApi(ModelApi):
         """Takes a request of type `takes`, and answers what `reply` (of `dialects.py`) makes of the vectors."""
         asked = takes.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked.options, request)
-        return _timing(done), dumps(reply(asked, done, self._router.card))
+        return await _large(done, reply(asked, done, self._router.card))
 
     async def embed_all(self, request: HttpRequest) -> Answer:
         """The vector of each token, not normalised."""
         asked = EncodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, outputs=("tokens",))
-        return _timing(done), dumps(await _in_turns(done.vectors))
+        return await _large(done, done.vectors)
 
     async def multi_vector(self, request: HttpRequest) -> Answer:
         """A unit vector of each token, as Jina's API answers."""
         asked = MultiVectorRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",), role=asked.input_type)
-        vectors = await _in_turns(cut_rows(done.vectors, asked.dimensions))
+        vectors = cut_rows(done.vectors, asked.dimensions)
         answer = {
             "object": "list",
             "data": [
@@ -137,13 +136,13 @@ class HttpApi(ModelApi):
             "model": self._rules.model,
             "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
         }
-        return _timing(done), dumps(answer)
+        return await _large(done, answer)
 
     async def pooling(self, request: HttpRequest) -> Answer:
         """The same, as vLLM's API answers."""
         asked = PoolingRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",), role=asked.embedding_mode)
-        vectors = await _in_turns(cut_rows(done.vectors, asked.dimensions))
+        vectors = cut_rows(done.vectors, asked.dimensions)
         answer = {
             "id": f"pool-{uuid.uuid4().hex}",
             "object": "list",
@@ -152,7 +151,7 @@ class HttpApi(ModelApi):
             "data": [{"index": index, "object": "pooling", "data": rows} for index, rows in enumerate(vectors)],
             "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens, "completion_tokens": 0},
         }
-        return _timing(done), dumps(answer)
+        return await _large(done, answer)
 
     async def encode(self, request: HttpRequest) -> Answer:
         """Several kinds of answer from one run, as FlagEmbedding's bge-m3 names them."""
@@ -166,8 +165,8 @@ class HttpApi(ModelApi):
             pairs = map(unpack, found["sparse"])
             answer["lexical_weights"] = [dict(zip(map(str, ids), weights, strict=True)) for ids, weights in pairs]
         if "multi_vector" in found:
-            answer["colbert_vecs"] = await _in_turns(found["multi_vector"])
-        return _timing(done), dumps(answer)
+            answer["colbert_vecs"] = found["multi_vector"]
+        return await _large(done, answer)
 
     async def rerank(self, request: HttpRequest) -> Answer:
         """Scores of pairs of the query and each text, the best first; all of them are one admission decision."""
@@ -247,6 +246,12 @@ class HttpApi(ModelApi):
         return json_answer(describe(self._router))
 
 
+async def _large(done: Embedded, content: Any) -> Answer:
+    """Of many numbers, maybe."""
+    is_small = sum(vector.size for vector in done.vectors) <= _NUMBERS_AT_ONCE
+    return _timing(done), dumps(content) if is_small else await dumps_in_turns(content)
+
+
 def _timing(done: Embedded) -> Headers:
     """Which pool answered, and TEI's headers: milliseconds, whole."""
     total = _ms(done.total_s)
@@ -265,12 +270,3 @@ def _timing(done: Embedded) -> Headers:
 
 def _ms(seconds: float) -> bytes:
     return b"%d" % round(seconds * 1000)
-
-
-async def _in_turns(texts: Sequence[Vector]) -> list[orjson.Fragment]:
-    """As JSON. These are many numbers, and other requests are let through between two texts."""
-    found = []
-    for rows in texts:
-        found.append(orjson.Fragment(dumps(np.ascontiguousarray(rows))))
-        await asyncio.sleep(0)
-    return found

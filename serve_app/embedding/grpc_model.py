@@ -7,7 +7,7 @@ from typing import Any
 
 from deployments.embedding.request import Embedded, Wanted
 from deployments.embedding.router import Router
-from deployments.errors import EmptyInput, InvalidInput
+from deployments.errors import BodyTooLarge, EmptyInput, InvalidInput
 from deployments.models.text_pairs import Pair, Side
 from deployments.models.tokenizer import Query
 from serve_app.embedding.facts import record_of
@@ -28,6 +28,7 @@ from serve_app.proto.tei_pb2 import (
 )
 from serve_app.rpc.service import is_live
 from serve_app.web.fields import check_dimensions
+from serve_app.web.json_values import MOST_VALUES
 
 _ROUTE_OF = {  # the HTTP route to the same, of what not every kind of model has
     "Embed": "/embed",
@@ -107,6 +108,8 @@ class ModelCalls:
         return encode_response(tokens)
 
     async def decode(self, request: DecodeRequest) -> DecodeResponse:
+        if len(request.ids) > MOST_VALUES:
+            raise BodyTooLarge(f"ids has {len(request.ids)} token ids and this server takes {MOST_VALUES}; send fewer")
         (text,) = await self._router.decode([list(request.ids)], skip_special_tokens=request.skip_special_tokens)
         return DecodeResponse(text=text)
 

@@ -25,11 +25,13 @@ from deployments.errors import Busy, EmptyInput, InvalidInput, Unavailable
 from deployments.models.text_pairs import Pair
 from deployments.serve_adapter.grpc_handlers import reader
 from serve_app.api_keys import ApiKey, ApiKeys
+from serve_app.embedding import grpc_model
 from serve_app.embedding.api import HttpApi
 from serve_app.embedding.grpc_answers import embed_response, info_response, tokens_response
 from serve_app.grpc_services import METHODS, add_to_server
 from serve_app.proto.tei_pb2 import (
     DESCRIPTOR,
+    DecodeRequest,
     EmbedAllRequest,
     EmbedRequest,
     EmbedResponse,
@@ -415,6 +417,14 @@ def test_a_stream_s_queries_are_bulk_unless_it_says_otherwise(metadata, bulk):
     done, _, error = stream(tei_calls(router), "EmbedStream", [EmbedRequest(inputs=text) for text in "abc"], *metadata)
     assert (len(done), error) == (3, None)
     assert router.asked == [([text], {"truncate": False, **({"bulk": True} if bulk else {})}) for text in "abc"]
+
+
+@pytest.mark.parametrize(("most", "code"), [(3, None), (2, grpc.StatusCode.INVALID_ARGUMENT)])
+def test_token_ids_are_counted_before_they_are_read(monkeypatch, most, code):
+    monkeypatch.setattr(grpc_model, "MOST_VALUES", most)
+    _, context = answer(tei_calls(FakeRouter()), "Decode", DecodeRequest(ids=[1, 2, 3]))
+    assert context.code == code
+    assert code is None or context.details == "ids has 3 token ids and this server takes 2; send fewer"
 
 
 def test_a_stream_s_bad_request_is_its_status():
