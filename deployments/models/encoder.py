@@ -27,9 +27,9 @@ class Encoder:
     """One Router's. `auto_truncate` is `limits.auto_truncate`."""
 
     def __init__(self, card: ModelCard, *, auto_truncate: bool, fast: FastTokenizer | None = None) -> None:
-        self.tokenising = Tokenising()
         self._card, self._auto_truncate = card, auto_truncate
         self._tokenizer = Tokenizer(card, fast)
+        self.tokenising = Tokenising(self._tokenizer.whole_characters)
         self._tokenizer.encode(["warm"], truncate=True)
 
     async def encode(

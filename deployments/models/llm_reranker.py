@@ -8,15 +8,16 @@ https://github.com/QwenLM/Qwen3-Embedding (README.md) and https://github.com/mix
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+import math
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding
 
 from deployments.errors import SettingsError
+from deployments.models.excerpts import Excerpts
 from deployments.models.text_pairs import Pair, Side
 from deployments.settings import ModelSettings
 
@@ -94,17 +95,14 @@ def judge_of(settings: ModelSettings, config: Mapping[str, Any], modules: Contai
     return judge if settings.instruction is None else replace(judge, instruction=settings.instruction)
 
 
-Encode = Callable[[Sequence[str]], Sequence[Encoding]]
-
-
 class RerankPrompts:
-    """Pairs -> token ids, by a model's own tokenizer."""
+    """Pairs -> token ids, by a model's own tokenizer. The special tokens in a prompt are its own."""
 
-    def __init__(self, judge: Judge, encode: Encode, max_tokens: int) -> None:
+    def __init__(self, judge: Judge, excerpts: Excerpts, max_tokens: int) -> None:
         """Raises SettingsError where the prompt leaves no room for texts."""
-        before, *after = (one.ids for one in encode([judge.before, *judge.after]))
+        before, *after = (one.ids for one in excerpts.of_all([judge.before, *judge.after], math.inf, "right"))
         self._before, self._after = before, list(itertools.chain(*after))
-        self._encode = encode
+        self._excerpts = excerpts
         self.special_tokens = len(self._before) + len(self._after)
         self._room = max_tokens - self.special_tokens
         first, *others = judge.texts
@@ -113,21 +111,23 @@ class RerankPrompts:
         if self._room < _LEAST_ROOM:
             raise SettingsError("args.model.max_tokens", f"{max_tokens} leaves no room beside the model's prompt")
 
-    def fill(self, pairs: Sequence[Pair], side: Side) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:
-        """Of each pair, the tokens that it has and the ids of those that there is room for: what is too much is cut
-        from the document.
+    def fill(self, pairs: Sequence[Pair], side: Side) -> Iterator[tuple[int | None, npt.NDArray[np.int32]]]:
+        """Of each pair, the tokens that it has (None: too many to count) and the ids of those that there is room for:
+        what is too much is cut from the document.
         """
         pieces = [[_filled(text, pair) for text in self._texts] for pair in pairs]
         texts = list(dict.fromkeys(itertools.chain(*pieces)))  # a query is the same in all its pairs
-        ids = {text: one.ids for text, one in zip(texts, self._encode(texts), strict=True)}
+        most = self._room if side == "right" else math.inf  # from the left a prompt is cut in its middle
+        found = dict(zip(texts, self._excerpts.of_all(texts, most, side), strict=True))
         for pair, some in zip(pairs, pieces, strict=True):
-            parts = [ids[text] for text in some]
-            total = self.special_tokens + sum(map(len, parts))
-            if total - self.special_tokens > self._room:
+            parts: Sequence[Sequence[int]] = [found[text].ids for text in some]
+            total = sum(map(len, parts))
+            if total > self._room:
                 parts = self._cut(parts, pair, side)
-            yield total, np.array([*self._before, *itertools.chain(*parts), *self._after], np.int32)
+            tokens = total + self.special_tokens if all(found[text].is_whole for text in some) else None
+            yield tokens, np.array([*self._before, *itertools.chain(*parts), *self._after], np.int32)
 
-    def _cut(self, parts: Sequence[list[int]], pair: Pair, side: Side) -> list[list[int]]:
+    def _cut(self, parts: Sequence[Sequence[int]], pair: Pair, side: Side) -> list[Sequence[int]]:
         *firsts, last = parts
         if firsts:
             firsts[0] = firsts[0][: self._room * 3 // 4]
@@ -141,7 +141,7 @@ class RerankPrompts:
     def _document_at(self, pair: Pair) -> int:
         """The first of the last piece's tokens that holds some of the document."""
         start = len(_filled(self._texts[-1].partition("{document}")[0], pair))
-        (encoding,) = self._encode([_filled(self._texts[-1], pair)])
+        encoding = self._excerpts.encode(_filled(self._texts[-1], pair))
         return sum(end <= start for _, end in encoding.offsets)
 
 

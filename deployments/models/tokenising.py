@@ -1,15 +1,18 @@
-"""Tokenises short requests on the event loop, and long ones in one thread, so that they do not block the loop.
+"""Tokenises short requests on the event loop, and long ones in a thread, so that they do not block the loop.
 
-A long request is cut into turns of 64,000 characters; requests take turns in the thread. `queries` and `waiting_s` let
-the Router refuse a long request that the devices would have no room for (`Router._refuse_long_texts`).
+A long request is cut into turns of 64,000 characters; requests take turns in the thread. A text that is longer than a
+turn takes it in a second thread: most such texts are quick, as only an excerpt is tokenised (`excerpts`); one that
+allows none may take seconds, and keeps only its like waiting. `queries` and `waiting_s` let the Router refuse a long
+request that the devices would have no room for (`Router._refuse_long_texts`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from deployments.models.text_pairs import Pair
@@ -27,14 +30,16 @@ Encode = Callable[[Sequence[Query], int], list[TokenIds]]  # (some queries, the 
 
 @dataclass(slots=True)
 class Tokenising:
-    """One Router's. `waiting_s` is how long a text would wait for its turn."""
+    """One Router's. `waiting_s` is how long a text would wait for its turn. `most_characters`: of a text that are
+    tokenised.
+    """
 
+    most_characters: float = math.inf
     characters_per_s: float = _CHARACTERS_PER_S
     queries: int = 0  # that are being tokenised, in requests that left the loop
     _characters: int = 0
-    _thread: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="tokenizer"), repr=False
-    )
+    _thread: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "tokenizer"), repr=False)
+    _slow_thread: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "slow-tokenizer"), repr=False)
 
     @property
     def waiting_s(self) -> float:
@@ -46,22 +51,29 @@ class Tokenising:
         if characters <= ON_LOOP:
             return encode(queries, 0)
         loop, found = asyncio.get_running_loop(), list[TokenIds]()
+        prompt = (characters - sum(map(len, queries))) / len(queries)
+        turns = [(part, self._size(part, prompt)) for part in _turns(queries)]
+        left = sum(size for _, size in turns)
         self.queries += len(queries)
-        self._characters += characters
-        left, longer = characters, characters / max(1, sum(map(len, queries)))  # by the prompt before each
+        self._characters += left
         try:
-            for part in _turns(queries):
-                size = round(longer * sum(map(len, part)))
-                ids, seconds = await loop.run_in_executor(self._thread, _timed, encode, part, len(found))
+            for part, size in turns:
+                is_slow = max(map(len, part)) > _TURN
+                thread = self._slow_thread if is_slow else self._thread
+                ids, seconds = await loop.run_in_executor(thread, _timed, encode, part, len(found))
                 found += ids
-                if seconds > 0:
+                if seconds > 0 and not is_slow:
                     self.characters_per_s += _LEARN * (size / seconds - self.characters_per_s)
-                self._characters -= min(size, left)
-                left -= min(size, left)
+                self._characters -= size
+                left -= size
         finally:
             self.queries -= len(queries)
             self._characters -= left
         return found
+
+    def _size(self, queries: Sequence[Query], prompt: float) -> int:
+        """Characters to tokenise, with a prompt of so many before each."""
+        return round(sum(min(len(query) + prompt, self.most_characters) for query in queries))
 
 
 def estimated_tokens(queries: Sequence[Query], most: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
 from deployments.models.colbert import ColbertTokens, Role
+from deployments.models.excerpts import Excerpt, Excerpts
 from deployments.models.llm_reranker import RerankPrompts
 from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import read_json
@@ -51,8 +53,9 @@ class Tokenizer:
         self._vocab_size = card.vocab_size
         self._lower_case = card.lower_case
         self._fast = fast or _load(card.folder)  # too long inputs are cut here, on the side that the request says
+        self._excerpts = Excerpts(self._fast)
         self._first, self._last = _special_ids(self._fast, card)
-        self._judge = None if card.judge is None else RerankPrompts(card.judge, self._pieces, card.max_tokens)
+        self._judge = None if card.judge is None else RerankPrompts(card.judge, self._excerpts, card.max_tokens)
         self._pair = _template(self._fast, card) if card.kind in SCORING and card.judge is None else None
         self._late = None if card.late is None else ColbertTokens(card.late, card.folder, self._fast.token_to_id)
         self.weightless = _weightless(self._fast, card) if "sparse" in card.token_widths else frozenset()
@@ -68,6 +71,7 @@ class Tokenizer:
     ) -> list[TokenIds]:
         """One int32 array of token ids for each text, special tokens included; these stay where a text is cut. `first`
         is the number of the first text, for the errors. `role` counts for models that read queries in their own way.
+        Of texts longer than `whole_characters` only an excerpt is tokenised, if their tokens allow it.
 
         Raises EmptyInput for an empty text, and InvalidInput where a text has more than the model's `max_tokens` and
         `truncate` is off.
@@ -75,12 +79,16 @@ class Tokenizer:
         check_texts(texts, first)
         if self._judge is not None:  # a lone text is a document for no query
             return self.encode_pairs([Pair("", text) for text in texts], truncate=truncate, side=side, first=first)
-        if self._lower_case:
-            texts = [text.lower() for text in texts]
+        texts = self._cased(texts)
         if self._late is not None:
             texts = [self._late.prompt(role) + text for text in texts]
-        encodings = self._fast.encode_batch_fast(texts)
-        return [self._whole(one.ids, index, truncate, side, role) for index, one in enumerate(encodings, first)]
+        found = self._excerpts.of_all(texts, self._max_tokens, side)
+        return [self._whole(one, index, truncate, side, role) for index, one in enumerate(found, first)]
+
+    @property
+    def whole_characters(self) -> float:
+        """Texts up to so many are tokenised whole."""
+        return self._excerpts.characters(self._max_tokens)
 
     def encode_pairs(
         self, pairs: Sequence[Pair], *, truncate: bool, side: Side = "right", first: int = 0
@@ -96,17 +104,19 @@ class Tokenizer:
             raise InvalidInput("this model takes single texts, not pairs", param="input")
         # a reranker's query is the same in all its pairs, so that each text is encoded once
         texts = list(dict.fromkeys(text for pair in pairs for text in (pair.first, pair.second)))
-        lowered = [text.lower() for text in texts] if self._lower_case else texts
-        encodings = self._fast.encode_batch_fast(lowered, add_special_tokens=False)
-        ids = {text: encoding.ids for text, encoding in zip(texts, encodings, strict=True)}
         room = self._max_tokens - self._pair.special_tokens
+        found = dict(zip(texts, self._excerpts.of_all(self._cased(texts), room, side), strict=True))
         filled = []
         for index, pair in enumerate(pairs, first):
             _check_pair(pair, index)
-            a, b = ids[pair.first], ids[pair.second]
-            if len(a) + len(b) > room and not truncate:
-                raise self._too_long(index, len(a) + len(b) + self._pair.special_tokens, self._max_tokens)
-            filled.append(self._pair.fill(*cut_longest_first(a, b, room, side)))
+            a, b = found[pair.first], found[pair.second]
+            is_whole = a.is_whole and b.is_whole
+            if len(a.ids) + len(b.ids) > room and not truncate:
+                tokens = len(a.ids) + len(b.ids) + self._pair.special_tokens
+                raise self._too_long(index, tokens if is_whole else None, self._max_tokens)
+            if room % 2 and not is_whole and min(len(a.ids), len(b.ids)) > room:  # the longer one gets the odd token
+                a, b = self._excerpts.of_all(self._cased([pair.first, pair.second]), math.inf, side)
+            filled.append(self._pair.fill(*cut_longest_first(a.ids, b.ids, room, side)))
         return filled
 
     def _judged(self, pairs: Sequence[Pair], truncate: bool, side: Side, first: int) -> list[TokenIds]:
@@ -114,14 +124,10 @@ class Tokenizer:
         filled = []
         for index, (pair, (tokens, ids)) in enumerate(zip(pairs, self._judge.fill(pairs, side), strict=True), first):
             _check_pair(pair, index)
-            if tokens > self._max_tokens and not truncate:
+            if (tokens is None or tokens > self._max_tokens) and not truncate:
                 raise self._too_long(index, tokens, self._max_tokens)
             filled.append(ids)
         return filled
-
-    def _pieces(self, texts: Sequence[str]) -> list[Encoding]:
-        """Of a prompt: the special tokens in it are its own."""
-        return self._fast.encode_batch(texts, add_special_tokens=False)
 
     def check(
         self, ids: Sequence[int], index: int, *, truncate: bool, side: Side = "right", role: Role = "document"
@@ -132,14 +138,14 @@ class Tokenizer:
         without an error, and mean other words (a short English text's in OpenAI's cl100k_base are mostly small enough).
         """
         self._check_known(ids, f"input {index}", "input")
-        content = len(ids) - len(self._last)
-        if list(ids[: len(self._first)]) != self._first or list(ids[content:]) != self._last:
+        start, end = len(self._first), len(ids) - len(self._last)
+        if list(ids[:start]) != self._first or list(ids[end:]) != self._last:
             raise InvalidInput(
                 f"the token ids of input {index} should begin with {self._first} and end with {self._last}, "
                 f"this model's special tokens: {_FOREIGN}",
                 param="input",
             )
-        return self._whole(ids, index, truncate, side, role)
+        return self._whole(Excerpt(ids[start:end]), index, truncate, side, role)
 
     def compared(self, ids: TokenIds, role: Role) -> npt.NDArray[np.bool_]:
         """Which tokens of a text get a vector in its multi-vector; bge-m3 leaves its first token out."""
@@ -148,8 +154,7 @@ class Tokenizer:
     def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
         """Each text's tokens, nothing cut. Raises EmptyInput for an empty text."""
         check_texts(texts)
-        if self._lower_case:
-            texts = [text.lower() for text in texts]
+        texts = self._cased(texts)
         encodings = self._fast.encode_batch(texts, add_special_tokens=special_tokens)
         return [_tokens(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
 
@@ -159,22 +164,26 @@ class Tokenizer:
             self._check_known(some, f"ids[{index}]", "ids")
         return self._fast.decode_batch(ids, skip_special_tokens=skip_special_tokens)
 
-    def _whole(self, ids: Sequence[int], index: int, truncate: bool, side: Side, role: Role) -> TokenIds:
-        if self._late is None:
-            return self._cut(ids, index, truncate, side, self._max_tokens)
-        most = self._late.most(role, self._max_tokens)
-        return self._late.complete(self._cut(ids, index, truncate or self._late.fills(role), side, most), role)
+    def _cased(self, texts: Sequence[str]) -> Sequence[str]:
+        return [text.lower() for text in texts] if self._lower_case else texts
 
-    def _cut(self, ids: Sequence[int], index: int, truncate: bool, side: Side, most: int) -> TokenIds:
-        if not ids:
+    def _whole(self, content: Excerpt, index: int, truncate: bool, side: Side, role: Role) -> TokenIds:
+        if self._late is None:
+            return self._cut(content, index, truncate, side, self._max_tokens)
+        most = self._late.most(role, self._max_tokens)
+        return self._late.complete(self._cut(content, index, truncate or self._late.fills(role), side, most), role)
+
+    def _cut(self, content: Excerpt, index: int, truncate: bool, side: Side, most: int) -> TokenIds:
+        """With the special tokens."""
+        ids, around = content.ids, len(self._first) + len(self._last)
+        if not ids and not around:
             raise EmptyInput(f"input {index} holds nothing that the model's tokenizer knows", param="input")
-        over = len(ids) - most
+        over = len(ids) + around - most
         if over > 0:
             if not truncate:
-                raise self._too_long(index, len(ids), most)
-            start, end = len(self._first), len(ids) - len(self._last)
-            ids = [*ids[: end - over], *ids[end:]] if side == "right" else [*ids[:start], *ids[start + over :]]
-        return np.array(ids, dtype=np.int32)
+                raise self._too_long(index, len(ids) + around if content.is_whole else None, most)
+            ids = ids[:-over] if side == "right" else ids[over:]
+        return np.array([*self._first, *ids, *self._last], dtype=np.int32)
 
     def _check_known(self, ids: Sequence[int], where: str, param: str) -> None:
         if not ids:
@@ -187,9 +196,10 @@ class Tokenizer:
                 param=param,
             )
 
-    def _too_long(self, index: int, tokens: int, most: int) -> InvalidInput:
+    def _too_long(self, index: int, tokens: int | None, most: int) -> InvalidInput:
+        """`tokens`: None where not all were counted."""
         return InvalidInput(
-            f"input {index} has {tokens} tokens and the model takes {most}; shorten it, or send "
+            f"input {index} has {tokens or f'more than {most}'} tokens and the model takes {most}; shorten it, or send "
             '"truncate": true to have it cut',
             param="input",
         )

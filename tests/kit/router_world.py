@@ -54,7 +54,7 @@ class World(Cluster):
 
     async def router(self, name="r0", instruments=None):
         encoder = Encoder(_card(), auto_truncate=SETTINGS.limits.auto_truncate)
-        encoder.tokenising._thread = Inline()
+        encoder.tokenising._thread = encoder.tokenising._slow_thread = Inline()
         counts = {pool: len(replicas) for pool, replicas in self.pools.items()}
         host = Host(name, "n", instruments or NoInstruments(), _card(), encoder)
         router = SimulatedRouter(self, counts, host, SETTINGS)

@@ -117,7 +117,7 @@ def test_what_is_cut_on_the_left_is_the_document_and_its_end_stays(judge):
         assert "what is it" in said
         assert end in said
         assert cut not in said
-    with pytest.raises(InvalidInput, match=r"input 3 has \d+ tokens and the model takes 400"):
+    with pytest.raises(InvalidInput, match=r"input 3 has (\d+|more than 400) tokens and the model takes 400"):
         tokenizer.encode_pairs([long], truncate=False, first=3)
 
 

@@ -31,10 +31,9 @@ def encode(queries, first):
     return [[first + i, len(query)] for i, query in enumerate(queries)]
 
 
-def by_hand():
+def by_hand(*how):
     """A tokeniser, and its thread."""
-    told = Tokenising()
-    told._thread.shutdown()
+    told = Tokenising(*how)
     told._thread = Later()
     return told, told._thread
 
@@ -79,6 +78,23 @@ async def test_the_wait_for_a_turn_is_told_by_what_is_ahead():
     assert told.waiting_s == 0
 
 
+async def test_a_text_longer_than_a_turn_keeps_only_its_like_waiting():
+    told, thread = by_hand(1000)
+    told._slow_thread = slow = Later()
+    text = "x" * (tokenising._TURN + 1)
+    long = [asyncio.ensure_future(told.encode([text], len(text), encode)) for _ in range(2)]
+    short = asyncio.ensure_future(told.encode([text[:-1]], len(text) - 1, encode))
+    await settle()
+    assert (len(slow.waiting), len(thread.waiting)) == (2, 1)
+    assert told.waiting_s == pytest.approx(3 * 1000 / told.characters_per_s)  # no more of them is tokenised
+    thread.work()
+    assert len(await short) == 1
+    slow.work()
+    slow.work()
+    await asyncio.gather(*long)
+    assert told.waiting_s == 0
+
+
 @pytest.mark.parametrize("how", ["cancelled", "failed"])
 async def test_nothing_is_kept_by_who_has_gone(how):
     told, thread = by_hand()
@@ -86,7 +102,7 @@ async def test_nothing_is_kept_by_who_has_gone(how):
     def fails(queries, first):
         raise ValueError
 
-    asked = asyncio.ensure_future(told.encode(["x" * 90_000, "y" * 90_000], 180_000, fails))
+    asked = asyncio.ensure_future(told.encode(["x" * 60_000, "y" * 60_000], 120_000, fails))
     await settle()
     if how == "cancelled":
         asked.cancel()
