@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Unit
 from deployments.embedding.channel import PendingOffer, Refused
+from deployments.embedding.comebacks import Comebacks
 from deployments.embedding.config import RouterConfig
 from deployments.embedding.frames import Answered, Offer
 from deployments.embedding.link import Link
@@ -37,6 +38,7 @@ class Placer:
         self.refused = 0
         self.transit_s = 0.0  # from here to a replica and back
         self._transit = Transit()
+        self._comebacks = Comebacks()
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -199,13 +201,13 @@ class Placer:
         now = asyncio.get_running_loop().time()
         return all(pool.is_full(now, tenant) for pool in self.pools.values() if pool.is_open)
 
-    def busy_everywhere(self, request: Request, tokens: float) -> WindveError:
-        """The error for a request that is refused because `is_full`. Adds its work, estimated as queries of `tokens`
-        tokens, to what the Router refused for each replica.
+    def busy_everywhere(self, request: Request, lengths: Sequence[int]) -> WindveError:
+        """The error for a request that is refused because `is_full`. Adds its work, with so many tokens in each query
+        as is estimated, to what the Router refused for each replica.
         """
-        for _ in self.candidates(request, [round(tokens)] * len(request.queries)):
+        for _ in self.candidates(request, lengths):
             pass
-        return self.busy(request)
+        return self.busy(request, lengths)
 
     def _note_full(self, request: Request, pool: Pool, link: Link) -> None:
         request.asked += 1
@@ -216,11 +218,24 @@ class Placer:
         lengths = request.lengths(range(len(request.ids))) or [1]
         finish_s = link.view.finish_s(now, lengths) - request.allowed_s
         opens_s = max(link.view.opens_s(now, request.tenant), finish_s)
-        request.retry_s = min(request.retry_s, opens_s + later_s)
+        if opens_s + later_s < request.retry_s:
+            request.retry_s, request.room_s = opens_s + later_s, opens_s - finish_s
 
-    def busy(self, request: Request) -> WindveError:
+    def _retry_after_s(self, request: Request, lengths: Sequence[int]) -> float:
+        opens_s = request.retry_s if math.isfinite(request.retry_s) else self.config.slo_s
+        rate, routers = 0.0, 1  # requests like this one that all devices do in a second; who else tells others
+        for pool in self.pools.values():
+            if pool.is_open and (state := (view := pool.live[0].view).state) is not None:
+                rate += len(pool.live) / max(1e-9, state.slowdown * view.model.work_s(lengths))
+                routers = max(routers, state.routers)
+        now, work_s = asyncio.get_running_loop().time(), routers / rate if rate else 0.0
+        slo_s = self.config.slo_s
+        retry_s = self._comebacks.wait_s(now, opens_s, work_s=work_s, room_s=request.room_s, slo_s=slo_s)
+        return max(_SHORTEST_RETRY_S, retry_s)
+
+    def busy(self, request: Request, lengths: Sequence[int] = ()) -> WindveError:
         """Why the request is not admitted: Busy, with the moment to come back; Unavailable; or DeadlineExceeded where
-        it would be late on idle devices, too.
+        it would be late on idle devices, too. `lengths`: of its queries, where they are not known from their tokens.
         """
         if not self.can_answer and request.wanted.trial is None:
             return self.unavailable()
@@ -230,8 +245,7 @@ class Placer:
                 "whatever else is served; allow more time with the header x-request-timeout-ms, or send less"
             )
         self.refused += 1
-        retry_s = request.retry_s if math.isfinite(request.retry_s) else self.config.slo_s
-        retry_after_s = max(_SHORTEST_RETRY_S, retry_s)
+        retry_after_s = self._retry_after_s(request, lengths or request.lengths(range(len(request.ids))))
         if request.is_over_share:
             return OverShare(
                 "busy: all is taken, and this API key asks for more than its fair share of it; come back in "

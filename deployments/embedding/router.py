@@ -187,12 +187,15 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             self._bulk.check(count)
         elif not request.deferrable:  # who is deferrable waits behind the others
             if self._placer.is_full(request.tenant):
-                raise self._placer.busy_everywhere(request, self._estimated_tokens(request))
+                raise self._placer.busy_everywhere(request, self._estimated_lengths(request))
             if request.characters > ON_LOOP:
                 self._refuse_long_texts(request)
 
     def _estimated_tokens(self, request: Request) -> float:
         return estimated_tokens(request.queries, self.card.max_tokens)
+
+    def _estimated_lengths(self, request: Request) -> list[int]:
+        return [round(self._estimated_tokens(request))] * len(request.queries)
 
     def _refuse_long_texts(self, request: Request) -> None:
         """Raises Busy where tokenising takes too long, or what is being tokenised already will fill all room."""
@@ -201,7 +204,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         ahead = tokenising.queries + len(request.queries)
         if ahead > _AHEAD * room + _SPARE or tokenising.waiting_s > request.due - now:
             request.retry_s = tokenising.waiting_s
-            raise self._placer.busy(request)
+            raise self._placer.busy(request, self._estimated_lengths(request))
 
     async def _tokenise(self, request: Request) -> None:
         """Fill `request.ids`, and see whether it is too large to be admitted at once."""

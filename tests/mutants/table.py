@@ -23,6 +23,7 @@ MODULES = {
     "deployments/serving/replica_link.py": "test_link test_pool",
     "deployments/serving/replica_view.py": "test_view test_generation_view",
     "deployments/embedding/link.py": "test_link",
+    "deployments/embedding/comebacks.py": "test_comebacks",
     "deployments/embedding/placer.py": "test_placer",
     "deployments/embedding/pool.py": "test_pool",
     "deployments/embedding/request.py": "test_placer",

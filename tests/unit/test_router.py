@@ -52,6 +52,28 @@ async def test_who_comes_back_when_told_or_has_a_longer_deadline_is_admitted():
     assert [isinstance(one, Embedded) for one in answers[:2]] == [True, True]
 
 
+async def test_clients_that_come_back_when_told_do_not_come_all_at_once():
+    """Twice as many as have room, each with one query after the other: at best each asks twice for an answer."""
+    router = await World({"accelerator": [Replica("a", (0.006, 0.01), 8)]}).router()
+    loop, asked, answered = asyncio.get_running_loop(), 0, 0
+    end = loop.time() + 5
+
+    async def client(number):
+        nonlocal asked, answered
+        await asyncio.sleep(number / 334)
+        while loop.time() < end:
+            asked += 1
+            found = await ask(router)
+            if isinstance(found, Embedded):
+                answered += 1
+            else:
+                await asyncio.sleep(found.retry_after_s)
+
+    await asyncio.gather(*map(client, range(334)))
+    assert answered > 5 * 160
+    assert asked < 3.2 * answered
+
+
 async def test_a_pool_without_replicas_is_not_live_and_a_closed_one_is_not_counted():
     lost, other = Replica("a"), Replica("c")
     world = World({"accelerator": [lost], "cpu": [other]})
