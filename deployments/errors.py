@@ -14,6 +14,7 @@ WindveError
 │   ├── OverShare           429  RESOURCE_EXHAUSTED   and the API key asks for more than its fair share
 │   └── OverQuota           429  RESOURCE_EXHAUSTED   the API key's quota is used up; there may be room
 ├── DeadlineExceeded        504  DEADLINE_EXCEEDED    the client's own time has passed, or would on an idle device
+├── Defect                  500  INTERNAL             nobody expected this exception; its traceback is in the log
 ├── EngineFailed            500  FAILED_PRECONDITION  the model run failed; the query was good
 └── Unavailable             503  UNAVAILABLE          no pool can answer now
     ├── ReplicaLost         503  UNAVAILABLE          the replica died with the query; the Router tries once more
@@ -120,6 +121,10 @@ class DeadlineExceeded(WindveError):
     status = 504
     grpc_status = "DEADLINE_EXCEEDED"
     code = "deadline_exceeded"
+
+
+class Defect(WindveError):
+    """An exception that is none of these: a mistake of ours."""
 
 
 class EngineFailed(WindveError):

@@ -16,7 +16,7 @@ import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.admission.quota import Client
-from deployments.errors import BodyTooLarge, InvalidInput, WindveError
+from deployments.errors import BodyTooLarge, Defect, InvalidInput, WindveError
 from serve_app.api_keys import ApiKeys
 from serve_app.observe.facts import TracedRequest
 from serve_app.observe.observer import Observer
@@ -25,6 +25,7 @@ from serve_app.web.json_values import LARGE, check_values
 
 PROBES = ("/health", "/ping")  # what a load balancer asks, without a key; logged only where it is refused
 _TURN_S = 0.002
+_DEFECT = "the server failed at this request by a mistake of its own; its log says which"
 T = TypeVar("T")
 Write = Callable[[bytes], Awaitable[None]]
 
@@ -142,6 +143,7 @@ class Asgi(ABC):
             await _not_http(scope, receive, send)
             return
         request = HttpRequest(scope, receive)
+        status = 0
         problem: WindveError | None = None
         if self._observer.on:
             request.traced = self._observer.begin(request.headers)
@@ -159,7 +161,7 @@ class Asgi(ABC):
             self._observer.break_http(request.traced, request.method, request.path, asyncio.CancelledError())
             return
         except BaseException as error:
-            self._observer.break_http(request.traced, request.method, request.path, error)
+            await self._break(request, error, send, begun=bool(status))
             raise
         finally:
             request.end()
@@ -169,6 +171,14 @@ class Asgi(ABC):
             headers += ((b"content-length", b"%d" % len(body)), *self._headers)
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+
+    async def _break(self, request: HttpRequest, error: BaseException, send: Send, *, begun: bool) -> None:
+        """Before Serve gets the error, logs and counts it: the client hears of a defect, if no answer has begun."""
+        self._observer.break_http(request.traced, request.method, request.path, error)
+        if isinstance(error, Exception) and not begun:
+            status, headers, body = error_answer(Defect(_DEFECT), request.path)
+            await send({"type": "http.response.start", "status": status, "headers": [*headers, *self._headers]})
+            await send({"type": "http.response.body", "body": body})
 
     @staticmethod
     def _let_in(request: HttpRequest, api_keys: ApiKeys) -> None:

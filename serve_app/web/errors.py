@@ -11,6 +11,7 @@ from deployments.errors import (
     BodyTooLarge,
     Busy,
     DeadlineExceeded,
+    Defect,
     EmptyInput,
     Forbidden,
     InvalidInput,
@@ -55,6 +56,7 @@ _TEI: tuple[tuple[type[WindveError], int, str], ...] = (
     (Busy, 429, "Overloaded"),
     (DeadlineExceeded, 504, "Timeout"),
     (Unavailable, 503, "Unhealthy"),
+    (Defect, 500, "Backend"),
     (WindveError, 424, "Backend"),
 )
 

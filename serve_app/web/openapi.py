@@ -33,7 +33,7 @@ MEANINGS = {
     422: "The request must change; the sentence says how.",
     424: "The model run failed, or the route is for models of another kind.",
     429: "Busy: no device has room before the deadline. Retry-After and retry-after-ms say when to come back.",
-    500: "The model run failed.",
+    500: "The model run failed, or the server made a mistake.",
     503: "No pool can answer now.",
     504: f"The time that {TIMEOUT} allows has passed, or one query alone takes longer than its deadline.",
 }

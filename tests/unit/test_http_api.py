@@ -11,6 +11,7 @@ from deployments.admission.fair_share import Tenant
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
+    Defect,
     EmptyInput,
     EngineFailed,
     Forbidden,
@@ -24,6 +25,7 @@ from deployments.errors import (
 )
 from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.embedding.api import HttpApi
+from serve_app.web.asgi import Asgi, ResponseStream
 from tests.kit.asgi_client import call, get, post
 from tests.kit.fake_router import VECTORS, FakeRouter
 
@@ -60,6 +62,7 @@ ERRORS = [
     (ReplicaLost("x"), 503, "replica_lost", 503, "Unhealthy"),
     (TimedOut("x"), 503, "timed_out", 503, "Unhealthy"),
     (DeadlineExceeded("x"), 504, "deadline_exceeded", 504, "Timeout"),
+    (Defect("x"), 500, "internal_error", 500, "Backend"),
     (WindveError("x"), 500, "internal_error", 424, "Backend"),
 ]
 
@@ -78,6 +81,44 @@ def test_each_error_in_each_shape(error, status, code, tei_status, kind):
         assert reply.headers["content-type"] == "application/json"
         assert reply.headers.get("retry-after") == ("1" if status in {429, 503} else None)
         assert reply.headers.get("retry-after-ms") == ("250" if status == 429 else None)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed"])
+def test_a_defect_is_answered_and_then_left_to_serve(path):
+    """Else Serve's own proxy could not tell it from a Router that died, and would have it repeated."""
+    sent = []
+
+    async def takes(message):
+        sent.append(message)
+
+    with pytest.raises(ZeroDivisionError):
+        post(HttpApi(FakeRouter(error=ZeroDivisionError())), path, {"input": "a", "inputs": "a"}, takes=takes)
+    start, body = sent
+    assert start["status"] == 500
+    assert b"by a mistake of its own" in body["body"]
+
+
+def test_a_stream_that_a_defect_breaks_off_has_one_beginning():
+    class Breaking(ResponseStream):
+        async def run(self, gone, write):
+            await write(b"data: ")
+            raise ZeroDivisionError
+
+        async def close(self):
+            pass
+
+    class Api(Asgi):
+        async def answer(self, request):
+            return [], Breaking()
+
+    sent = []
+
+    async def takes(message):
+        sent.append(message["type"])
+
+    with pytest.raises(ZeroDivisionError):
+        get(Api(None, None, emulated=False), "/v1/completions", takes=takes)
+    assert sent == ["http.response.start", "http.response.body"]
 
 
 @pytest.mark.parametrize(
