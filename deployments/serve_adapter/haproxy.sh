@@ -3,8 +3,8 @@
 # binary (RAY_SERVE_HAPROXY_BINARY_PATH) with `-f CONFIG`, a file that it writes anew before each start and reload.
 #
 # - An answer that HAProxy itself gives because no Router can is 503 with Retry-After, in the shape of the route's own
-#   errors (web/errors.py), whatever prefix the path has; Ray's is a bare 500. So is that of Serve's own proxy, the one in
-#   text, whose Router died. gRPC's is UNAVAILABLE, and says when gRPC's own retries come back (gRFC A6).
+#   errors (web/errors.py), whatever prefix the path has; Ray's is a bare 500. So is the 502 of Serve's own proxy
+#   (lost_router.py). gRPC's is UNAVAILABLE, and says when gRPC's own retries come back (gRFC A6).
 # - A request is read up to the buffer's size before a Router gets it. Whoever takes more than ten seconds for that is
 #   cut off (408), and no Router has heard of him. A connection on which nothing comes is closed without a word.
 #   Whoever stops sending a larger one, or stops reading his answer, is cut off after a minute; by gRPC, whoever opens a
@@ -56,7 +56,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     http-request set-var-fmt(txn.unavailable) '"'$openai'"' if { path_sub /v1/ /v2/ } or { path_end /embeddings /pooling }\
     http-request set-var-fmt(txn.unavailable) '"'$cohere'"' if { path_end /v1/embed /v2/embed /v1/rerank /v2/rerank }\
     http-request set-var-fmt(txn.unavailable) '"'$ollama'"' if { path_sub /api/ }\
-    http-response return status 503 content-type application/json lf-string '"'%[var(txn.unavailable)]'"' hdr retry-after 1 hdr retry-after-ms 1000 if { status 500 } { res.hdr(content-type) -m beg text/plain }\
+    http-response return status 503 content-type application/json lf-string '"'%[var(txn.unavailable)]'"' hdr retry-after 1 hdr retry-after-ms 1000 if { status 502 }\
     http-after-response set-status 503 reason "Service Unavailable" if { status 500:504 } { res.hdr(retry-after-ms) -m found }' \
     "$config"
   # A HAProxy that has just started knows no application yet.

@@ -40,7 +40,8 @@ LESS_OFTEN = {  # what Ray does all the time, and one machine needs seldom; a va
 _STREAMS = "10000"  # calls on one HTTP/2 connection: HAProxy's own 100 would let a client's further ones wait unseen
 HAPROXY_RULES = {  # a request is sent again where a Router died before it answered; set already, they stay
     "RAY_SERVE_HAPROXY_BINARY_PATH": str(HAPROXY),
-    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 500",
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 502",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.serve_adapter.lost_router:middlewares",  # says the 502
     # A HAProxy that has just been replaced may know dead Routers only: each must be out at once, not after three tries,
     # which is all that a request has, so that Serve's own proxy gets it.
     "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",

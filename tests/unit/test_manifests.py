@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from calibration.__main__ import _check, parser
+from deployments.serve_adapter.local_ray import HAPROXY_RULES
 from k8s import serve_config
 from serve_app.config.service_config import args_of, check_config, router_config
 from tests.kit.crds import problems
@@ -259,6 +260,7 @@ def test_serve_waits_for_the_pods_there_are(overlay):
 def test_ray_s_nodes_are_started_as_the_readme_says(name):
     told = environment(worker(name))
     assert told["RAY_SERVE_ENABLE_HA_PROXY"] == told["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
+    assert {**HAPROXY_RULES, "RAY_SERVE_HAPROXY_BINARY_PATH": "/opt/windve/bin/windve-haproxy"}.items() <= told.items()
     assert {k: v for k, v in environment(head(name)).items() if k != "ASCEND_VISIBLE_DEVICES"} == told
     assert head(name)["rayStartParams"]["num-cpus"] == "0"
     assert head(name)["serviceType"] == "ClusterIP"
