@@ -42,9 +42,11 @@ HAPROXY_RULES = {  # a request is sent again where a Router died before it answe
     "RAY_SERVE_HAPROXY_BINARY_PATH": str(HAPROXY),
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 502",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.serve_adapter.lost_router:middlewares",  # says the 502
-    # A HAProxy that has just been replaced may know dead Routers only: each must be out at once, not after three tries,
-    # which is all that a request has, so that Serve's own proxy gets it.
+    # A HAProxy that has just been replaced may know dead Routers only: each must be out at the first refusal, so that
+    # Serve's own proxy gets the request. A death costs two tries, as the dead Router has the fewest connections and so
+    # is asked again: six are for three deaths.
     "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
+    "RAY_SERVE_HAPROXY_RETRIES": "6",
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",  # of a request, head and body: a larger one is not sent again
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a HAProxy that is gone is started anew sooner
     "RAY_SERVE_HAPROXY_H2_FE_MAX_CONCURRENT_STREAMS": _STREAMS,

@@ -43,6 +43,7 @@ def config_of_ray(folder, applications, protocols=RequestProtocol):
         server_state_file=str(folder / "state"),
         grpc_options=gRPCOptions(grpc_servicer_functions=["a.b"]),
         retry_on=HAPROXY_RULES["RAY_SERVE_HAPROXY_RETRY_ON"],
+        retries=int(HAPROXY_RULES["RAY_SERVE_HAPROXY_RETRIES"]),
         observe_error_limit=int(HAPROXY_RULES["RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT"]),
         bufsize=int(HAPROXY_RULES["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]),
     )
@@ -156,13 +157,15 @@ EMBED, GENERATE = "/v1/embeddings", "/windve/v1/chat/completions"
         (GENERATE, OURS, OK, 500, (1, 0)),
         (GENERATE, BEGUN, OK, 200, (1, 0)),
         (EMBED, DIES, OK, 200, (2, 1)),  # both Routers die of it
+        (EMBED, DIES, (LOST, OK), 200, (2, 2)),  # and another one, which Serve's own proxy asks
         (EMBED, DIES, OURS, 500, (2, 1)),
         (EMBED, DIES, CRASH, 500, (2, 1)),
         (GENERATE, DIES, OK, 503, (1, 0)),  # it may have run
     ],
 )
 def test_a_request_is_repeated_only_where_its_router_died(tmp_path, route, routers, serves_proxy, status, asked):
-    with backends([routers], [routers], [serves_proxy]) as (one, other, last):
+    said_last = serves_proxy if isinstance(serves_proxy, tuple) else (serves_proxy,)
+    with backends([routers], [routers], said_last) as (one, other, last):
         with proxy(tmp_path, [one.port, other.port], last.port) as port:
             answer, body = post(port, route)
         assert (answer.status, (len(one.asked + other.asked), len(last.asked))) == (status, asked)

@@ -9,13 +9,16 @@ import os
 import signal
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 
 import psutil
 import pytest
 from router_processes import get_info, routers, wait_for_routers
 from steady_load import WITHOUT_ANSWER, streaming
 
-from calibration.load import burst, connect
+from calibration.load import Address, burst, connect
+from deployments.serve_adapter import lost_router
 from tests.kit import tei_wire
 from tests.kit.service import TEXT, by_depth, emulating, outcome, queries, wait_until
 
@@ -26,6 +29,7 @@ ROUTERS = 3
 HALF_LOAD_S, OVERLOAD_S = 8, 40  # queries a second
 KILLS = int(os.environ.get("KILLS", "2"))
 STOPPED_S = 10
+GRPC_FROM = 9000  # Serve's own proxy listens for HTTP below, by default at 8500
 ANSWERED_OR_BUSY = {200, 429}
 
 
@@ -185,6 +189,33 @@ def change_number(service, figure, count):
         service.deploy()
         wait_for_routers(service, count)
     check_full(service)
+
+
+def serves_own_proxy(service):
+    """Where HAProxy sends what no Router takes."""
+    for process in psutil.Process(service.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "ProxyActor" in " ".join(process.cmdline()):
+                for connection in process.net_connections("tcp"):
+                    address = Address("127.0.0.1", connection.laddr.port)
+                    if connection.status == psutil.CONN_LISTEN and address.port < GRPC_FROM:
+                        with contextlib.suppress(OSError, ValueError, HTTPException):
+                            get_info(address)
+                            return address
+    raise AssertionError("Serve's own proxy does not listen")
+
+
+def test_serves_own_proxy_tells_a_router_that_died_from_one_that_failed(three, figure):
+    three.wait_until_idle()
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(burst, serves_own_proxy(three), queries(6))
+        wait_until(lambda: in_flight(three.address) == 6, "six queries in flight")
+        for pid in routers(three):
+            kill(pid)
+        found = outcome(asked.result())
+    figure(f"all Routers killed under six queries at Serve's own proxy: {found}")
+    assert found == {lost_router.STATUS: 6}
+    wait_for_routers(three, ROUTERS)
 
 
 def haproxy(service):
