@@ -25,6 +25,8 @@ class Link(ReplicaLink[View, Channel]):
     may_run_on = True
     at_work = "the query was on it"
 
+    _pool: Pool
+
     def __init__(self, pool: Pool, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
         super().__init__(pool, replica, about, rank)
         self.answered = 0  # queries
@@ -83,6 +85,7 @@ class Link(ReplicaLink[View, Channel]):
 
     def _hear(self, report: Report) -> None:
         super()._hear(report)
+        self._pool.heard(self)
         self.answered += len(report.answered)
         for heard in self._asking:
             if not heard.done():

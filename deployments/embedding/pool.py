@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from deployments.admission.fair_share import Tenant
@@ -12,13 +12,14 @@ from deployments.embedding.channel import Channel
 from deployments.embedding.config import PoolConfig
 from deployments.embedding.link import Link
 from deployments.embedding.metrics import PoolState
+from deployments.embedding.openings import Openings
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.view import UNKNOWN_COST
 from deployments.serving.replica_set import ReplicaSet
 
 _AWAY = 1.25  # a replica on another node counts as if it finished so many times later: one slow run of the nearest must
 # not move queries between nodes
-_LOOKED_AT = 16  # replicas, for one query
+_LOOKED_AT = 16  # replicas, for one query: to look at all would take a thousand nodes' Router milliseconds
 
 
 class Pool(ReplicaSet[Link]):
@@ -29,7 +30,11 @@ class Pool(ReplicaSet[Link]):
     link_type = Link
     channel_type = Channel
     config = PoolConfig()  # until it is configured
-    _turn = 0
+
+    def __init__(self, name: str, **where: Any) -> None:
+        super().__init__(name, **where)
+        self._openings = Openings[Link]()
+        self._turn = 0  # of those that are not open
 
     def configure(self, config: PoolConfig, policy: Mapping[str, Any]) -> None:
         """Put a new config in force, and send it to every replica.
@@ -45,6 +50,16 @@ class Pool(ReplicaSet[Link]):
             cost = config.cost or CostModel.of_curve(config.alpha_s, config.beta_s)
             model = [cost.query_s, cost.token_s, cost.token2_s, config.beta_s]
         self.put_in_force({**policy, "depth": config.queue_depth, "model": model})
+
+    def changed(self) -> None:
+        super().changed()
+        self._openings.keep(self.live)
+
+    def heard(self, link: Link) -> None:
+        """A replica has reported: when it opens may be another time now."""
+        if self.links.get(link.view.replica) is link:  # Serve counts it in
+            now = self._loop.time()
+            self._openings.put(link, now + link.view.opens_s(now), now)
 
     @property
     def is_open(self) -> bool:
@@ -102,7 +117,11 @@ class Pool(ReplicaSet[Link]):
         """The live replicas that would finish first, `most` of them: those that are open before those that said when
         they open. Those that have stopped, or were sent enough, are left out.
         """
-        live = [link for link in self._some() if not (link.view.is_silent(now) or link.view.is_flooded(slo_s, depth))]
+
+        def suits(link: Link) -> bool:
+            return not (link.view.is_silent(now) or link.view.is_flooded(slo_s, depth))
+
+        live = self._some(now, tenant, suits)
         if len(live) == 1:
             yield live[0]
             return
@@ -117,19 +136,28 @@ class Pool(ReplicaSet[Link]):
         )
 
     def is_full(self, now: float, tenant: Tenant | None = None) -> bool:
-        """All that are looked at said when they open to this tenant, and it is not yet."""
-        return all(link.view.opens_s(now, tenant) > 0 for link in self._some(turn=False))
+        """All said when they open to this tenant, and it is not yet."""
+        links = self.live if len(self.live) <= _LOOKED_AT else self._openings.open(now)
+        return all(link.view.opens_s(now, tenant) > 0 for link in links)
 
-    def _some(self, *, turn: bool = True) -> Sequence[Link]:
-        """The replicas that are looked at for one query. Where there are many, a few in turn: to look at all would take
-        a thousand nodes' Router milliseconds a query, and all Routers would turn to the same one that seems best.
+    def _some(self, now: float, tenant: Tenant | None, suits: Callable[[Link], bool]) -> Sequence[Link]:
+        """The replicas that are looked at for one query. Where there are many, a few that are open, in turn, or all
+        Routers would turn to the same one that seems best; and others, to make up the number: they are told what was
+        refused for want of them, and some queries may wait for them.
         """
         if len(self.live) <= _LOOKED_AT:
-            return self.live
-        start = self._turn % len(self.live)
-        self._turn += _LOOKED_AT * turn
-        few = self.live[start : start + _LOOKED_AT]
-        return few + self.live[: _LOOKED_AT - len(few)]
+            return [link for link in self.live if suits(link)]
+
+        def is_open(link: Link) -> bool:
+            return link.view.opens_s(now, tenant) == 0 and suits(link)
+
+        found = self._openings.some(now, _LOOKED_AT, is_open)
+        if missing := _LOOKED_AT - len(found):
+            start = self._turn % len(self.live)
+            self._turn += missing
+            others = self.live[start : start + _LOOKED_AT] + self.live[: max(0, start + _LOOKED_AT - len(self.live))]
+            found += [link for link in others if link not in found and suits(link)][:missing]
+        return found
 
     def state(self) -> PoolState:
         """For Prometheus."""

@@ -98,7 +98,9 @@ class ScriptedReplica:
 
 def pool_of(name, *replicas, admission="deadline", on_change=lambda: None, **config):
     pool = Pool(name, deployment=name, handle=None, router="r", node="n", on_change=on_change)
-    pool.live = list(replicas)
+    pool.links, pool.live = {link.view.replica: link for link in replicas}, list(replicas)
+    for link in replicas:
+        pool.heard(link)
     pool.configure(PoolConfig(**config), {"admission": admission})
     return pool
 

@@ -24,6 +24,7 @@ MODULES = {
     "deployments/serving/replica_view.py": "test_view test_generation_view",
     "deployments/embedding/link.py": "test_link",
     "deployments/embedding/comebacks.py": "test_comebacks",
+    "deployments/embedding/openings.py": "test_pool",
     "deployments/embedding/placer.py": "test_placer",
     "deployments/embedding/pool.py": "test_pool",
     "deployments/embedding/request.py": "test_placer",

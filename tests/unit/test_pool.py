@@ -1,6 +1,7 @@
 """A pool, with scripted replicas: whom it asks, how much room it has, and what it shows of itself."""
 
 import asyncio
+import math
 from unittest.mock import Mock
 
 import pytest
@@ -55,22 +56,73 @@ async def test_so_many_are_asked_and_none_that_has_stopped_or_was_sent_enough():
     assert names(pool.by_finish(1.2, [75], 3, slo_s=1.0)) == []
 
 
-async def test_of_many_sixteen_are_looked_at_in_turn():
+def say(pool, links, **state):
+    for link in links:
+        link.view.hear(asyncio.get_running_loop().time(), link.view.state._replace(**state), 0)
+        pool.heard(link)
+
+
+def asked(pool, most=99, **how):
+    return sorted(map(int, names(pool.by_finish(asyncio.get_running_loop().time(), [75], most, **how))))
+
+
+def is_full(pool, tenant=None):
+    return pool.is_full(asyncio.get_running_loop().time(), tenant)
+
+
+async def test_of_many_sixteen_are_looked_at_in_turn_and_open_ones_first():
     many = [ScriptedReplica(str(number), rank=number) for number in range(20)]
     pool = pool_of("accelerator", *many)
-    turns = [sorted(map(int, names(pool.by_finish(0.0, [75], 99)))) for _ in range(3)]
-    assert turns[0] == [*range(16)]
-    assert turns[1] == [*range(12), 16, 17, 18, 19]
-    assert turns[2] == [*range(8), *range(12, 20)]
-    for link in many[8:]:
-        link.view.hear(0.0, link.view.state._replace(opens_s=9.0), 0)
-    assert [pool.is_full(0.0), pool.is_full(0.0)] == [False, False]  # from 8 on, and this takes no turn
-    for link in many[:4]:
-        link.view.hear(0.0, link.view.state._replace(opens_s=9.0), 0)
-    assert pool.is_full(0.0)
-    pool.live = many[:16]
-    assert sorted(map(int, names(pool.by_finish(0.0, [75], 99)))) == [*range(16)]
-    assert not pool.is_full(0.0)
+    assert [asked(pool) for _ in range(3)] == [
+        [*range(16)],
+        [*range(12), 16, 17, 18, 19],
+        [*range(8), *range(12, 20)],
+    ]
+    say(pool, many[2:], opens_s=0.5)
+    assert [asked(pool, 2) for _ in range(3)] == [[0, 1]] * 3
+    found = [asked(pool) for _ in range(2)]  # the others make up the number, in turn
+    assert [(len(some), some[:2]) for some in found] == [(16, [0, 1])] * 2
+    assert {number for some in found for number in some} == {*range(20)}
+    many[0].view.asked(0.1)
+    await asyncio.sleep(1.2)
+    many[1].view.sent(1, 2, 1.1)
+    assert not {0, 1} & {*asked(pool, slo_s=1.0)}  # the one has stopped, and the other was sent enough
+
+
+@pytest.mark.parametrize("opens_s", [0.5, math.inf])
+async def test_of_two_hundred_none_is_overlooked_that_is_open(opens_s):
+    many = [ScriptedReplica(str(number), rank=number) for number in range(200)]
+    pool = pool_of("accelerator", *many)
+    say(pool, many, opens_s=opens_s)
+    assert is_full(pool)
+    for number in (199, 0, 77):
+        say(pool, many[number : number + 1], opens_s=0.0)
+        assert not is_full(pool)
+        assert asked(pool, 1) == [number]
+        say(pool, many[number : number + 1], opens_s=0.2 if number == 77 else opens_s)
+    await asyncio.sleep(0.3)
+    assert asked(pool, 1) == [77]  # it has opened, as it had said
+    await asyncio.sleep(0.3)
+    assert len(asked(pool, 200)) == 16
+    assert pool._openings._next == []  # nothing old is kept
+
+
+async def test_a_replica_that_serve_counts_out_is_not_asked_though_it_reports():
+    many = [ScriptedReplica(str(number), rank=number) for number in range(20)]
+    pool = pool_of("accelerator", *many)
+    del pool.links["3"]
+    pool.changed()
+    say(pool, many[3:4], opens_s=0.0)
+    assert 3 not in {number for _ in range(3) for number in asked(pool)}
+
+
+async def test_who_is_over_its_share_goes_where_it_is_not():
+    many = [ScriptedReplica(str(number), rank=number) for number in range(40)]
+    pool = pool_of("accelerator", *many)
+    say(pool, many[:39], opens_s=9.0, over_share=["big"])
+    assert asked(pool, 1, tenant=Tenant("big")) == [39]
+    say(pool, many[39:], opens_s=9.0, over_share=["big"])
+    assert [is_full(pool, Tenant(name)) for name in ("big", "small")] == [True, False]
 
 
 @pytest.mark.parametrize(
