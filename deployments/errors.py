@@ -15,7 +15,8 @@ WindveError
 │   └── OverQuota           429  RESOURCE_EXHAUSTED   the API key's quota is used up; there may be room
 ├── DeadlineExceeded        504  DEADLINE_EXCEEDED    the client's own time has passed, or would on an idle device
 ├── Defect                  500  INTERNAL             nobody expected this exception; its traceback is in the log
-├── EngineFailed            500  FAILED_PRECONDITION  the model run failed; the query was good
+├── EngineFailed            500  FAILED_PRECONDITION  the model run failed
+│   └── EngineBroken        500  FAILED_PRECONDITION  whatever it is given; the Router tries once more elsewhere
 └── Unavailable             503  UNAVAILABLE          no pool can answer now
     ├── ReplicaLost         503  UNAVAILABLE          the replica died with the query; the Router tries once more
     └── TimedOut            503  DEADLINE_EXCEEDED    the time that the settings allow has passed
@@ -130,6 +131,10 @@ class Defect(WindveError):
 class EngineFailed(WindveError):
     grpc_status = "FAILED_PRECONDITION"  # as TEI has it
     code = "engine_failed"
+
+
+class EngineBroken(EngineFailed):
+    """It fails with what it could answer before: not by the fault of a query."""
 
 
 class Unavailable(WindveError):

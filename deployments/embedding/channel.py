@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.frames import Answered, Offer, Offers, Report
-from deployments.errors import EngineFailed
+from deployments.errors import EngineBroken, EngineFailed
 from deployments.serving.channel import RouterChannel
 from deployments.serving.frames import CUT_BYTES
 
@@ -132,7 +132,7 @@ class Channel(RouterChannel[Offers, PendingOffer, Report]):
                 self._drop_ended(pending)
         for number, problem in report.failed:
             if (pending := self.pending.pop(number, None)) is not None:
-                pending.fail(EngineFailed(problem))
+                pending.fail(EngineBroken(problem) if number in report.broken else EngineFailed(problem))
         for one in report.answered:
             if (pending := self.pending.get(one.number)) is not None:
                 pending.answer(one)

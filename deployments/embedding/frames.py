@@ -110,6 +110,7 @@ class Report(Head):
     - `refused`: (offer, never) of each offer of which it admitted nothing. `never`: an idle device would be late, too.
     - `admitted`: (offer, how many of its first queries) of each `partial` offer.
     - `failed`: (offer, the sentence for the client).
+    - `broken`: those of them that failed because the engine fails whatever it is given: others may answer them.
     """
 
     state: Any = None  # ReplicaState, once it is sent
@@ -118,6 +119,7 @@ class Report(Head):
     admitted: list[tuple[int, int]] = msgspec.field(default_factory=list)
     failed: list[tuple[int, str]] = msgspec.field(default_factory=list)
     answered: list[Answered] = msgspec.field(default_factory=list)
+    broken: list[int] = msgspec.field(default_factory=list)
 
     def encode(self) -> list[list[bytes]]:
         """As the buffers of one frame, or of several where it holds much."""
@@ -130,7 +132,7 @@ class Report(Head):
         if len(cuts) == 1:
             return [_report_frame(self)]
         parts = [self.answered[here:end] for here, end in pairwise([*cuts, len(self.answered)])]
-        first = Report(self.state, self.seen, self.refused, self.admitted, self.failed, parts[0])
+        first = Report(self.state, self.seen, self.refused, self.admitted, self.failed, parts[0], self.broken)
         others = (Report(self.state, self.seen, answered=part) for part in parts[1:])
         return list(map(_report_frame, (first, *others)))
 

@@ -3,6 +3,17 @@
 `Scheduler` decides; `compute`, an argument, runs the engine. Nothing is stored outside the replica. If the replica
 dies, its queries are lost, and the Routers offer them again elsewhere. If a Router's connection ends, the replica drops
 the queries that wait for it. Imports neither ray nor torch; tests and simulations run it in virtual time.
+
+A run that fails is looked into, so that one query does not take the others along:
+
+    it fails                    the last query that was answered runs again, by itself
+    that fails, too             the engine is broken: all queries of the run are told so, and Routers offer them
+                                elsewhere; the replica's health check fails until something is answered
+    that is answered            the run's queries run again in halves, and halves of halves; one that fails alone is
+                                told its own error
+    a deadline has passed, or   the rest is told as if the engine were broken
+    `_MOST_AGAIN` runs have
+
 """
 
 from __future__ import annotations
@@ -12,6 +23,7 @@ import contextvars
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +44,7 @@ from deployments.serving.sessions import Connection, RouterSession, RouterSessio
 logger = logging.getLogger("ray.serve")
 
 _HOLD_S = 1.0  # a part of a request waits so long for the rest to be admitted elsewhere
+_MOST_AGAIN = 24  # runs to look into one that failed: enough for two bad queries in 64
 _LATE_S = 0.002  # a timer later than this was kept waiting by a busy loop
 
 Indices = npt.NDArray[np.intp]
@@ -51,13 +64,25 @@ class OfferedQuery:
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """The engine's run: its queries in the order of their deadlines. `stop`: nobody waits for any of them."""
+    """The engine's run: its queries in the order of their deadlines. `stop`: nobody waits for any of them.
+
+    Once it has failed: `group`, what runs again now, and `groups`, what will, by index; an empty one is the query that
+    was answered before. `again`: runs since then; `sentence`: what it failed of.
+    """
 
     queries: list[Query]
     began: float
     stop: threading.Event = field(default_factory=threading.Event)
     left: set[int] = field(default_factory=set)  # indices of those that are not answered
     tokens: int = 0
+    group: Sequence[int] = ()
+    groups: deque[Sequence[int]] = field(default_factory=deque)
+    again: int = 0
+    sentence: str = ""
+
+    def waiting(self, indices: Iterable[int]) -> list[int]:
+        """Of these, those that somebody still waits for."""
+        return [index for index in indices if index in self.left and not self.queries[index].item.gone]
 
 
 Passed = Callable[[Indices, Iterable[Numbers], Numbers], None]
@@ -73,6 +98,8 @@ class RunLoop(RouterSessions[RouterSession, Report]):
     """All methods are called on the event loop. `RouterSession.admitted` has the queries of each offer that are not
     answered, by their index.
     """
+
+    _answered: OfferedQuery | None = None  # the last one
 
     session_type = RouterSession
     report_type = Report
@@ -249,21 +276,23 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             self._timer = None
         queries = self.schedule.start(now)
         tokens = sum(query.tokens for query in queries)
-        run = self._run = Run(queries, now, left=set(range(len(queries))), tokens=tokens)
+        run = self._run = Run(queries, now, left=set(range(len(queries))), tokens=tokens, group=range(len(queries)))
         # An empty context: a run must not be tied to whatever call happens to be at hand.
-        contextvars.Context().run(self._begin, run)
+        contextvars.Context().run(self._begin, run, [query.item for query in queries])
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: Run, items: Sequence[OfferedQuery]) -> None:
+        group = np.array(run.group, np.intp) if run.again else None
+
         def passed(indices: Indices, answers: Iterable[Numbers], norms: Numbers) -> None:
-            if self._run is run:
-                self._passed(run, indices, answers, norms)
+            if self._run is run and run.group:
+                self._passed(run, indices if group is None else group[indices], answers, norms)
 
         def ended(problem: BaseException | None) -> None:
             if self._run is run:
                 self._ended(run, problem)
 
         try:
-            self._compute([query.item for query in run.queries], passed, ended, run.stop)
+            self._compute(items, passed, ended, run.stop)
         except Exception as error:  # noqa: BLE001 - whatever it is, its queries are told
             asyncio.get_running_loop().call_soon(ended, error)
 
@@ -281,31 +310,76 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             self._look()
 
     def _ended(self, run: Run, problem: BaseException | None) -> None:
-        now = self.now()
-        if problem is None and any(not run.queries[index].item.gone for index in run.left):
-            problem = RuntimeError(f"the engine left {len(run.left)} of {len(run.queries)} queries without an answer")
-        if problem is None:
+        """The engine has ended the run, or one of those that look into it."""
+        if problem is None and run.left and (left := run.waiting(run.group)):
+            problem = RuntimeError(f"the engine left {len(left)} of {len(run.group)} queries without an answer")
+        if isinstance(problem, Stopped):
+            self._over(whole=False)
+        elif problem is not None or run.again:
+            if problem is not None:
+                self._look_into(run, problem)
+            elif not run.group:
+                self.problem = None
+            self._run_again(run)
+        else:
             try:
-                self._on_run(len(run.queries), run.tokens, now - run.began, self.schedule.run.planned_s)
+                self._on_run(len(run.queries), run.tokens, self.now() - run.began, self.schedule.run.planned_s)
             except Exception:  # what is told of a run must not end the runs
                 logger.exception("a run was not counted")
-        elif not isinstance(problem, Stopped):
-            sentence = self._on_failure(problem).encode(errors="replace").decode()  # UTF-8 has no lone surrogates
-            left = [run.queries[index].item for index in run.left]
-            self._fail({(one.session, one.number) for one in left if not one.gone}, sentence)
+            self._over(whole=True)
+
+    def _over(self, *, whole: bool) -> None:
         self._run = None
-        self.schedule.ended(now, whole=problem is None)
+        self.schedule.ended(self.now(), whole=whole)
         self._tell_of_room()
         self._wake()
         self._look()
 
-    def _fail(self, offers: Iterable[tuple[RouterSession, int]], sentence: str) -> None:
+    def _look_into(self, run: Run, problem: BaseException) -> None:
+        """The run, or what was run again of it, has failed."""
+        waiting = run.waiting(run.group)
+        if not run.group:  # what was answered before
+            self.problem = run.sentence
+            run.groups.clear()
+        elif run.again and len(waiting) == 1:
+            self._fail_queries(run, waiting, self._sentence(problem), broken=self._answered is None)
+        else:
+            if not run.again:
+                run.sentence = self._sentence(problem)
+                run.groups += [()] if self._answered is not None else []
+            half = len(waiting) // 2
+            run.groups += [some for some in (waiting[:half], waiting[half:]) if some]
+
+    def _run_again(self, run: Run) -> None:
+        """The next group, in so far as it is in time; after the last one the run is over."""
+        now = self.now()
+        while run.groups and run.again < _MOST_AGAIN and not run.stop.is_set():
+            group = run.groups.popleft()
+            run.group = [index for index in run.waiting(group) if run.queries[index].due > now]
+            if run.group or (not group and self._answered is not None):
+                run.again += 1
+                items = [run.queries[index].item for index in run.group] or [self._answered]
+                contextvars.Context().run(self._begin, run, items)
+                return
+        self._fail_queries(run, run.waiting(run.left), run.sentence, broken=True)
+        self._over(whole=False)
+
+    def _sentence(self, problem: BaseException) -> str:
+        return self._on_failure(problem).encode(errors="replace").decode()  # UTF-8 has no lone surrogates
+
+    def _fail_queries(self, run: Run, indices: Iterable[int], sentence: str, *, broken: bool) -> None:
+        items = [run.queries[index].item for index in indices]
+        self._fail({(one.session, one.number) for one in items}, sentence, broken=broken)
+
+    def _fail(self, offers: Iterable[tuple[RouterSession, int]], sentence: str, *, broken: bool = False) -> None:
         """Whole offers: nobody wants their other queries then."""
         lost = list[Query]()
         for session, number in offers:
             if (queries := session.admitted.pop(number, None)) is not None:
                 lost += queries.values()
-                self._tell(session).failed.append((number, sentence))
+                report = self._tell(session)
+                report.failed.append((number, sentence))
+                report.broken += [number] * broken
         self._drop(lost)
 
     def _passed(self, run: Run, indices: Indices, answers: Iterable[Numbers], norms: Numbers) -> None:
@@ -323,6 +397,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         waiting: OfferedQuery = query.item
         session = waiting.session
         waiting.gone = True
+        self._answered, self.problem = waiting, None
         queries = session.admitted[waiting.number]
         del queries[waiting.index]
         if not queries:

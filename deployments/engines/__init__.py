@@ -15,6 +15,8 @@ from deployments.models.model_files import ModelCard
 from deployments.models.outputs import TEXT, Output, Outputs, Rows
 from deployments.settings import AcceleratorSettings, CpuSettings
 
+_PROBE_TOKENS = 8
+
 Vectors = Rows  # shape [queries, dimension] or [tokens, numbers]
 Queries = npt.NDArray[np.intp]  # positions of queries in their batch
 
@@ -113,8 +115,18 @@ class Engine(Protocol):
         ...
 
     def probe(self) -> None:
-        """Touch the device and come back; raises whatever the device raises. Costs next to nothing."""
+        """Run one short query through the model. Raises whatever the device raises, and RuntimeError where the answer
+        is not finite.
+        """
         ...
+
+
+def probe(engine: Engine, card: ModelCard) -> None:
+    """As `Engine.probe`: the model's own code on the device, so that what breaks queries breaks this, too."""
+    lengths = [min(_PROBE_TOKENS, card.max_tokens)]
+    batch = TokenBatch.random(card.vocab_size, lengths, 0, card.outputs_for(card.kind))
+    if not np.all(np.isfinite(embed(engine, batch, threading.Event()))):
+        raise RuntimeError(f"{engine.info.device} computes numbers that are not finite")
 
 
 def embed(engine: Engine, batch: TokenBatch, stop: threading.Event) -> Vectors:

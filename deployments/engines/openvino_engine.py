@@ -8,9 +8,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed
+from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed, probe
 from deployments.engines.matmul_race import quickest_cpu_dtype
 from deployments.engines.micro_batches import cut_batch, window_tokens
 from deployments.engines.throughput import measured_throughput
@@ -95,8 +93,8 @@ class OpenVinoEngine:
         self._most_tokens = min(self._largest_pass, max(share, _FEWEST_PASS_TOKENS))
 
     def probe(self) -> None:
-        """One short query through the compiled model."""
-        embed(self, TokenBatch.pack([np.zeros(2, np.int32)]), threading.Event())
+        """See `Engine`."""
+        probe(self, self._card)
 
     def _export(self, openvino: Any) -> tuple[Any, Vectors]:
         """torch.export with free batch and length (TorchScript tracing fails in transformers' attention masks), and

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed
+from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed, probe
 from deployments.engines.matmul_race import quickest_cpu_dtype
 from deployments.engines.memory import bound_prepared_operations, give_back_freed_memory, keep_freed_memory
 from deployments.engines.micro_batches import cut_batch, window_tokens
@@ -160,11 +160,8 @@ class TorchEngine:
                 one.cancel()  # those that have not started
 
     def probe(self) -> None:
-        """A small product on the device, waited for: a hung device hangs here, a lost one raises."""
-        with self._torch.inference_mode():
-            ones = self._torch.ones((8, 8), device=self._device)
-            if float((ones @ ones).sum().item()) != 8 * 8 * 8:
-                raise RuntimeError(f"{self._device} computes wrong numbers")
+        """See `Engine`: a hung device hangs here."""
+        probe(self, self._card)
 
     def _choose(self, wanted: str) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed]:
         """The quickest that agrees: (encoder, dtype, why, agreement with float32 on the probe, speed)."""

@@ -137,7 +137,11 @@ class Replica(ABC, Generic[S]):
         return f"the {self._pool} engine failed: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
 
     async def check_health(self) -> None:
-        """Called by Serve. Raises where the device is lost or one run or step has taken `batch_timeout_s`."""
+        """Called by Serve, which replaces the replica after three failures in a row. Raises where the device is lost,
+        the engine fails whatever it is given, or one run or step has taken `batch_timeout_s`.
+        """
+        if self._worker.problem is not None:
+            raise RuntimeError(f"{self._worker.problem}: it fails with what it could answer before")
         if running_s := self._worker.running_s:
             if running_s > self._settings.batch_timeout_s:
                 raise RuntimeError(

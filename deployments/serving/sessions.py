@@ -45,6 +45,7 @@ class RouterSessions(ABC, Generic[S, R]):
 
     session_type: type[S]
     report_type: type[R]
+    problem: str | None = None  # what the engine fails of, whatever it is given
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.now = clock

@@ -31,7 +31,7 @@ class FakeRouter:
 
     def __init__(self, runner, name="r", **policy):
         self.runner, self.numbers, self.ends, self.reports = runner, itertools.count(1), {}, []
-        self.admitted = {}
+        self.admitted, self.broken = {}, []
         runner.receive(self, Offers(settings={"router": name, **POLICY, **policy}, asks=True))
 
     def hang_up(self):
@@ -46,6 +46,7 @@ class FakeRouter:
             self.admitted[number] = count
             if not count:
                 self._end(number, ("refused", False))
+        self.broken += report.broken
         for number, sentence in report.failed:
             self._end(number, ("failed", sentence))
         for one in report.answered:

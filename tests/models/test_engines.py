@@ -3,6 +3,7 @@ import json
 import logging
 import shutil
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -74,6 +75,18 @@ def test_same_vector_alone_in_a_batch_and_in_small_passes(request, card, queries
     made.probe()
     alone = np.concatenate([rows_of(exact, [query]) for query in queries])
     assert cosines(rows_of(made, queries), alone).min() >= (0.9999 if dtype == "float32" else 0.999)
+
+
+def test_a_model_that_does_not_compute_is_noticed(card, monkeypatch):
+    """A product of its own says nothing of the model's."""
+    made = engine_of(card)
+    made.probe()
+    monkeypatch.setattr(made, "_encoder", Mock(side_effect=RuntimeError("no kernel image is available")))
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        made.probe()
+    monkeypatch.setattr(made, "passes", lambda *_: [(np.array([0]), (np.full((1, 4), np.nan, np.float32),))])
+    with pytest.raises(RuntimeError, match="not finite"):
+        made.probe()
 
 
 @pytest.mark.parametrize("engine", ["auto", "torch", "openvino"])

@@ -55,7 +55,7 @@ def test_what_a_neighbouring_version_lacks_has_its_default_and_what_it_has_more_
     assert astuple(replace(offers.offers[0], queries=())) == (1, 0.5, (), *astuple(Offer(1, 0.5, []))[3:])
     state = [*STATE][: 14 if more else 11] + more
     answer = [1, 0, 2, 1.0, 0.1, 0.2, 0.3, *(more and [1, 0, *more])]
-    report = Report.decode(packed([state, 5, [], [], [], [answer], *more], [np.ones(2, np.float32)]))
+    report = Report.decode(packed([state, 5, [], [], [], [answer], *(more and [[], *more])], [np.ones(2, np.float32)]))
     assert report.state == STATE._replace(
         model=[*STATE.model], refusals=[*STATE.refusals], over_share=report.state.over_share
     )

@@ -192,6 +192,121 @@ async def test_an_engines_failure_is_told_to_its_own_queries():
     assert runner.schedule.in_flight == 0
 
 
+def breaks(*tokens):
+    """The outcome of queries of so many tokens; without any, of all."""
+    return lambda query: ValueError(f"no {len(query.ids)}") if not tokens or len(query.ids) in tokens else None
+
+
+QUICK = {"curve": (1e-4, 0.02)}
+
+
+@pytest.mark.parametrize(
+    ("answered", "lengths", "runs"),
+    [
+        # The run; what was answered before; halves, the one that is answered and the one that is not.
+        (True, [5, 9, 75, 9], [4, 1, 2, 2, 1, 1]),
+        (False, [5, 9, 75, 9], [4, 2, 2, 1, 1]),
+        (True, [75], [1, 1, 1]),
+    ],
+)
+async def test_a_query_that_breaks_its_run_fails_alone(answered, lengths, runs):
+    router, runner, engine = served(**QUICK, micro_batch_queries=None)
+    if answered:
+        router.offer(tokens=5)
+        await runner.drained()
+    engine.runs.clear()
+    engine.outcome = breaks(75)
+    sent = {router.offer(tokens=tokens): tokens for tokens in lengths}
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    for number, tokens in sent.items():
+        assert (router.ends[number] == ("failed", "no 75")) if tokens == 75 else ((number, 0) in router.ends)
+    assert (engine.runs, router.broken, runner.problem) == (runs, [], None)
+
+
+async def test_two_bad_queries_in_sixty_four_are_found():
+    router, runner, engine = served(**QUICK)
+    router.offer()
+    await runner.drained()
+    engine.outcome = breaks(13)
+    for index in range(64):
+        router.offer(tokens=13 if index in {20, 40} else 75)
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    assert sum(how[0] == "failed" for how in router.ends.values()) == 2
+    assert len(router.answers()) == 63
+    assert router.broken == []
+
+
+async def test_so_many_runs_look_into_one_and_the_rest_may_be_answered_elsewhere():
+    router, runner, engine = served(**QUICK, micro_batch_queries=None)
+    router.offer(tokens=5)
+    await runner.drained()
+    engine.runs.clear()
+    engine.outcome = breaks(75)
+    for _ in range(40):
+        router.offer()
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    assert len(engine.runs) == 1 + 24
+    assert engine.runs[:6] == [40, 1, 20, 20, 10, 10]
+    assert len(router.broken) == 40
+    assert len(router.ends) == 1 + 40
+
+
+async def test_an_engine_that_fails_with_what_it_answered_before_is_broken_until_it_answers():
+    router, runner, engine = served(**QUICK)
+    router.offer()
+    await runner.drained()
+    engine.outcome = breaks()
+    numbers = [router.offer(tokens=tokens) for tokens in (5, 6, 7)]
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    assert sorted(router.broken) == numbers
+    assert {router.ends[number] for number in numbers} == {("failed", "no 5")}
+    assert (engine.runs, runner.problem) == ([1, 3, 1], "no 5")
+    engine.outcome = lambda _: None
+    router.offer()
+    await runner.drained()
+    assert runner.problem is None
+
+
+async def test_an_engine_that_never_answered_is_broken():
+    router, runner, engine = served(**QUICK)
+    engine.outcome = breaks()
+    router.offer()
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    assert (router.broken, engine.runs) == ([1], [1, 1])
+
+
+async def test_a_run_that_fails_once_is_answered():
+    router, runner, engine = served(**QUICK)
+    router.offer()
+    await runner.drained()
+    failures = [MemoryError("once")]
+    engine.outcome = lambda _: failures.pop() if failures else None
+    router.offer(3)
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    assert len(router.answers()) == 4
+
+
+async def test_what_is_late_does_not_run_again():
+    router, runner, engine = served(micro_batch_queries=None)
+    router.offer(tokens=5)
+    await runner.drained()
+    engine.outcome = breaks(75)
+    router.offer(left_s=0.5)  # its run takes 0.29 s, and so does the one before its own
+    router.offer(tokens=5, left_s=0.5)
+    router.offer(tokens=5, left_s=2.0)
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    assert {key for key, how in router.ends.items() if how[0] == "failed"} == {2, 3}
+    assert router.broken == [2, 3]
+    assert (4, 0) in router.ends
+
+
 async def test_an_engine_that_cannot_begin_a_run_fails_it_and_takes_the_next():
     router, runner, engine = served()
     begin, runner._compute = runner._compute, None  # not even callable
