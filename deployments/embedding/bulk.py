@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from deployments.embedding.channel import Refused
 from deployments.embedding.link import Link
-from deployments.embedding.placer import TRIES, Placer
+from deployments.embedding.placement import TRIES
+from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, OfferedPart, Request
-from deployments.errors import Busy, ReplicaLost
+from deployments.errors import Busy, EngineBroken, ReplicaLost
 from deployments.serving.frames import CUT_BYTES
 
 _LOOK = 0.1  # of the SLO: so often the bulk request whose turn it is asks again
@@ -94,7 +95,7 @@ class BulkQueue:
         for pool in self._placer.pools.values():
             for link in pool.live if pool.is_open else ():
                 now = asyncio.get_running_loop().time()
-                if link.bulk_again_at > now or link.view.is_silent(now):
+                if link.bulk_again_at > now or link.view.is_out(now):
                     continue
                 if indices := self._fitting(bulk, pool, link):
                     self._send(bulk, pool, link, indices)
@@ -139,7 +140,9 @@ class BulkQueue:
         part.link.bulk_parts -= 1
         try:
             found = part.pending.outcome.result()
-        except ReplicaLost:
+        except (ReplicaLost, EngineBroken) as error:
+            if isinstance(error, EngineBroken):
+                self._placer.note_broken(part)
             if any(bulk.tries[index] >= TRIES for index in part.indices):
                 raise
             bulk.missing.extendleft(reversed(part.indices))

@@ -21,21 +21,29 @@ class Refused:
     never: bool = False
 
 
+class Overdue(Exception):
+    """The replica hangs; the offer stands."""
+
+
 class PendingOffer:
     """What became of an offer.
 
     `outcome`: a future of the answers of the admitted queries, in the order of the offer, or of `Refused`; it raises
     EngineFailed or ReplicaLost. `admitted`: of a `partial` offer, a future of how many of its first queries the replica
-    admitted (0 where it refused or failed); None of any other offer. `sent_at`, `settled_at`: loop time, s.
+    admitted (0 where it refused or failed); None of any other offer. `sent_at`, `settled_at`: loop time, s. `overdue`:
+    the replica hangs; then `outcome` is another future, and the one before has raised Overdue.
     """
 
-    __slots__ = ("_answers", "_left", "admitted", "number", "outcome", "sent_at", "settled_at", "size")
+    __slots__ = (
+        "_answers", "_left", "admitted", "number", "outcome", "overdue", "sent_at", "settled_at", "size", "waits"
+    )  # fmt: skip
 
     def __init__(self, offer: Offer, loop: asyncio.AbstractEventLoop) -> None:
         self.number, self.size = offer.number, len(offer.queries)
         self.sent_at = self.settled_at = loop.time()
         self.outcome: asyncio.Future[list[Answered] | Refused] = loop.create_future()
         self.admitted: asyncio.Future[int] | None = loop.create_future() if offer.partial else None
+        self.overdue, self.waits = False, offer.bulk or offer.trial  # such an offer is in no hurry
         self._answers: list[Answered | None] = [None] * self.size
         self._left = self.size
 
@@ -68,6 +76,13 @@ class PendingOffer:
 
     def fail(self, error: Exception) -> None:
         self._settle(error, admitted=0)
+
+    def hang(self) -> None:
+        """The replica hangs, and has admitted it."""
+        self.overdue = True
+        before, self.outcome = self.outcome, self.outcome.get_loop().create_future()
+        before.set_exception(Overdue())
+        before.exception()  # seen: perhaps nobody looks at it just now
 
     def forget(self) -> None:
         """Nobody looks at its outcome."""

@@ -1,8 +1,15 @@
-"""A Router's connection to one embedding replica, and what it sends there."""
+"""A Router's connection to one embedding replica, and what it sends there.
+
+A replica hangs that has begun no run and answered nothing for `_HANGS` times as long as it should have needed for all
+that it had, by its last state, and for `_HANGS_SLO` of the SLO at least: its device does not answer, or its process was
+stopped. Its queries are overdue then (`placement`). The prediction is made when it is sent something while it has
+nothing of this Router, and again with each sign of progress.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +17,15 @@ from deployments.admission.fair_share import Tenant
 from deployments.embedding.channel import Channel, PendingOffer
 from deployments.embedding.frames import Offer, Report
 from deployments.embedding.view import View
+from deployments.errors import ReplicaLost
 from deployments.serving.replica_link import ReplicaLink, learned
 
 if TYPE_CHECKING:
     from deployments.embedding.pool import Pool
 
+logger = logging.getLogger("ray.serve")
+
+_HANGS, _HANGS_SLO = 2.0, 0.5
 _ANSWERS_S = 0.5  # a replica that takes longer for its state is shown by its last
 
 
@@ -33,13 +44,17 @@ class Link(ReplicaLink[View, Channel]):
         self.bulk_parts = 0  # of bulk requests, there now
         self.bulk_again_at = 0.0  # it had no room for bulk queries, and is not asked before
         self._asking: list[asyncio.Future[None]] = []
+        self._progress_at, self._needs_s, self._hangs = 0.0, 0.0, False
 
     def offer(self, offer: Offer) -> PendingOffer:
         """Send the offer. Only while `is_live`."""
         assert self._channel is not None
+        is_first = not self._channel.pending
         pending = self._channel.offer(offer)
         cost_s = self.view.model.work_s(map(len, offer.queries))
         self.view.sent(self._channel.frames, len(offer.queries), cost_s)
+        if is_first:
+            self._note_progress()
         if not self._watching:
             self._watch()
         return pending
@@ -72,6 +87,7 @@ class Link(ReplicaLink[View, Channel]):
             "most_in_flight": state.most,
             "batches": state.runs,
             **learned(state),
+            "ejected_s": round(max(0.0, self.view.outlier.until - asyncio.get_running_loop().time()), 1),
             "refusals": dict(zip(("full", "never", "closed"), state.refusals, strict=True)),
         }
 
@@ -83,11 +99,52 @@ class Link(ReplicaLink[View, Channel]):
             self._asking.append(heard)
             await asyncio.wait([heard], timeout=_ANSWERS_S)
 
+    # --- how it does --------------------------------------------------------------------------------------------------
+
     def _hear(self, report: Report) -> None:
+        runs = self.view.state.runs if self.view.state is not None else None
         super()._hear(report)
         self._pool.heard(self)
-        self.answered += len(report.answered)
+        if report.answered:
+            self.answered += len(report.answered)
+            self.view.outlier.failures = 0
+        self.view.outlier.failures += len(report.broken)
+        if report.answered or report.state.runs != runs:
+            self._note_progress()
         for heard in self._asking:
             if not heard.done():
                 heard.set_result(None)
         self._asking.clear()
+
+    def _note_progress(self) -> None:
+        self._progress_at, self._hangs = asyncio.get_running_loop().time(), False
+        self._needs_s = self.view.finish_s(self._progress_at, ())
+
+    @property
+    def _is_waiting(self) -> bool:
+        return super()._is_waiting or (self._channel is not None and bool(self._channel.pending))
+
+    def _watch(self) -> None:
+        if self._channel is not None and self._channel.pending:
+            quiet_s = asyncio.get_running_loop().time() - self._progress_at
+            if quiet_s > max(_HANGS * self._needs_s, _HANGS_SLO * self._pool.policy["slo_s"]):
+                self._give_up(self._channel, quiet_s)
+        super()._watch()
+
+    def _give_up(self, channel: Channel, quiet_s: float) -> None:
+        """It hangs: what it has admitted is overdue, and what it has not even admitted is lost."""
+        who = f"the {self._pool.name} pool's replica {self.view.replica}"
+        if not self._hangs:
+            self._hangs = True
+            logger.warning(
+                "%s has answered nothing for %.1f s, and needed %.1f s: its queries are offered elsewhere",
+                who, quiet_s, self._needs_s,
+            )  # fmt: skip
+        for pending in list(channel.pending.values()):
+            if pending.waits or pending.overdue or pending.ended:
+                continue
+            if pending.admitted is None or pending.admitted.done():
+                pending.hang()
+            else:
+                channel.call_off(pending)
+                pending.fail(ReplicaLost(f"{who} does not answer; please try again"))

@@ -31,6 +31,7 @@ class PoolState(NamedTuple):
     is_open: bool  # its queue is not closed
     depth: int  # 0 where none is set
     live_replicas: int
+    ejected_replicas: int  # of these, those that are sent nothing because their engines fail
     alpha_s: float
     beta_s: float
     calibrated: bool
@@ -64,6 +65,7 @@ class RouterMetrics:
         )
         gauges = {
             **REACHED,
+            "ejected_replicas": "Of windve_live_replicas, those that this Router sends nothing: their engines fail",
             "depth": "Queue depth of each live replica, in force; 0 where none is set",
             "alpha_s": "Latency model: seconds more for each query of 75 tokens in a run",
             "beta_s": "Latency model: seconds of any run",

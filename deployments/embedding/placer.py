@@ -7,8 +7,9 @@ part until all parts are admitted: the Router then confirms them, or calls them 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
 
 from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Unit
@@ -17,13 +18,15 @@ from deployments.embedding.comebacks import Comebacks
 from deployments.embedding.config import RouterConfig
 from deployments.embedding.frames import Answered, Offer
 from deployments.embedding.link import Link
+from deployments.embedding.outliers import may_eject_one
+from deployments.embedding.placement import Hedges, Placement, admitted
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, OfferedPart, Request
 from deployments.embedding.transit import Transit
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
 
-TRIES = 2  # a query whose replica died is admitted once more
-_NEWS_S = 0.05  # pause before the second try: a dying node ends several replicas, and the news of each comes by itself
+logger = logging.getLogger("ray.serve")
+
 _ASKED = 4  # replicas of a pool, at most, for one query
 _RETRY_LATER = 0.02  # of the SLO after the opening, at least the cost of a query: at the opening itself many come back
 _SHORTEST_RETRY_S = 0.01
@@ -36,6 +39,7 @@ class Placer:
         self.pools = pools
         self.config: RouterConfig  # the Router's, once it has one
         self.refused = 0
+        self.hedges = Hedges()
         self.transit_s = 0.0  # from here to a replica and back
         self._transit = Transit()
         self._comebacks = Comebacks()
@@ -78,61 +82,68 @@ class Placer:
 
     # --- place --------------------------------------------------------------------------------------------------------
 
-    async def answer(self, request: Request) -> Answers:
-        """Admit all queries or none, and wait for their answers. What a dead replica lost is admitted once more, by the
-        same deadline.
+    def answer(self, request: Request) -> Awaitable[Answers]:
+        """Admit all queries or none, and wait for their answers. What a replica loses is offered once more
+        (`placement`).
 
         Raises Busy, Unavailable, DeadlineExceeded, EngineFailed or ReplicaLost.
         """
-        answers: Answers = {}
-        left = list(range(len(request.ids)))
-        for attempt in range(1, TRIES + 1):
-            parts: list[OfferedPart] = []
-            try:
-                await self._place(request, left, parts)
-                for part in parts:
-                    self.collect(request, part, await part.pending.outcome, answers)
-                break
-            except ReplicaLost:
-                if attempt == TRIES:
-                    raise
-                for part in parts:  # what the others answer counts
-                    if isinstance(found := await _settled(part.pending), list):
-                        self.collect(request, part, found, answers)
-                left = [index for index in left if index not in answers]
-                await asyncio.sleep(_NEWS_S)
-            finally:
-                for part in parts:  # whoever leaves early takes its queries along
-                    part.link.call_off(part.pending)
-        return answers
+        return Placement(self, request).answered()
 
-    async def _place(self, request: Request, left: list[int], parts: list[OfferedPart]) -> None:
-        """Fill `parts` with room for all of `left`. Raises Busy, Unavailable or DeadlineExceeded where there is not
-        enough, and ReplicaLost.
+    async def place(
+        self,
+        request: Request,
+        left: list[int],
+        parts: list[OfferedPart],
+        *,
+        avoided: Collection[Link] = (),
+        partial: bool = False,
+    ) -> bool:
+        """Have all of `left` admitted, and add to `parts` what is where. Where there is not enough room, nothing of it
+        stays anywhere: False, or ReplicaLost. `avoided` are not asked. `partial`: a single query does not wait for its
+        outcome.
         """
-        alone = len(left) == 1
-        lost: ReplicaLost | None = None
-        for pool, link in self.candidates(request, request.lengths(left)):
-            part = self.send(request, pool, link, left, partial=not alone)
-            parts.append(part)
-            count = await _admitted(part.pending)
-            part.indices, left = left[:count], left[count:]
-            if not count:
-                parts.remove(part)
-                found = await _settled(part.pending)
-                lost = found if isinstance(found, ReplicaLost) else lost
-                request.never += part.pending.never and _is_too_long(request, link, left)
-            if not left:
-                for part in parts[:-1]:
-                    part.link.confirm(part.pending)
-                return
-            self._note_full(request, pool, link)
-        if lost is not None:
-            for part in parts:
+        partial, lost, placed = partial or len(left) > 1, None, list[OfferedPart]()
+        try:
+            for pool, link in self.candidates(request, request.lengths(left)):
+                if link in avoided:
+                    continue
+                part = self.send(request, pool, link, left, partial=partial)
+                placed.append(part)
+                count = await admitted(part.pending)
+                part.indices, left = left[:count], left[count:]
+                if not count:
+                    placed.remove(part)
+                    found = await _settled(part.pending)
+                    lost = found if isinstance(found, ReplicaLost) else lost
+                    request.never += part.pending.never and _is_too_long(request, link, left)
+                if not left:
+                    for part in placed[:-1]:
+                        part.link.confirm(part.pending)
+                    parts += placed
+                    placed.clear()
+                    return True
+                self._note_full(request, pool, link)
+        finally:
+            for part in placed:
                 part.link.call_off(part.pending)
-            parts.clear()
+        if lost is not None:
             raise lost
-        raise self.busy(request)
+        return False
+
+    def note_broken(self, part: OfferedPart) -> None:
+        """The engine of a replica has failed by its own fault: perhaps the replica is ejected (`outliers`)."""
+        now, outlier = asyncio.get_running_loop().time(), part.link.view.outlier
+        if not outlier.should_be_ejected(now):
+            return
+        pools = self.pools.values()
+        if may_eject_one(sum(len(pool.ejected()) for pool in pools), sum(len(pool.live) for pool in pools)):
+            ejected_s = outlier.eject(now)
+            self.pools[part.pool].heard(part.link)
+            logger.warning(
+                "the %s pool's replica %s gets nothing for %.0f s: its engine has failed %d times in a row",
+                part.pool, part.link.view.replica, ejected_s, outlier.failures,
+            )  # fmt: skip
 
     def candidates(self, request: Request, lengths: Sequence[int]) -> Iterator[tuple[Pool, Link]]:
         """Yield the replicas to ask, in order: pool by pool, within a pool the earliest predicted finish first.
@@ -161,6 +172,7 @@ class Placer:
     def send(self, request: Request, pool: Pool, link: Link, indices: list[int], *, partial: bool) -> OfferedPart:
         """Offer these queries of the request to that replica of the pool."""
         trial, record = request.wanted.trial, request.wanted.record
+        self.hedges.earn(len(indices))
         now = asyncio.get_running_loop().time()
         offer = Offer(
             number=0,
@@ -266,13 +278,6 @@ def _is_too_long(request: Request, link: Link, indices: Sequence[int]) -> bool:
     """Not only for what is left of the time that the request allows."""
     model = link.view.model
     return model.beta_s + max(map(model.cost_s, request.lengths(indices))) > request.allowed_s
-
-
-async def _admitted(pending: PendingOffer) -> int:
-    """How many of the offer's queries the replica has admitted; a single one is known by its outcome."""
-    if pending.admitted is not None:
-        return await pending.admitted
-    return 0 if isinstance(await pending.outcome, Refused) else pending.size
 
 
 async def _settled(pending: PendingOffer) -> list[Answered] | Refused | Exception:

@@ -56,10 +56,15 @@ class Pool(ReplicaSet[Link]):
         self._openings.keep(self.live)
 
     def heard(self, link: Link) -> None:
-        """A replica has reported: when it opens may be another time now."""
+        """A replica has reported, or was ejected: when it opens may be another time now."""
         if self.links.get(link.view.replica) is link:  # Serve counts it in
             now = self._loop.time()
             self._openings.put(link, now + link.view.opens_s(now), now)
+
+    def ejected(self) -> list[Link]:
+        """The live replicas that are sent nothing because their engines fail."""
+        now = self._loop.time()
+        return [link for link in self.live if link.view.outlier.is_ejected(now)]
 
     @property
     def is_open(self) -> bool:
@@ -119,7 +124,7 @@ class Pool(ReplicaSet[Link]):
         """
 
         def suits(link: Link) -> bool:
-            return not (link.view.is_silent(now) or link.view.is_flooded(slo_s, depth))
+            return not (link.view.is_out(now) or link.view.is_flooded(slo_s, depth))
 
         live = self._some(now, tenant, suits)
         if len(live) == 1:
@@ -163,7 +168,8 @@ class Pool(ReplicaSet[Link]):
         """For Prometheus."""
         alpha_s, beta_s = self.latency_model
         is_open = self.config.queue_depth != 0
-        return PoolState(is_open, self.config.queue_depth or 0, len(self.live), alpha_s, beta_s, self.calibrated)
+        ejected, depth = len(self.ejected()), self.config.queue_depth or 0
+        return PoolState(is_open, depth, len(self.live), ejected, alpha_s, beta_s, self.calibrated)
 
     def describe(self) -> dict[str, Any]:
         """As `/info` shows it."""

@@ -13,7 +13,8 @@ import numpy as np
 
 from deployments.embedding.frames import Offers
 from deployments.embedding.metrics import EmbedderMetrics
-from deployments.embedding.run_loop import Ended, Indices, OfferedQuery, Passed, RunLoop
+from deployments.embedding.run import Indices, OfferedQuery
+from deployments.embedding.run_loop import Ended, Passed, RunLoop
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy
@@ -52,13 +53,16 @@ class Embedder(Replica[Settings]):
         model = self._in_thread(self._measure)
         self._warm_up = {"alpha_s": model.alpha_s, "beta_s": model.beta_s}
         schedule = Scheduler(model, Policy(_PLACEHOLDER_SLO_S, depth=0), self._engine.micro_batch_tokens)
-        return RunLoop(
+        worker = RunLoop(
             schedule,
             self._compute,
             on_run=self._metrics.ran,
             on_failure=self._failed,
             on_policy=self._bound_passes,
         )
+        batch = self._warm_up_batch([min(QUERY_TOKENS, self._card.max_tokens)])
+        worker.warmed_up(batch.ids, batch.outputs)
+        return worker
 
     def _in_words(self) -> str:
         info = self._engine.info
@@ -87,13 +91,17 @@ class Embedder(Replica[Settings]):
 
     def _time(self, lengths: list[int]) -> float:
         """Seconds of one run, the quicker of two: the first run of a shape pays for allocations."""
-        batch = TokenBatch.random(self._card.vocab_size, lengths, len(lengths), self._card.outputs_for(self._card.kind))
+        batch = self._warm_up_batch(lengths)
         seconds = []
         for _ in range(1 if self._engine.info.emulated else 2):
             started = time.perf_counter()
             embed(self._engine, batch, threading.Event())
             seconds.append(time.perf_counter() - started)
         return min(seconds)
+
+    def _warm_up_batch(self, lengths: list[int]) -> TokenBatch:
+        card = self._card
+        return TokenBatch.random(card.vocab_size, lengths, len(lengths), card.outputs_for(card.kind))
 
     def _compute(self, run: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         """One run, in the engine's thread; each pass, and the end, is told to the loop."""

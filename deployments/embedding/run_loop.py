@@ -3,17 +3,6 @@
 `Scheduler` decides; `compute`, an argument, runs the engine. Nothing is stored outside the replica. If the replica
 dies, its queries are lost, and the Routers offer them again elsewhere. If a Router's connection ends, the replica drops
 the queries that wait for it. Imports neither ray nor torch; tests and simulations run it in virtual time.
-
-A run that fails is looked into, so that one query does not take the others along:
-
-    it fails                    the last query that was answered runs again, by itself
-    that fails, too             the engine is broken: all queries of the run are told so, and Routers offer them
-                                elsewhere; the replica's health check fails until something is answered
-    that is answered            the run's queries run again in halves, and halves of halves; one that fails alone is
-                                told its own error
-    a deadline has passed, or   the rest is told as if the engine were broken
-    `_MOST_AGAIN` runs have
-
 """
 
 from __future__ import annotations
@@ -23,15 +12,13 @@ import contextvars
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from deployments.embedding.frames import Answered, Offer, Offers, Report
+from deployments.embedding.run import Indices, OfferedQuery, Run
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.embedding.scheduler.scheduler import Scheduler
@@ -44,46 +31,7 @@ from deployments.serving.sessions import Connection, RouterSession, RouterSessio
 logger = logging.getLogger("ray.serve")
 
 _HOLD_S = 1.0  # a part of a request waits so long for the rest to be admitted elsewhere
-_MOST_AGAIN = 24  # runs to look into one that failed: enough for two bad queries in 64
 _LATE_S = 0.002  # a timer later than this was kept waiting by a busy loop
-
-Indices = npt.NDArray[np.intp]
-
-
-@dataclass(slots=True, eq=False)
-class OfferedQuery:
-    """One query that a Router offered, and where its answer goes."""
-
-    session: RouterSession
-    number: int
-    index: int
-    ids: TokenIds
-    outputs: Outputs
-    gone: bool = False  # nobody waits for it any more
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """The engine's run: its queries in the order of their deadlines. `stop`: nobody waits for any of them.
-
-    Once it has failed: `group`, what runs again now, and `groups`, what will, by index; an empty one is the query that
-    was answered before. `again`: runs since then; `sentence`: what it failed of.
-    """
-
-    queries: list[Query]
-    began: float
-    stop: threading.Event = field(default_factory=threading.Event)
-    left: set[int] = field(default_factory=set)  # indices of those that are not answered
-    tokens: int = 0
-    group: Sequence[int] = ()
-    groups: deque[Sequence[int]] = field(default_factory=deque)
-    again: int = 0
-    sentence: str = ""
-
-    def waiting(self, indices: Iterable[int]) -> list[int]:
-        """Of these, those that somebody still waits for."""
-        return [index for index in indices if index in self.left and not self.queries[index].item.gone]
-
 
 Passed = Callable[[Indices, Iterable[Numbers], Numbers], None]
 """Called on the loop as a pass ends: indices of the run's queries, the numbers that each is answered with, and the norm
@@ -121,6 +69,10 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         self._run: Run | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
+
+    def warmed_up(self, ids: TokenIds, outputs: Outputs) -> None:
+        """The engine has answered such a query before the first Router came."""
+        self._answered = OfferedQuery(cast("RouterSession", None), 0, 0, ids, outputs)  # nobody's
 
     def state(self) -> ReplicaState:
         """What the replica says of itself now."""
@@ -276,7 +228,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             self._timer = None
         queries = self.schedule.start(now)
         tokens = sum(query.tokens for query in queries)
-        run = self._run = Run(queries, now, left=set(range(len(queries))), tokens=tokens, group=range(len(queries)))
+        run = self._run = Run(queries, now, tokens)
         # An empty context: a run must not be tied to whatever call happens to be at hand.
         contextvars.Context().run(self._begin, run, [query.item for query in queries])
 
@@ -337,39 +289,28 @@ class RunLoop(RouterSessions[RouterSession, Report]):
 
     def _look_into(self, run: Run, problem: BaseException) -> None:
         """The run, or what was run again of it, has failed."""
-        waiting = run.waiting(run.group)
         if not run.group:  # what was answered before
             self.problem = run.sentence
             run.groups.clear()
-        elif run.again and len(waiting) == 1:
-            self._fail_queries(run, waiting, self._sentence(problem), broken=self._answered is None)
-        else:
-            if not run.again:
-                run.sentence = self._sentence(problem)
-                run.groups += [()] if self._answered is not None else []
-            half = len(waiting) // 2
-            run.groups += [some for some in (waiting[:half], waiting[half:]) if some]
+        elif (alone := run.split(has_answered=self._answered is not None)) is not None:
+            self._fail_queries([run.queries[alone]], self._sentence(problem), broken=self._answered is None)
+        elif not run.again:
+            run.sentence = self._sentence(problem)
 
     def _run_again(self, run: Run) -> None:
-        """The next group, in so far as it is in time; after the last one the run is over."""
-        now = self.now()
-        while run.groups and run.again < _MOST_AGAIN and not run.stop.is_set():
-            group = run.groups.popleft()
-            run.group = [index for index in run.waiting(group) if run.queries[index].due > now]
-            if run.group or (not group and self._answered is not None):
-                run.again += 1
-                items = [run.queries[index].item for index in run.group] or [self._answered]
-                contextvars.Context().run(self._begin, run, items)
-                return
-        self._fail_queries(run, run.waiting(run.left), run.sentence, broken=True)
+        """The next group; after the last one the run is over."""
+        if run.next_group(self.now()):
+            items = [run.queries[index].item for index in run.group] or [self._answered]
+            contextvars.Context().run(self._begin, run, items)
+            return
+        self._fail_queries([run.queries[index] for index in run.waiting(run.left)], run.sentence, broken=True)
         self._over(whole=False)
 
     def _sentence(self, problem: BaseException) -> str:
         return self._on_failure(problem).encode(errors="replace").decode()  # UTF-8 has no lone surrogates
 
-    def _fail_queries(self, run: Run, indices: Iterable[int], sentence: str, *, broken: bool) -> None:
-        items = [run.queries[index].item for index in indices]
-        self._fail({(one.session, one.number) for one in items}, sentence, broken=broken)
+    def _fail_queries(self, queries: Iterable[Query], sentence: str, *, broken: bool) -> None:
+        self._fail({(query.item.session, query.item.number) for query in queries}, sentence, broken=broken)
 
     def _fail(self, offers: Iterable[tuple[RouterSession, int]], sentence: str, *, broken: bool = False) -> None:
         """Whole offers: nobody wants their other queries then."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deployments.admission.fair_share import Tenant
+from deployments.embedding.outliers import Outlier
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.state import Policy, ReplicaState
@@ -20,6 +21,7 @@ class View(ReplicaView[ReplicaState]):
     """One embedding replica as a Router sees it. Its unseen work is in planned device seconds."""
 
     model: CostModel = UNKNOWN_COST
+    outlier: Outlier = field(default_factory=Outlier)
 
     def hear(self, now: float, state: ReplicaState, seen: int) -> None:
         ReplicaView.hear(self, now, state, seen)
@@ -30,16 +32,22 @@ class View(ReplicaView[ReplicaState]):
         state = self.state
         if state is None:
             return math.inf
-        mine_s = self.model.beta_s + self._unseen_work + self.model.work_s(lengths)
+        model = self.model
+        work_s = model.cost_s(lengths[0]) if len(lengths) == 1 else model.work_s(lengths)
+        mine_s = model.beta_s + self._unseen_work + work_s
         return max(0.0, self.heard_at + state.free_s - now) + state.slowdown * mine_s
 
     def opens_s(self, now: float, tenant: Tenant | None = None) -> float:
-        """Seconds until it admits such a tenant's queries again, by its last state; 0: now."""
+        """Seconds until it admits such a tenant's queries again, by its last state, and is not ejected; 0: now."""
         state = self.state
         if state is None:
             return 0.0
         opens_s = state.under_share_opens_s if state.over_share and not self.is_over_share(tenant) else state.opens_s
-        return max(0.0, self.heard_at + opens_s - now)
+        return max(0.0, self.heard_at + opens_s - now, self.outlier.until - now)
+
+    def is_out(self, now: float) -> bool:
+        """It has stopped, or is ejected: it is sent nothing."""
+        return now < self.outlier.until or self.is_silent(now)
 
     def is_over_share(self, tenant: Tenant | None) -> bool:
         """The replica has said that this tenant asks for more than its share."""

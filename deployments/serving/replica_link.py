@@ -89,9 +89,14 @@ class ReplicaLink(Generic[V, C]):
 
     # --- what it knows of the replica ---------------------------------------------------------------------------------
 
+    @property
+    def _is_waiting(self) -> bool:
+        """It has something to say."""
+        return not self.view.has_read_all
+
     def _watch(self) -> None:
         """Ask for its state while it says nothing of what it was sent."""
-        self._watching = self._channel is not None and not self.view.has_read_all
+        self._watching = self._channel is not None and self._is_waiting
         if self._channel is None or not self._watching:
             return
         loop = asyncio.get_running_loop()

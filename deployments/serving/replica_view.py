@@ -50,8 +50,8 @@ class ReplicaView(Generic[S]):
         return not self._unseen
 
     def should_be_asked(self, now: float) -> bool:
-        """It was sent something, has said nothing for a while, and was not asked yet."""
-        return bool(self._unseen) and self._asked_at <= self.heard_at <= now - QUIET_S
+        """It has said nothing for a while, and was not asked yet."""
+        return self._asked_at <= self.heard_at <= now - QUIET_S
 
     def asked(self, now: float) -> None:
         """For its state."""

@@ -12,7 +12,7 @@ from deployments.embedding.pool import Pool
 from deployments.embedding.request import Request, Wanted
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.embedding.view import View
-from deployments.errors import ReplicaLost
+from deployments.errors import EngineBroken, EngineFailed, ReplicaLost
 
 AFTER_S = 0.01
 STAY_S = 0.004  # of an answer, at the replica
@@ -51,6 +51,20 @@ def lapses(pending):
 
 def says_nothing(pending):
     pass
+
+
+def breaks(pending):
+    """Its engine is broken."""
+    pending.fail(EngineBroken("no kernel"))
+
+
+def fails(pending):
+    """The query is bad."""
+    pending.fail(EngineFailed("a bad query"))
+
+
+def hangs(pending):
+    pending.hang()
 
 
 def admits(count, then=answers, *, after_s=AFTER_S):
@@ -101,7 +115,7 @@ def pool_of(name, *replicas, admission="deadline", on_change=lambda: None, **con
     pool.links, pool.live = {link.view.replica: link for link in replicas}, list(replicas)
     for link in replicas:
         pool.heard(link)
-    pool.configure(PoolConfig(**config), {"admission": admission})
+    pool.configure(PoolConfig(**config), {"admission": admission, "slo_s": 60.0})
     return pool
 
 

@@ -93,7 +93,8 @@ async def test_a_replica_that_comes_is_configured_and_lives_with_its_first_repor
     assert link.describe() == {
         "node": "n", "wire": WIRE, "channel": "port 7",
         "queries": 2, "in_flight": 0, "waiting": 0, "most_in_flight": 0, "batches": 0,
-        "opens_s": 0.0, "slowdown": 1.0, "margin": 0.0, "refusals": {"full": 0, "never": 0, "closed": 0},
+        "opens_s": 0.0, "slowdown": 1.0, "margin": 0.0, "ejected_s": 0.0,
+        "refusals": {"full": 0, "never": 0, "closed": 0},
     }  # fmt: skip
     link.view.hear(0.0, STATE._replace(opens_s=float("inf"), slowdown=1.23456, margin=0.12345, refusals=(1, 2, 3)), 0)
     shown = link.describe()
@@ -130,10 +131,84 @@ async def test_what_is_sent_counts_until_it_is_read_and_a_silent_replica_is_aske
     assert channel.asked == 3
     channel.reports(seen=2)
     await asyncio.sleep(2.0)
-    assert channel.asked == 3  # it has read all
+    assert channel.asked == 4  # it has read all, and answered nothing
+    channel.pending.clear()
+    channel.reports(seen=2)
+    await asyncio.sleep(2.0)
+    assert channel.asked == 4
     link.offer(offer(50))
     await asyncio.sleep(0.3)
-    assert channel.asked == 4
+    assert channel.asked == 5
+
+
+@pytest.mark.parametrize(
+    ("slo_s", "hung_s"),
+    # It needs 0.275 s for 75 tokens: twice that, or half of the SLO; it is looked at every quarter of a second.
+    [(1.0, 0.75), (1.49, 0.75), (1.51, 1.0), (0.1, 0.75)],
+)
+async def test_a_replica_that_answers_nothing_for_twice_what_it_needs_hangs(slo_s, hung_s, caplog):
+    world = Followed()
+    link, channel = await world.live()
+    world.pool.policy["slo_s"] = slo_s
+    first = link.offer(offer(75))
+    await asyncio.sleep(hung_s - 0.1)
+    second = link.offer(offer(75))
+    assert not first.overdue
+    await asyncio.sleep(0.15)
+    assert (first.overdue, second.overdue, first.ended, channel.told.count(("call_off", first))) == (
+        True,
+        True,
+        False,
+        0,
+    )
+    await asyncio.sleep(1.0)
+    assert caplog.text.count("has answered nothing for") == 1
+    first.answer(Answered(1, 0, None, 1.0, 0.0, 0.0, 0.0))
+    assert len(await first.outcome) == 1
+
+
+async def test_of_a_replica_that_hangs_what_may_wait_stands_and_what_is_not_admitted_is_lost():
+    world = Followed()
+    link, channel = await world.live()
+    world.pool.policy["slo_s"] = 1.0
+    kinds = [{"bulk": True}, {"trial": True}, {"partial": True}, {"partial": True}]
+    bulk, trial, held, unknown = [link.offer(Offer(0, 1.0, [range(75)], **kind)) for kind in kinds]
+    held.admit(1)
+    await asyncio.sleep(2.0)
+    assert [one.overdue for one in (bulk, trial, held, unknown)] == [False, False, True, False]
+    with pytest.raises(ReplicaLost, match="the accelerator pool's replica a does not answer"):
+        await unknown.outcome
+    assert ("call_off", unknown) in channel.told
+
+
+@pytest.mark.parametrize(
+    ("report", "is_hung"),
+    [
+        ({"answered": [None]}, False),
+        ({"state": STATE._replace(runs=1)}, False),
+        ({}, True),  # it lives, and its device does not answer
+    ],
+)
+async def test_a_replica_that_gets_on_does_not_hang(report, is_hung):
+    world = Followed()
+    link, channel = await world.live()
+    world.pool.policy["slo_s"] = 1.0
+    pending = link.offer(offer(75))
+    await asyncio.sleep(0.45)
+    channel._on_report(Report(**{"state": STATE, "seen": 1, **report}))
+    await asyncio.sleep(0.4)
+    assert pending.overdue == is_hung
+    await asyncio.sleep(0.4)
+    assert pending.overdue
+
+
+async def test_failures_by_the_engines_fault_are_counted_until_something_is_answered():
+    link, channel = await Followed().live()
+    counts = []
+    for report in ({"broken": [1, 2]}, {"failed": [(3, "no")]}, {"broken": [4]}, {"answered": [None]}):
+        channel.reports(**report)
+        counts.append(link.view.outlier.failures)
+    assert counts == [2, 2, 3, 0]
 
 
 async def test_what_is_said_of_an_offer_goes_to_its_connection():

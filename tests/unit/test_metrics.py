@@ -90,7 +90,9 @@ def test_queries_are_counted_by_pool_and_outcome_and_published_together():
         metrics.answered(["accelerator", "accelerator", "cpu"], tokenization_s=0.001, queue_s=0.1)
     metrics.failed(Busy("full", retry_after_s=1), 5)
     assert written.of("windve_queries") == []
-    state = PoolState(is_open=True, depth=40, live_replicas=3, alpha_s=0.01, beta_s=0.2, calibrated=True)
+    state = PoolState(
+        is_open=True, depth=40, live_replicas=3, ejected_replicas=1, alpha_s=0.01, beta_s=0.2, calibrated=True
+    )
     metrics.publish(1.0, {"cpu": state})
     counted = {(6, ("accelerator", "ok")), (3, ("cpu", "ok")), (5, ("none", "busy"))}
     assert set(written.of("windve_queries")) == counted
@@ -101,6 +103,7 @@ def test_queries_are_counted_by_pool_and_outcome_and_published_together():
         "windve_open": 1,
         "windve_depth": 40,
         "windve_live_replicas": 3,
+        "windve_ejected_replicas": 1,
         "windve_alpha_seconds": 0.01,
         "windve_beta_seconds": 0.2,
         "windve_calibrated": 1,
@@ -203,7 +206,7 @@ NO_RUN = {"requests": 1, "slo_missed": 1, "batches": 0, "drift": None}
     ("harm", "outcomes", "expected"),
     [
         (harmed(), {("accelerator", "ok"): 1}, WELL),
-        (harmed(outcome=lambda _: RuntimeError("no")), {("none", "error"): 1}, {**WELL, **NO_RUN, "failed_batches": 1}),
+        (harmed(outcome=lambda _: RuntimeError("no")), {("none", "error"): 1}, {**WELL, **NO_RUN, "failed_batches": 2}),
         (harmed(slow=1e6), {("none", "cancelled"): 1}, {**WELL, **NO_RUN, "in_flight": 1}),
         (harmed(slow=1.5), {("accelerator", "ok"): 1}, {**WELL, "drift": 1.5}),
         (lambda one, _: one.die(), {("cpu", "ok"): 1}, {**WELL, "batches": 0, "drift": None, "live_replicas": 0}),

@@ -9,15 +9,19 @@ from deployments.admission.quota import Client
 from deployments.admission.trial import Trial
 from deployments.embedding.channel import PendingOffer, Refused
 from deployments.embedding.frames import Answered, Offer
+from deployments.embedding.placement import Hedges
 from deployments.embedding.placer import Placer
 from deployments.embedding.request import OfferedPart, Record, Request, Wanted, embedded
-from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable
+from deployments.errors import Busy, DeadlineExceeded, EngineBroken, EngineFailed, OverShare, ReplicaLost, Unavailable
 from deployments.models.text_pairs import Pair
 from tests.kit.scripted_replicas import (
     ScriptedReplica,
     admits,
     answers,
+    breaks,
     dies,
+    fails,
+    hangs,
     lapses,
     never,
     placer_of,
@@ -114,12 +118,108 @@ async def test_a_query_that_is_lost_twice_is_lost():
     assert (len(a1.heard), len(a2.heard)) == (2, 0)
 
 
-async def test_what_the_others_answer_counts_when_one_dies():
-    a1, a2 = replicas(admits(2, lambda pending: pending.fail(ReplicaLost("it died"))), admits(3, after_s=0.2))
+async def test_what_one_of_several_loses_is_offered_again_while_the_others_compute():
+    a1, a2 = replicas(admits(2, lambda pending: pending.fail(ReplicaLost("it died"))), admits(3, after_s=0.5))
     a1.scripts.append(refuses)
     found = await placer_of(a1, a2).answer(request_of(1, 2, 3, 4, 5))
     assert sorted(found) == [0, 1, 2, 3, 4]
     assert [len(ids) for ids in a2.heard[1].queries] == [1, 2]
+    # Two offers, the loss, the news of others, and an offer that is refused: not half a second later.
+    assert a2.times[1] == pytest.approx(4 * 0.01 + 0.05 - 0.01, abs=1e-3)
+
+
+async def test_a_query_whose_engine_is_broken_is_offered_elsewhere_once_and_at_once():
+    a1, a2 = replicas(breaks, answers)
+    assert len(await placer_of(a1, a2).answer(request_of(75))) == 1
+    assert a2.times == [pytest.approx(0.01)]
+    a1, a2, a3 = replicas(breaks, breaks, answers)
+    with pytest.raises(EngineBroken, match="no kernel"):
+        await placer_of(a1, a2, a3).answer(request_of(75))
+    assert (len(a1.heard), len(a2.heard), len(a3.heard)) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("scripts", "allowed_s", "error"),
+    [
+        ([fails, answers], 1.0, EngineFailed),  # by the query's own fault
+        ([breaks], 1.0, EngineBroken),  # there is no other
+        ([breaks, refuses], 1.0, Busy),
+        ([breaks, answers], 0.005, EngineBroken),  # its deadline has passed
+    ],
+)
+async def test_a_failure_that_cannot_be_mended_is_told(scripts, allowed_s, error):
+    links = replicas(*scripts)
+    with pytest.raises(error) as told:
+        await placer_of(*links).answer(request_of(75, allowed_s=allowed_s))
+    assert type(told.value) is error
+    assert [len(link.heard) for link in links] == [1, *[int(error is Busy)] * (len(links) - 1)]
+
+
+async def test_a_replica_whose_engine_is_broken_is_ejected_and_asked_again_later(caplog):
+    a1, a2 = replicas(*[breaks] * 2)
+    placer = placer_of(a1, a2)
+    for count in range(1, 7):
+        a1.scripts[:], a2.scripts[:] = [breaks], []
+        a1.view.outlier.failures = min(count, 5)  # as its reports say
+        await placer.answer(request_of(75))
+    assert len(a1.heard) == 5
+    assert caplog.text.count("a0 gets nothing for 30 s: its engine has failed 5 times in a row") == 1
+    assert placer.pools["accelerator"].ejected() == [a1]
+    a2.view.outlier.failures = 5
+    a2.scripts[:] = [breaks]
+    with pytest.raises(EngineBroken):
+        await placer.answer(request_of(75))
+    assert placer.pools["accelerator"].ejected() == [a1]  # never the last one
+    await asyncio.sleep(30.0)
+    await placer.answer(request_of(75))
+    assert len(a1.heard) == 6
+
+
+# --- replicas that hang -----------------------------------------------------------------------------------------------
+
+
+async def test_what_a_hung_replica_has_is_offered_elsewhere_and_the_first_answer_counts():
+    a1, a2 = replicas(hangs, answers)
+    assert len(await placer_of(a1, a2).answer(request_of(75))) == 1
+    assert (a1.called_off, a2.heard[0].left_s, a2.heard[0].partial) == ([1], pytest.approx(0.99), True)
+
+    def wakes(pending):
+        pending.hang()
+        asyncio.get_running_loop().call_later(0.02, answers, pending)
+
+    a1, a2 = replicas(wakes, admits(1, says_nothing))
+    assert len(await placer_of(a1, a2).answer(request_of(75))) == 1
+    assert (a1.called_off, a2.called_off) == ([], [1])
+
+
+@pytest.mark.parametrize(
+    "scripts", [[hangs], [hangs, refuses], [hangs, dies], [hangs, lambda one: one.admit(1) or one.hang()]]
+)
+async def test_what_hangs_and_has_no_room_elsewhere_is_told_at_its_deadline(scripts):
+    links = replicas(*scripts)
+    placer = placer_of(*links)
+    with pytest.raises(DeadlineExceeded, match="the replica that had it does not answer"):
+        await placer.answer(request_of(75))
+    assert asyncio.get_running_loop().time() == pytest.approx(1.0, abs=1e-3)
+    assert links[0].called_off == []  # a run that nobody waits for would teach nothing
+    assert placer.refused == 0
+
+
+async def test_so_many_may_be_offered_elsewhere():
+    a1, a2 = replicas(*[hangs] * 2)
+    placer = placer_of(a1, a2)
+    placer.hedges.left = 1.59  # and 0.2 for each that is offered
+    a1.scripts[:] = [admits(2, hangs)]
+    with pytest.raises(DeadlineExceeded):
+        await placer.answer(request_of(75, 75))
+    assert (len(a2.heard), placer.hedges.left) == (0, pytest.approx(1.99))
+    placer.hedges.left = 1.6
+    a1.scripts[:], a2.scripts[:] = [admits(2, hangs)], []
+    assert len(await placer.answer(request_of(75, 75))) == 2
+    hedges = Hedges()
+    hedges.earn(5)
+    assert hedges.left == 100
+    assert [hedges.spend(101), hedges.spend(100), hedges.spend(1)] == [False, True, False]
 
 
 async def test_parts_are_called_off_where_another_is_lost_while_they_are_placed():

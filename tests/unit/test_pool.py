@@ -160,11 +160,12 @@ async def test_a_pool_as_it_shows_itself():
     assert shown["latency_model"] == {"alpha_s": 0.075, "beta_s": 0.2, "source": "measured at warm-up"}
     assert (shown["in_flight"], shown["waiting"], shown["live_replicas"], shown["queue_depth"]) == (7, 2, 2, None)
     assert shown["replicas"] == {"a": "a replica", "b": "a replica"}
-    assert pool.state() == PoolState(True, 0, 2, pytest.approx(0.075), 0.2, False)
+    assert pool.state() == PoolState(True, 0, 2, 0, pytest.approx(0.075), 0.2, False)
     pool.configure(PoolConfig(alpha_s=0.01, beta_s=0.1, queue_depth=0), {})
     assert pool.describe()["latency_model"] == {"alpha_s": 0.01, "beta_s": 0.1, "source": "calibrated"}
-    assert pool.state() == PoolState(False, 0, 2, 0.01, 0.1, True)
-    assert pool_of("cpu").state() == PoolState(True, 0, 0, 0.0, 0.0, False)
+    pool.live[0].view.outlier.eject(0.0)
+    assert pool.state() == PoolState(False, 0, 2, 1, 0.01, 0.1, True)
+    assert pool_of("cpu").state() == PoolState(True, 0, 0, 0, 0.0, 0.0, False)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from deployments.admission.fair_share import Tenant
@@ -14,6 +15,7 @@ from deployments.errors import Busy, Forbidden, Unavailable
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.replica_world import V100, XEON
 from tests.kit.router_world import Replica, World, ask, several, text
+from tests.kit.simulation.device import Device
 
 QUICK = (0.003, 0.004)  # alpha, beta
 
@@ -103,6 +105,87 @@ async def test_a_reset_connection_does_not_run_a_query_twice_at_once():
     answers = await asyncio.gather(*asked)
     assert kinds(answers) == {"Embedded": 20}
     assert all(replica.runner.schedule.in_flight == 0 for replica in replicas)
+
+
+async def stream(router, per_s, seconds):
+    """Queries that come evenly: (their answers, the longest that one took)."""
+    loop, took = asyncio.get_running_loop(), []
+
+    async def one():
+        began = loop.time()
+        answer = await ask(router)
+        took.append(loop.time() - began)
+        return answer
+
+    asked = []
+    for _ in range(per_s * seconds):
+        asked.append(asyncio.ensure_future(one()))
+        await asyncio.sleep(1 / per_s)
+    return await asyncio.gather(*asked), max(took)
+
+
+@pytest.mark.parametrize(("broken", "wanted"), [(1, {"accelerator": 600}), (2, {"cpu": 150})])
+async def test_replicas_whose_runs_fail_at_once_do_not_take_everything(broken, wanted):
+    accelerators = [Replica(name, V100) for name in ("a1", "a2")]
+    router = await World({"accelerator": accelerators, "cpu": [Replica("c", XEON)]}, slo_s=2.0).router()
+    for replica in accelerators[:broken]:
+        replica.runner.warmed_up(np.ones(75, np.int32), ("text",))
+        replica.engine.device = Device(0.0, 0.001)
+        replica.engine.outcome = lambda _: RuntimeError("no kernel image")
+    answers, _ = await stream(router, 30, 20)
+    found = kinds(answers)
+    assert found["EngineBroken"] <= 5 * (broken - 1)
+    assert {pool: count for pool, count in pools_of(answers).items() if count < wanted.get(pool, 0)} == {}
+    assert found["Embedded"] + found["EngineBroken"] + found["Busy"] == 600
+    assert [replica.runner.problem for replica in accelerators[:broken]] == ["no kernel image"] * broken
+
+
+async def test_a_query_that_breaks_its_run_takes_none_along():
+    replica = Replica("a", (0.002, 0.02), 8)
+    router = await World({"accelerator": [replica]}).router()
+    replica.engine.outcome = lambda query: ValueError("bad") if len(query.ids) == 13 else None
+    good, bad = asyncio.ensure_future(stream(router, 200, 3)), []
+    for _ in range(3):
+        await asyncio.sleep(0.9)
+        bad += several(router, 1, text(13))
+    assert kinds((await good)[0]) == {"Embedded": 600}
+    assert kinds(await asyncio.gather(*bad)) == {"EngineFailed": 3}
+
+
+async def test_what_a_hung_device_has_is_answered_elsewhere_or_refused_by_its_deadline():
+    replicas = [Replica(name, V100) for name in ("a1", "a2")]
+    router = await World({"accelerator": replicas}, slo_s=2.0).router()
+    asyncio.get_running_loop().call_later(3.0, setattr, replicas[0].engine, "slow", 60.0)
+    answers, longest_s = await stream(router, 30, 10)
+    assert longest_s <= 2.0 + 0.3
+    found = kinds(answers)
+    assert found["Embedded"] >= 270
+    assert found["Embedded"] + found["DeadlineExceeded"] + found["Busy"] == 300
+
+
+async def test_devices_that_have_become_slow_do_not_fail_for_ever():
+    """A run that is overdue ends, and teaches how slow the device is."""
+    replicas = [Replica(name, V100) for name in ("a1", "a2")]
+    router = await World({"accelerator": replicas}).router()
+    for replica in replicas:
+        asyncio.get_running_loop().call_later(1.0, setattr, replica.engine, "slow", 2.9)
+    await stream(router, 40, 15)
+    answers, _ = await stream(router, 40, 15)
+    found = kinds(answers)
+    assert found["Embedded"] > 50
+    assert found["Embedded"] + found["Busy"] == 600
+
+
+async def test_of_thirty_two_replicas_the_quick_half_is_not_overlooked():
+    """The slow ones, on the Router's own node, cannot answer in time at all."""
+    slow = [Replica(f"s{index}", (1.0, 1.5), 8) for index in range(16)]
+    quick = [Replica(f"q{index}", (0.01, 0.05), 8) for index in range(16)]
+    for replica in quick:
+        replica.node = "m"
+    world = World({"accelerator": slow + quick})
+    world.config["accelerator"] = {}
+    answers, _ = await stream(await world.router(), 400, 2)
+    assert kinds(answers) == {"Embedded": 800}
 
 
 async def test_a_request_of_a_thousand_texts_beside_single_queries():

@@ -142,8 +142,6 @@ def test_a_replica_that_is_asked_and_says_nothing_is_silent(now, heard_at, asked
     if asked_at is not None:
         one.asked(asked_at)
     one.hear(heard_at, STATE, 0)
-    assert not one.should_be_asked(now)  # it has read all
-    one.sent(1, 1, 0.018)
     assert (one.should_be_asked(now), one.is_silent(now)) == (should_be_asked, is_silent)
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from deployments.embedding.run_loop import Ended, OfferedQuery, Passed
+from deployments.embedding.run import OfferedQuery
+from deployments.embedding.run_loop import Ended, Passed
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.engines import Stopped
 from deployments.models.outputs import TEXT, Numbers

@@ -1,0 +1,93 @@
+"""A run of the engine, and which of its queries run again once it has failed. Pure.
+
+A run that fails is looked into, so that one query does not take the others along:
+
+    it fails                        the last query that was answered runs again, by itself
+    that fails, too                 the engine is broken: all queries of the run are told so, and Routers offer them
+                                    elsewhere; the replica's health check fails until something is answered
+    that is answered                the run's queries run again in halves, and halves of halves; one that fails alone is
+                                    told its own error
+    `MOST_AGAIN` runs were, or      the rest is told as if the engine were broken
+    the deadlines have passed
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.embedding.scheduler.state import Query
+from deployments.models.outputs import Outputs
+from deployments.models.tokenizer import TokenIds
+from deployments.serving.sessions import RouterSession
+
+MOST_AGAIN = 24  # enough for two bad queries in 64
+
+Indices = npt.NDArray[np.intp]
+
+
+@dataclass(slots=True, eq=False)
+class OfferedQuery:
+    """One query that a Router offered, and where its answer goes."""
+
+    session: RouterSession
+    number: int
+    index: int
+    ids: TokenIds
+    outputs: Outputs
+    gone: bool = False  # nobody waits for it any more
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """The engine's run: its queries in the order of their deadlines. `stop`: nobody waits for any of them.
+
+    `group`: what the engine computes now, by index; an empty one is the query that was answered before. Once the run
+    has failed: `groups`, what runs again after this one; `again`: how often it has; `sentence`: what it failed of.
+    """
+
+    queries: list[Query]
+    began: float
+    tokens: int
+    stop: threading.Event = field(default_factory=threading.Event)
+    left: set[int] = field(init=False)  # indices of those that are not answered
+    group: Sequence[int] = field(init=False)
+    groups: deque[Sequence[int]] = field(default_factory=deque)
+    again: int = 0
+    sentence: str = ""
+
+    def __post_init__(self) -> None:
+        self.group = range(len(self.queries))
+        self.left = set(self.group)
+
+    def waiting(self, indices: Iterable[int]) -> list[int]:
+        """Of these, those that somebody still waits for."""
+        return [index for index in indices if index in self.left and not self.queries[index].item.gone]
+
+    def split(self, *, has_answered: bool) -> int | None:
+        """The group has failed: its halves run again. A query that failed alone, again, is returned instead.
+        `has_answered`: there is a query that was answered before.
+        """
+        waiting = self.waiting(self.group)
+        if self.again and len(waiting) == 1:
+            return waiting[0]
+        if not self.again and has_answered:
+            self.groups.append(())
+        half = len(waiting) // 2
+        self.groups += [some for some in (waiting[:half], waiting[half:]) if some]
+        return None
+
+    def next_group(self, now: float) -> bool:
+        """Take the next group, in so far as its deadlines have not passed. False where there is none."""
+        while self.groups and self.again < MOST_AGAIN and not self.stop.is_set():
+            group = self.groups.popleft()
+            self.group = [index for index in self.waiting(group) if self.queries[index].due > now]
+            if self.group or not group:
+                self.again += 1
+                return True
+        return False
