@@ -31,6 +31,7 @@ from deployments.serving.sessions import Connection, RouterSession, RouterSessio
 logger = logging.getLogger("ray.serve")
 
 _HOLD_S = 1.0  # a part of a request waits so long for the rest to be admitted elsewhere
+_QUICKER = 2.0  # times as quick as the pool's model: the depth and the model of slower devices do not bound it
 _LATE_S = 0.002  # a timer later than this was kept waiting by a busy loop
 
 Passed = Callable[[Indices, Iterable[Numbers], Numbers], None]
@@ -128,16 +129,13 @@ class RunLoop(RouterSessions[RouterSession, Report]):
     def _configure(self, session: RouterSession, settings: dict[str, Any]) -> None:
         """A Router's settings, first, and again whenever its config changes."""
         self._identify(session, settings["router"])
-        model = settings["model"]
+        admission, depth = settings["admission"], settings["depth"]
+        model = None if settings["model"] is None else CostModel(*settings["model"])
+        if model is not None and admission == "deadline" and self._measured.alpha_s * _QUICKER < model.alpha_s:
+            model, depth = None, depth and None  # it is another device than was calibrated; 0 closes any
         self.schedule.configure(
-            Policy(
-                settings["slo_s"],
-                settings["admission"],
-                settings["depth"],
-                settings["bulk_share"],
-                settings["max_batch_fraction"],
-            ),
-            self._measured if model is None else CostModel(*model),
+            Policy(settings["slo_s"], admission, depth, settings["bulk_share"], settings["max_batch_fraction"]),
+            model or self._measured,
             calibrated=model is not None,
         )
         self._on_policy(self.schedule)

@@ -27,6 +27,10 @@ class View(ReplicaView[ReplicaState]):
         ReplicaView.hear(self, now, state, seen)
         self.model = CostModel(*state.model[:4])
 
+    def is_by(self, model: Sequence[float] | None) -> bool:
+        """It plans by this model, or by none in particular."""
+        return model is None or self.state is None or list(self.state.model[:4]) == list(model)
+
     def finish_s(self, now: float, lengths: Sequence[int]) -> float:
         """Seconds until queries of so many tokens each would be answered there, if they went now together."""
         state = self.state

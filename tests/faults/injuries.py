@@ -163,7 +163,7 @@ def _needs_disk(rig):
 INJURIES = (
     Injury(Fault("a Router killed", frozenset({LARGE})), killed("Router")),
     Injury(Fault("an embedder killed"), killed(*EMBEDDERS)),
-    Injury(Fault("an embedder stopped for 4 s"), stopped(*EMBEDDERS), 4.0),
+    Injury(Fault("an embedder stopped for 4 s", silences=True), stopped(*EMBEDDERS), 4.0),
     Injury(Fault("Routers' connections to replicas reset"), channels_reset, 2.0, _needs("ss")),
     Injury(Fault(f"{_HANG_UPS} clients hang up"), clients_hang_up),
     Injury(Fault("depths redeployed by `serve deploy`"), redeployed),
@@ -171,5 +171,5 @@ INJURIES = (
     Injury(Fault("Serve's controller killed"), killed("ServeController")),
     Injury(Fault("a node killed, another joins", OF_A_NODE), node_killed, 4.0),
     Injury(Fault("the disk of logs full for 6 s"), disk_full, 6.0, _needs_disk),
-    Injury(Fault("a node cut off for 8 s, another joins", OF_A_NODE), node_cut_off, 8.0, _needs("ip")),
+    Injury(Fault("a node cut off for 8 s, another joins", OF_A_NODE, silences=True), node_cut_off, 8.0, _needs("ip")),
 )

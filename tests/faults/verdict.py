@@ -37,11 +37,12 @@ class Fault:
     """What is done to the service, and what its clients must put up with.
 
     `breaks`: the ways, the kinds of request, or the details whose connections may break, from the fault until the
-    service is whole.
+    service is whole. `silences`: replicas live and answer nothing, so that what they have is late.
     """
 
     name: str
     breaks: frozenset[str] = frozenset()
+    silences: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,13 @@ def broken_promise(ended: Ended, phase: Phase) -> str | None:
     """What the service did wrong to this request."""
     if ended.status == 200:
         return None if ended.right else "a wrong answer"
-    excused = bool(phase.fault.breaks & {ended.via, ended.kind, ended.detail}) and _in_its_time(ended, phase)
+    in_its_time = _in_its_time(ended, phase)
+    excused = bool(phase.fault.breaks & {ended.via, ended.kind, ended.detail}) and in_its_time
     if ended.status == UNAVAILABLE and ended.via == GRPC and excused:
         return None  # by Serve's own proxy, which does not say when
     if ended.status in {BUSY, UNAVAILABLE}:
         return None if ended.come_back else f"{ended.status} without the time to come back"
-    if ended.status == TOO_LATE and ended.own_time:
+    if ended.status == TOO_LATE and (ended.own_time or (phase.fault.silences and in_its_time)):
         return None
     if ended.status in {BROKEN, SILENT} and excused:
         return None

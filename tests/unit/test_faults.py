@@ -72,6 +72,12 @@ def test_what_breaks_a_promise(one, problem):
     assert broken_promise(one, phase(one)) == problem
 
 
+def test_what_silent_replicas_have_is_late():
+    silent = Fault("an embedder stopped", silences=True)
+    assert broken_promise(ended(504), phase(fault=silent)) is None
+    assert broken_promise(ended(504, at=(1.0, 2.0)), phase(fault=silent)) == "504"
+
+
 def test_a_service_that_is_not_whole_excuses_what_the_fault_breaks_only():
     lost = [ended(BROKEN, via=via, at=(90.0, 91.0)) for via in (GRPC, HTTP)]
     assert [broken_promise(one, phase(one, whole_s=None)) for one in lost] == [None, "broken"]

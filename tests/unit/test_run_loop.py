@@ -73,6 +73,25 @@ async def test_the_rows_of_tokens_go_to_their_query():
     assert [router.ends[number, 0][1].numbers[0] for number in (1, 2, 3)] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("alpha_s", "admission", "depth", "admitted"),
+    [
+        # The pool's model and depth are those of a device that takes 18 ms a query, beta 0.27 s.
+        (0.018, "deadline", 10, 20),  # ten run, and ten are in the next run
+        (0.0091, "deadline", 10, 20),
+        (0.0089, "deadline", 10, 60),  # it goes by its own: more than (1 s - beta) / 0.0089 s do not fit
+        (0.0089, "deadline", 0, 0),
+        (0.0089, "depth", 10, 10),  # Algorithm 1
+    ],
+)
+async def test_a_device_twice_as_quick_as_the_pools_is_not_bound_by_it(alpha_s, admission, depth, admitted):
+    runner, _ = replica(curve=(alpha_s, 0.27), micro_batch_queries=None)
+    router = FakeRouter(runner, admission=admission, depth=depth, model=[0.0, 0.018 / 75, 0.0, 0.27])
+    for _ in range(60):
+        router.offer()
+    assert runner.schedule.in_flight == admitted
+
+
 async def test_calling_off_frees_its_room_at_once():
     router, runner, _ = served(micro_batch_queries=None)
     first = router.offer(25)
