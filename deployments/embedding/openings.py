@@ -23,13 +23,12 @@ class Openings(Generic[L]):
     """The open replicas of one pool, those that were looked at last at the end."""
 
     _open: OrderedDict[L, None] = field(default_factory=OrderedDict)
-    _opens_at: dict[L, float] = field(default_factory=dict)  # of the others
+    _opens_at: dict[L, float] = field(default_factory=dict)  # of those that are or were closed, as said last
     _next: list[tuple[float, int, L]] = field(default_factory=list)  # a heap; what differs from `_opens_at` is old
     _count: Iterator[int] = field(default_factory=itertools.count)  # so that the heap need not compare replicas
 
     def put(self, link: L, opens_at: float, now: float) -> None:
         """It said that it opens then; in the past: that it is open."""
-        self._advance(now)
         if opens_at <= now:
             self._opens_at.pop(link, None)
             self._open.setdefault(link)
@@ -68,5 +67,4 @@ class Openings(Generic[L]):
         while self._next and self._next[0][0] <= now:
             opens_at, _, link = heapq.heappop(self._next)
             if self._opens_at.get(link) == opens_at:
-                del self._opens_at[link]
                 self._open[link] = None

@@ -149,9 +149,11 @@ class Placement:
         self.avoided.append(part.link)
         left = [index for index in part.indices if index not in self.answers and index not in self.again]
         if left and self.placer.hedges.spend(len(left)):
-            self.again.update(left)
+            placed = False
             with contextlib.suppress(ReplicaLost):  # the first offer stands
-                await self.placer.place(self.request, left, self.parts, avoided=self.avoided, partial=True)
+                placed = await self.placer.place(self.request, left, self.parts, avoided=self.avoided, partial=True)
+            if placed:
+                self.again.update(left)
         return []
 
 

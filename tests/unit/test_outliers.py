@@ -42,3 +42,8 @@ def test_each_time_it_is_longer_until_it_was_well_for_as_long():
 )
 def test_half_of_the_replicas_and_never_the_last_one(ejected, replicas, may):
     assert may_eject_one(ejected, replicas) == may
+
+
+def test_a_new_one_has_not_failed():
+    one = Outlier()
+    assert (one.failures, one.ejections, one.is_ejected(0.0)) == (0, 0, False)

@@ -205,6 +205,16 @@ async def test_what_hangs_and_has_no_room_elsewhere_is_told_at_its_deadline(scri
     assert placer.refused == 0
 
 
+async def test_what_had_no_room_elsewhere_is_offered_once_more_when_the_hung_replica_is_dead():
+    def dies_later(pending):
+        pending.hang()
+        asyncio.get_running_loop().call_later(0.3, dies, pending)
+
+    a1, a2 = replicas(dies_later, refuses)
+    assert len(await placer_of(a1, a2).answer(request_of(75))) == 1
+    assert (len(a1.heard), len(a2.heard)) == (1, 2)
+
+
 async def test_so_many_may_be_offered_elsewhere():
     a1, a2 = replicas(*[hangs] * 2)
     placer = placer_of(a1, a2)
