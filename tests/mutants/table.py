@@ -24,7 +24,6 @@ MODULES = {
     "deployments/serving/replica_view.py": "test_view test_generation_view",
     "deployments/embedding/link.py": "test_link",
     "deployments/embedding/comebacks.py": "test_comebacks",
-    "deployments/embedding/openings.py": "test_pool",
     "deployments/embedding/openings.py": "test_openings test_pool",
     "deployments/embedding/outliers.py": "test_outliers",
     "deployments/embedding/placement.py": "test_placer",
