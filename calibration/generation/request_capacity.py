@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from deployments.admission.learning import Learning
+from deployments.generation.scheduler.learning import Learning
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.state import StepPolicy

@@ -136,7 +136,6 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         self.schedule.configure(
             Policy(settings["slo_s"], admission, depth, settings["bulk_share"], settings["max_batch_fraction"]),
             model or self._measured,
-            calibrated=model is not None,
         )
         self._on_policy(self.schedule)
         self._tell_of_room()  # who was told that it is closed would not ask again
@@ -273,7 +272,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             self._run_again(run)
         else:
             try:
-                self._on_run(len(run.queries), run.tokens, self.now() - run.began, self.schedule.run.planned_s)
+                self._on_run(len(run.queries), run.tokens, self.now() - run.began, self.schedule.run.predicted_s)
             except Exception:  # what is told of a run must not end the runs
                 logger.exception("a run was not counted")
             self._over(whole=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deployments.admission.fair_share import Tenant
+from deployments.admission.predictor import LinePredictor
 from deployments.embedding.outliers import Outlier
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import Limits
@@ -72,7 +73,8 @@ class View(ReplicaView[ReplicaState]):
     def most_queries(self, tokens: float, slo_s: float, depth: int | None) -> float:
         """Queries of so many tokens that it would admit at once if it were idle."""
         slowdown, margin = (1.0, 0.0) if self.state is None else (self.state.slowdown, self.state.margin)
-        limits = Limits(self.model, Policy(slo_s, depth=depth), 0, slowdown, margin)
+        predictor = LinePredictor(slowdown * self.model.beta_s, slowdown, margin)
+        limits = Limits(self.model, Policy(slo_s, depth=depth), 0, predictor)
         return max(0.0, limits.idle_room_s(slo_s)) / max(1e-9, self.model.cost_s(round(tokens)))
 
     def bulk_room_s(self, *, by_count: bool) -> float:

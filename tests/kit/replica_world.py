@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from deployments.admission.learning import Learning
+from deployments.admission.predictor import EndedRun, Predictor
 from deployments.embedding.frames import Offer, Offers
 from tests.kit.simulation.application import Replica
 from tests.kit.simulation.arrivals import Arrival
@@ -72,16 +72,19 @@ class FakeRouter:
         return [key for key, how in self.ends.items() if isinstance(key, tuple)]
 
 
-def proven():
-    """As after 200 answers that came when they were predicted: the least margin."""
-    learning = Learning(calibrated=True)
-    for _ in range(400):
-        learning.answered(1.0, 1.0, 1.0)
-    return learning
+def proven(device, slo_s=1.0):
+    """As after many runs that took as long as predicted: the least margin."""
+    predictor = Predictor(planned_s=device.beta_s, slo_s=slo_s)
+    for number in range(40):
+        work_s = slo_s * (0.5 + 0.5 * number % 2)
+        took_s = device.beta_s + work_s
+        predictor.ended(0.0, EndedRun(work_s, took_s, [(took_s, took_s)]))
+    return predictor
 
 
 def replica(micro_batch_queries=8, curve=V100):
-    one = Replica("a", Device(*curve, micro_batch_queries), learning=proven())
+    device = Device(*curve, micro_batch_queries)
+    one = Replica("a", device, predictor=proven(device))
     return one.runner, one.engine
 
 
@@ -125,7 +128,12 @@ class World:
     async def _serve(self, arrivals):
         loop = asyncio.get_running_loop()
         replicas = [
-            Replica(f"r{number}", device, seed=number, learning=proven() if self.learned else Learning(calibrated=True))
+            Replica(
+                f"r{number}",
+                device,
+                seed=number,
+                predictor=proven(device, self.policy["slo_s"]) if self.learned else None,
+            )
             for number, device in enumerate(self.devices)
         ]
         for at, times in self.slow:

@@ -25,7 +25,8 @@ def _card():
 
 class Replica(application.Replica):
     def __init__(self, name, curve=V100, micro_batch_queries=None):
-        super().__init__(name, Device(*curve, micro_batch_queries), learning=proven())
+        device = Device(*curve, micro_batch_queries)
+        super().__init__(name, device, predictor=proven(device))
 
 
 class Inline(Executor):

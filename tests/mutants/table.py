@@ -3,7 +3,9 @@
 MODULES = {
     "deployments/embedding/scheduler/cost_model.py": "test_cost_model",
     "deployments/embedding/scheduler/starvation.py": "test_starvation",
-    "deployments/admission/learning.py": "test_learning",
+    "deployments/generation/scheduler/learning.py": "test_learning",
+    "deployments/admission/predictor.py": "test_predictor",
+    "deployments/embedding/scheduler/cost_fit.py": "test_cost_fit",
     "deployments/admission/least_squares.py": "test_cost_model",
     "deployments/embedding/scheduler/pacing.py": "test_pacing",
     "deployments/admission/probe.py": "test_idle_probe",

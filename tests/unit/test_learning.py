@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.admission.learning import Learning
+from deployments.generation.scheduler.learning import Learning
 
 
 def learned(*ratios):

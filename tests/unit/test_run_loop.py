@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.admission.predictor import EndedRun
 from deployments.embedding.frames import Offer, Offers
 from deployments.embedding.run_loop import RunLoop
 from deployments.embedding.scheduler.cost_model import CostModel
@@ -406,14 +407,14 @@ async def test_a_router_hears_when_a_runs_end_shows_that_there_is_room():
     runner, engine = replica()
     later = asyncio.get_running_loop().call_later
     runner._compute = lambda run, passed, ended, stop: engine.compute(run, passed, partial(later, 0.001, ended), stop)
-    runner.schedule.learning.slowdown = 3.5
-    runner.schedule.ended(asyncio.get_running_loop().time())
+    runner.schedule.limits.predictor.ended(0.0, EndedRun(0.018, 3.5 * 0.288, is_probe=True))
+    runner.schedule.set_pass_tokens(600)  # and all that follows from it
     await asyncio.sleep(1.5)
     router = FakeRouter(runner)
     router.offer()  # the probe
     await asyncio.sleep(1)
     assert router.answers() == [(1, 0)]
-    assert runner.schedule.learning.slowdown == pytest.approx(1.0, abs=0.05)
+    assert router.reports[-1][1].state.slowdown == pytest.approx(1.0, abs=0.05)
     assert router.reports[-1][1].state.opens_s == 0
     assert len(engine.runs) == 1
 

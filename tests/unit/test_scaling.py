@@ -59,7 +59,7 @@ def test_small_clusters_keep_the_promise(routers, load, micro_batch_queries):
     if load < 1:
         assert found["busy"] <= 0.01
     else:
-        assert found["busy"] > 0.1
+        assert found["busy"] > 0.05
         assert found["goodput_node"] > 0.85 * capacity_s(shape.devices, SLO_S)
 
 

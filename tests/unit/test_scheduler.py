@@ -6,11 +6,12 @@ may fill 0.8 of the time to a deadline. An idle device waits 6 ms for each waiti
 
 import copy
 import math
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, dataclass, field
 
 import pytest
 
 from deployments.admission.fair_share import Account, Kind, Tenant
+from deployments.admission.predictor import EndedRun, LinePredictor, Predictor
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.embedding.scheduler.scheduler import Scheduler
@@ -20,9 +21,22 @@ MODEL = CostModel(0.0, 0.001, 0.0, 0.2)
 STEP = 0.01  # ms
 
 
+def slow(times, model=MODEL):
+    return Told(times * model.beta_s, times, 0.25)
+
+
+@dataclass
+class Told(LinePredictor):
+    """Hears what each run teaches."""
+
+    runs: list[EndedRun] = field(default_factory=list)
+
+    def ended(self, now, run):
+        self.runs.append(run)
+
+
 def queue_of(*, slowdown=1.0, micro_batch_tokens=0, slo_s=1.0, model=MODEL, **policy):
-    queue = Scheduler(model, Policy(slo_s, **policy))
-    queue.learning.margin, queue.learning.slowdown = 0.25, slowdown
+    queue = Scheduler(model, Policy(slo_s, **policy), predictor=slow(slowdown, model))
     queue.set_pass_tokens(micro_batch_tokens)
     return queue
 
@@ -419,8 +433,6 @@ def test_the_time_between_probes_doubles_until_a_run_that_is_none():
         queue.start(now)
         now += 1.0
         queue.ended(now, whole=whole)
-        queue.learning.slowdown = 4.0
-        queue.set_pass_tokens(0)
     assert waits == [pytest.approx(wait_s) for wait_s in (1, 2, 4, 4, 8, 8, 1)]
 
 
@@ -429,12 +441,10 @@ def test_a_probe_that_is_in_time_is_believed():
     queue.offer(1.1, [query(300, 2.1)])
     queue.start(1.1)
     queue.ended(1.1 + 0.5)
-    assert queue.learning.slowdown == pytest.approx(1.0)
-    queue.learning.slowdown = 4.0
     queue.offer(2.0, [query(75, 9)], depth=1)
     queue.start(2.0)
     queue.ended(2.0 + 0.275)
-    assert queue.learning.slowdown == pytest.approx(3.25)  # an ordinary run: a quarter of the way down
+    assert [run.is_probe for run in queue.limits.predictor.runs] == [True, False]
 
 
 # --- what runs --------------------------------------------------------------------------------------------------------
@@ -543,7 +553,7 @@ def test_deferrable_queries_fill_a_run_behind_the_urgent_ones(urgent, ms, how, t
     run = queue.start(5.0)
     assert run[: len(urgent)] == urgent
     assert len(run) == len(urgent) + taken
-    assert queue.run.planned_s == pytest.approx(0.2 + sum(one.cost_s for one in run))
+    assert queue.run.predicted_s == pytest.approx(0.2 + sum(one.cost_s for one in run))
     assert (queue.queue.count, queue.run.unanswered, queue.runs) == (12 - taken, len(run), 1)
 
 
@@ -698,8 +708,8 @@ def test_when_a_query_of_the_mean_cost_would_be_admitted(queue, now, opens_s):
 def test_a_new_queue_is_open_and_empty():
     queue = Scheduler(MODEL, Policy(1.0))
     state = queue.state(0.0)
-    assert state.bulk_s == pytest.approx(0.5 / 1.1 - 0.2)
-    assert state._replace(bulk_s=0) == (0, 0, 0, 0, 0, 0, 0, astuple(MODEL), 1, 0.1, (0, 0, 0), 0, (), 1)
+    assert state.bulk_s == pytest.approx(0.5 / 1.05 - 0.2)
+    assert state._replace(bulk_s=0) == (0, 0, 0, 0, 0, 0, 0, astuple(MODEL), 1, 0.05, (0, 0, 0), 0, (), 1)
     assert queue.limits.micro_batch_tokens == 0
 
 
@@ -727,9 +737,9 @@ def test_a_state_tells_those_above_their_share_when_it_opens_to_them():
     queue.demand.shares.waits(queue.demand.shares.accounts["over_share"], 0.285)
     state = queue.state(0.2)
     assert (state.opens_s, state.under_share_opens_s, state.over_share) == (pytest.approx(0.3), 0, ["over_share"])
-    queue.configure(Policy(1.0, depth=0), MODEL, calibrated=True)
+    queue.configure(Policy(1.0, depth=0), MODEL)
     assert queue.state(0.2).over_share == ()
-    queue.configure(Policy(1.0, "depth", 9), MODEL, calibrated=True)
+    queue.configure(Policy(1.0, "depth", 9), MODEL)
     assert queue.state(0.2).over_share == ()
 
 
@@ -737,32 +747,44 @@ def test_a_state_tells_those_above_their_share_when_it_opens_to_them():
 
 
 def answered(*offers, slo_s=1.0, late=1.05, whole=True):
-    """The errors of predictions after a run that begins at 0.05 s and takes so many times as long as planned."""
+    """What a run teaches that begins at 0.05 s and takes so many times as long as planned."""
     queue = queue_of(slo_s=slo_s)
     for one in offers:
         assert queue.offer(0.0, [one])
     run = queue.start(0.05)
-    ends = 0.05 + late * queue.run.planned_s
+    ends = 0.05 + late * queue.run.predicted_s
     queue.passed(ends, run)
     queue.ended(ends, whole=whole)
     return queue
 
 
 @pytest.mark.parametrize(
-    ("queue", "errors", "slowdown"),
+    ("queue", "work_s", "errors"),
     [
-        (answered(query(100)), [0.05], 1.05),  # from the start of the run: the device was idle
-        (answered(query(100), query(50)), [0.05, 0.05], 1.05),  # the first one's prediction had not known the second
-        (answered(deferrable(50, 9), query(100)), [0.05], 1.05),  # with the deferrable one that runs behind it
-        (answered(bulk(100)), [], 1.05),
-        (answered(query(100, 5), slo_s=5.9), [], 1.05),  # and more than a twentieth
-        (answered(query(100, 5), slo_s=6.1), [], 1.0),
-        (answered(query(100), whole=False), [], 1.0),
+        (answered(query(100)), 0.1, [0.05]),  # from the start of the run: the device was idle
+        (answered(query(100), query(50)), 0.15, [0.05, 0.05]),  # the first one's prediction had not known the second
+        (answered(deferrable(50, 9), query(100)), 0.15, [0.05]),  # with the deferrable one that runs behind it
+        (answered(bulk(100)), 0.1, []),
     ],
 )
-def test_an_idle_devices_run_teaches(queue, errors, slowdown):
-    assert list(queue.learning.errors) == [pytest.approx(error) for error in errors]
-    assert queue.learning.slowdown == pytest.approx(slowdown)
+def test_an_idle_devices_run_teaches(queue, work_s, errors):
+    (run,) = queue.limits.predictor.runs
+    assert (run.work_s, run.took_s) == (pytest.approx(work_s), pytest.approx(1.05 * (0.2 + work_s)))
+    assert [actual / said - 1 for said, actual in run.answers] == [pytest.approx(error) for error in errors]
+
+
+def test_a_run_that_was_not_whole_teaches_nothing():
+    assert answered(query(100), whole=False).limits.predictor.runs == []
+
+
+def test_the_first_of_several_passes_teaches_as_well():
+    queue = queue_of(micro_batch_tokens=100)
+    queue.offer(0.0, [one := query(200), other := query(100)])
+    queue.start(0.0)
+    queue.passed(0.4, [one])
+    queue.passed(0.5, [other])
+    queue.ended(0.5)
+    assert queue.limits.predictor.runs[0].first_pass == (0.2, 0.4)
 
 
 def test_a_prediction_behind_a_running_run_counts_from_admission():
@@ -775,22 +797,24 @@ def test_a_prediction_behind_a_running_run_counts_from_admission():
     queue.passed(0.75, [other])
     queue.passed(0.2 + 0.64 * 1.05, [one])
     queue.ended(0.2 + 0.64 * 1.05)
-    assert list(queue.learning.errors) == [pytest.approx(0.55 / 0.64 - 1), pytest.approx(0.05)]
+    errors = [actual / said - 1 for said, actual in queue.limits.predictor.runs[-1].answers]
+    assert errors == [pytest.approx(0.55 / 0.64 - 1), pytest.approx(0.05)]
 
 
 def test_a_run_that_another_model_planned_teaches_nothing():
     queue = running(300)
-    queue.configure(Policy(2.0), CostModel.of_curve(0.01, 0.1), calibrated=True)
+    queue.configure(Policy(2.0), CostModel.of_curve(0.01, 0.1))
+    new = copy.deepcopy(queue.limits.predictor)
     queue.ended(9.0)
-    assert (queue.learning.slowdown, queue.learning.margin) == (1.0, 0.05)
+    assert queue.limits.predictor == new == Predictor(planned_s=0.1, slo_s=2.0)
     assert queue.demand.long_queries.mean_s == pytest.approx(0.01)
     assert queue.limits.pacing.pause_s == pytest.approx(0.003)
 
 
 def test_another_policy_leaves_what_was_learned_and_counts_at_once():
     queue = running(300, query(10, 9), slowdown=1.25)
-    queue.configure(Policy(2.0, bulk_share=0.25), MODEL, calibrated=True)
-    assert (queue.learning.slowdown, queue.learning.margin, queue.queue.count) == (1.25, 0.25, 1)
+    queue.configure(Policy(2.0, bulk_share=0.25), MODEL)
+    assert (queue.limits.predictor, queue.queue.count) == (Told(1.25 * 0.2, 1.25, 0.25, 2.0), 1)
     assert queue.state(0.2).bulk_s == pytest.approx(0.25 * 2.0 * 0.8 / 1.25 - 0.2)
     assert takes(queue, 0.2, query(1000, 3.2))
 
@@ -807,9 +831,12 @@ def test_what_is_called_off_leaves_no_work_behind():
 
 
 def test_a_run_that_was_slow_makes_the_next_one_short():
-    queue = running(300)
+    queue = Scheduler(MODEL, Policy(1.0))
+    before_s = queue.limits.run_s
+    admit(queue, 0.0, query(300))
+    queue.start(0.0)
     queue.ended(0.75)
-    assert has_room(queue, 0.75, 2.0, 800 / 1.5 - 200)
+    assert queue.limits.run_s < 0.7 * before_s
 
 
 def test_each_answer_teaches_once():
@@ -819,4 +846,4 @@ def test_each_answer_teaches_once():
         queue.start(now)
         queue.passed(now + 0.5, [one])
         queue.ended(now + 0.5)
-    assert len(queue.learning.errors) == 2
+    assert [len(run.answers) for run in queue.limits.predictor.runs] == [1, 1]

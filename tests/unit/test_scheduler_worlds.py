@@ -58,12 +58,13 @@ def test_a_deferrable_query_does_not_share_the_pass_of_urgent_ones_that_it_would
     assert all(one.in_time for one in sent)
 
 
-@pytest.mark.parametrize(("times", "micro_batch_queries", "mixed"), [(1.5, 8, True), (2.0, None, False)])
-def test_a_device_that_slows_down_is_late_for_three_seconds(times, micro_batch_queries, mixed):
+@pytest.mark.parametrize(
+    ("times", "micro_batch_queries", "mixed"), [(1.5, 8, True), (2.0, 8, True), (2.0, None, False)]
+)
+def test_a_device_that_slows_down_is_late_with_two_runs(times, micro_batch_queries, mixed):
     world = World(Device(*V100, micro_batch_queries, noise=0.01), slow=[(15, times)])
     sent = world.serve(poisson(61, 40, allowed_s=1.0, mixed=mixed))
-    assert late_share(one for one in sent if one.at > 18) <= 0.02
-    assert late_share(one for one in sent if one.at < 13) <= 0.005
+    assert late_share(one for one in sent if not 14 <= one.at < 16.5) <= 0.005
 
 
 @pytest.mark.parametrize(("micro_batch_queries", "mixed"), [(None, False), (8, True)])
@@ -83,7 +84,7 @@ def test_one_admission_looks_at_none_of_those_that_wait():
             Counted.walks += 1
             return super().__iter__()
 
-    queue = Scheduler(CostModel.of_curve(1e-4, 0.05), Policy(1.0), 8 * 75, proven())
+    queue = Scheduler(CostModel.of_curve(1e-4, 0.05), Policy(1.0), 8 * 75, proven(Device(1e-4, 0.05)))
     queue.offer(0.0, [Query(75, 0.5)])
     queue.start(0.0)
     for i in range(1000):

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from deployments.admission.learning import Learning
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.frames import GenerationOffer, GenerationOffers
 from deployments.generation.offer_inbox import OfferedGeneration
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
+from deployments.generation.scheduler.learning import Learning
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import Computed

@@ -6,18 +6,20 @@ Symbols. Work is in planned device seconds, which the cost model says; the other
     U, W        work of the urgent queries that wait; of the next run: U and the deferrable queries that it takes
     L           time that the running run still needs
     left, t     time to the query's deadline; time to the earliest deadline in the next run, this query's included
-    f, m        slowdown and margin (`learning`)
+    s(x)        seconds of a run of work x, as the predictor knows the device; w(t) its inverse; b(t) the part of t that
+                a prediction may fill, beside a margin for its error
+    f           how many times as long all takes just now, by a run that is overdue; else 1
     rho         work that arrives in a second
 
 A query is admitted if the next run still fits into the SLO, and
 
-    answers come at the run's end       L + f (beta + W + c) <= t / (1 + m)
-    and it is the first of the next     L <= (left / (1 + m) - f beta) / (1 + f rho)
+    answers come at the run's end       L + f s(W + c) <= b(t)
+    and it is the first of the next     L + f s(rho L) <= b(left)
       run while another one runs
-    answers come pass by pass           L + f (beta + U + c + pass) <= left / (1 + m)
+    answers come pass by pass           L + f s(U + c + pass) <= b(left)
       (on an idle device: as at the end)
-    it is deferrable                    L + ceil(deferrable work / its share of any run) * SLO <= left / (1 + m); one
-                                        run more where urgent queries wait and answers come at the run's end
+    it is deferrable                    L + ceil(deferrable work / its share of any run) * SLO <= b(left); one run more
+                                        where urgent queries wait and answers come at the run's end
 
 - Pass by pass, a new query delays no query with an earlier deadline. Queries with later deadlines are still in time,
   because this query is. So only its own deadline is checked.
@@ -148,7 +150,7 @@ class DeadlineAdmission(Admission):
         slo_s = limits.policy.slo_s
         if first.bulk or self.run.is_running or self.queue.count or total_s > limits.idle_room_s(slo_s):
             return
-        if total_s > self._deferrable_room_s(now, first, (limits.slowdown, limits.pacing.pause_s)):
+        if total_s > self._deferrable_room_s(now, first, (1.0, limits.pacing.pause_s)):
             for query in queries:
                 query.deferrable, query.due = False, min(query.due, now + slo_s)
 
@@ -156,20 +158,18 @@ class DeadlineAdmission(Admission):
         """Eq. 11, as quick as the device is known to be: one that is slow just now may be asked again."""
         limits, policy = self.limits, self.limits.policy
         longest_s = _NEVER if policy.depth is None else policy.slo_s
-        return min(1.0, limits.slowdown) * (limits.model.beta_s + cost_s) > min(left_s, longest_s)
+        return min(limits.predictor.seconds(cost_s), limits.model.beta_s + cost_s) > min(left_s, longest_s)
 
     def may_wait_s(self, now: float, query: Query, f: float) -> float:
-        limits, queue = self.limits, self.queue
+        queue, predictor = self.queue, self.limits.predictor
         if query.deferrable:
-            return (query.due - now) * limits.deadline_share - limits.policy.slo_s
-        left_s = (queue.urgent[0].due - now) * limits.deadline_share
-        return left_s - f * (limits.model.beta_s + queue.urgent_s + queue.next_deferrable_s)
+            return predictor.fill_s(query.due - now) - self.limits.policy.slo_s
+        return predictor.fill_s(queue.urgent[0].due - now) - f * predictor.seconds(queue.next_run_s)
 
     def deferrable_s(self, now: float, urgent: Sequence[Query]) -> tuple[float, float]:
-        limits = self.limits
-        f, urgent_s = limits.slowdown * (1 + limits.margin), sum(query.cost_s for query in urgent)
-        fill_s = limits.policy.bulk_share * limits.policy.slo_s / f - limits.model.beta_s - urgent_s
-        most_s = (urgent[0].due - now) / f - limits.model.beta_s - urgent_s if urgent else _NEVER
+        limits, predictor, urgent_s = self.limits, self.limits.predictor, sum(query.cost_s for query in urgent)
+        fill_s = predictor.work_s(predictor.fill_s(limits.policy.bulk_share * limits.policy.slo_s)) - urgent_s
+        most_s = predictor.work_s(predictor.fill_s(urgent[0].due - now)) - urgent_s if urgent else _NEVER
         if limits.micro_batch_tokens and most_s >= limits.pass_s:  # they may share the urgent ones' last pass
             return fill_s, _NEVER
         return min(fill_s, most_s), most_s
@@ -200,22 +200,27 @@ class DeadlineAdmission(Admission):
     def _room_s(self, now: float, left_s: float, outlook: Outlook, run_s: float, rho: float) -> float:
         """Room for urgent work in a run of at most `run_s`, below 0 where there is none. `left_s`: to the deadline."""
         limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
-        beta_s, work_s = limits.model.beta_s, queue.next_run_s
-        left_s, room_s = left_s * limits.deadline_share, run_s - work_s
+        predictor, work_s = limits.predictor, queue.next_run_s
+        room_s = run_s - work_s
         if limits.micro_batch_tokens and is_running:  # deferrable ones are behind it in the run
-            return min(room_s, (left_s - until_s) / f - beta_s - queue.urgent_s - limits.pass_s)
-        if is_running and not queue.urgent and until_s > (left_s - f * beta_s) / (1 + f * rho):
+            run_s = predictor.work_s((predictor.fill_s(left_s) - until_s) / f)
+            return min(room_s, run_s - queue.urgent_s - limits.pass_s)
+        if (
+            is_running
+            and not queue.urgent
+            and until_s + f * predictor.seconds(rho * until_s) > predictor.fill_s(left_s)
+        ):
             return 0.0
         for line in (queue.urgent, queue.deferrable[:1]):
             if line:
-                left_s = min(left_s, (line[0].due - now) * limits.deadline_share)
-        return min(room_s, (left_s - until_s) / f - beta_s - work_s)
+                left_s = min(left_s, line[0].due - now)
+        return min(room_s, predictor.work_s((predictor.fill_s(left_s) - until_s) / f) - work_s)
 
     def _deferrable_room_s(self, now: float, query: Query, outlook: Outlook) -> float:
         limits, queue, slo_s, (f, until_s) = self.limits, self.queue, self.limits.policy.slo_s, outlook
-        left_s = (query.due - now) * limits.deadline_share
-        with_it_s = f * (limits.model.beta_s + queue.urgent_s + query.cost_s)
-        longer_s = max(0.0, with_it_s + f * queue.next_deferrable_s - slo_s)  # the next run than others
+        left_s = limits.predictor.fill_s(query.due - now)
+        with_it_s = f * limits.predictor.seconds(queue.next_run_s + query.cost_s)
+        longer_s = max(0.0, with_it_s - slo_s)  # the next run than others
         runs = math.floor(max(0.0, (left_s - until_s - longer_s) / slo_s))
         if queue.urgent and not (limits.micro_batch_tokens and self.run.is_running):
             runs -= 1
@@ -232,13 +237,13 @@ class DeadlineAdmission(Admission):
         in_time = limits.pacing.pause_s + limits.model.beta_s + total_s <= queries[0].due - now
         if not in_time and len(queries) > 1:
             return False
-        hopeful = in_time and limits.slowdown > 1
+        hopeful = in_time and limits.is_slow(total_s)
         return now - self.run.since > self._probe.after_s(limits.policy.slo_s, hopeful=hopeful)
 
     def _room_in_s(self, now: float, outlook: Outlook, room_s: float) -> float:
         """Seconds until a query of the mean cost has room. `room_s`: that there is now for it."""
         limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
-        policy, model = limits.policy, limits.model
+        policy, model, predictor = limits.policy, limits.model, limits.predictor
         cost_s = max(self.demand.long_queries.mean_s, self.demand.reserve_s)
         if model.cost_s(1) <= (idle_s := limits.idle_room_s(policy.slo_s)) < cost_s:
             cost_s = idle_s  # shorter ones are admitted
@@ -246,13 +251,17 @@ class DeadlineAdmission(Admission):
         if missing_s <= 0:
             return 0.0
         if not is_running and not queue.count:
-            return max(0.0, self.run.since + self._probe.after_s(policy.slo_s, hopeful=limits.slowdown > 1) - now)
-        slo_s, beta_s, work_s = policy.slo_s * limits.deadline_share, model.beta_s, queue.next_run_s
+            return max(0.0, self.run.since + self._probe.after_s(policy.slo_s, hopeful=limits.is_slow(cost_s)) - now)
+        slo_s, work_s = predictor.fill_s(policy.slo_s), queue.next_run_s
         if limits.micro_batch_tokens and is_running:
-            if f * missing_s <= until_s and limits.run_s - work_s >= cost_s:
-                return f * missing_s
-            return until_s + max(0.0, f * (2 * beta_s + work_s + limits.pass_s + cost_s) - slo_s)
+            frees_s = f * (predictor.seconds(work_s + cost_s) - predictor.seconds(work_s + room_s))
+            if frees_s <= until_s and limits.run_s - work_s >= cost_s:
+                return frees_s
+            return until_s + max(
+                0.0, f * (predictor.seconds(work_s) + predictor.seconds(limits.pass_s + cost_s)) - slo_s
+            )
+        beta_s = predictor.seconds(0.0)
         latest_s = (slo_s - f * beta_s) / (1 + f * self.demand.rho)  # of a run's rest, for somebody to open the next
         if is_running and not queue.urgent and until_s > latest_s:
             return until_s - latest_s
-        return until_s + max(0.0, f * (beta_s + work_s) - latest_s)
+        return until_s + max(0.0, f * predictor.seconds(work_s) - latest_s)

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deployments.admission.learning import Learning
-from deployments.embedding.scheduler.cost_model import CostModel
+from deployments.admission.predictor import EndedRun, LinePredictor
+from deployments.embedding.scheduler.cost_fit import CostFit
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.state import Query
 
 _OVERDUE_SHARE = 0.25  # of what a run is late by: how long it is thought to need still
-_LEAST_PREDICTION = 0.25  # of the SLO: an error of a shorter prediction says nothing about lateness
-_UNIT_SHARE = 0.05  # of the SLO: the least work that the slowdown is learned from
+_LEAST_OVERDUE = 0.25  # of the SLO: a shorter run that is overdue says nothing about longer ones
 
-Outlook = tuple[float, float]  # f, the slowdown now; L, seconds until the device is free
+Outlook = tuple[float, float]  # f, how many times as long all takes, by a run that is overdue; L, seconds until it ends
 
 
 @dataclass(slots=True, repr=False, eq=False)
 class CurrentRun:
     """The running run, or the last one. `unanswered`: its queries that wait for an answer, `bulk` of them bulk; 0 while
-    the device is idle. `since`: the last sign of progress. `planned_s`: its work and beta.
+    the device is idle. `since`: the last sign of progress. `work_s`: of all its queries; `predicted_s`: its time.
     """
 
     limits: Limits
@@ -28,18 +27,23 @@ class CurrentRun:
     unanswered: int = 0
     bulk: int = 0
     since: float = 0.0
-    planned_s: float = field(init=False)
-    _planned_by: CostModel | None = None
+    work_s: float = field(init=False)
+    predicted_s: float = field(init=False)
+    _lengths: Sequence[int] = ()
+    _fit: CostFit = field(default_factory=CostFit)
     _began: float = field(init=False)
     _done_s: float = field(init=False)  # work of its queries that are answered
-    # Of each answered query: (predicted seconds, actual seconds, slowdown at admission).
-    _errors: list[tuple[float, float, float]] = field(default_factory=list)
+    _planned_by: LinePredictor | None = None
+    _first_pass: tuple[float, float] | None = None  # work, seconds, where more follow
+    _answers: list[tuple[float, float]] = field(default_factory=list)  # of each query: predicted, actual seconds
 
     def begin(self, now: float, queries: Sequence[Query]) -> None:
         self.is_running, self._began, self.since = True, now, now
         self.unanswered, self.bulk = len(queries), sum(query.bulk for query in queries)
-        self._planned_by = self.limits.model
-        self.planned_s, self._done_s = self._planned_by.beta_s + sum(query.cost_s for query in queries), 0.0
+        self._planned_by, self._first_pass = self.limits.predictor, None
+        self._lengths = [query.tokens for query in queries]
+        self.work_s, self._done_s = sum(query.cost_s for query in queries), 0.0
+        self.predicted_s = self.limits.predictor.seconds(self.work_s)
 
     def passed(self, now: float, queries: Sequence[Query]) -> None:
         """These are answered. Their predictions are compared with what happened."""
@@ -47,32 +51,34 @@ class CurrentRun:
         for query in queries:
             self.unanswered -= 1
             self.bulk -= query.bulk
-            if query.predicted_s > _LEAST_PREDICTION * self.limits.policy.slo_s and not query.deferrable:
+            if not query.deferrable:
                 joined_s = query.slow * max(0.0, self._done_s - query.ahead_s)  # later, and ran before it
                 since = self._began if query.was_idle else query.admitted_at
-                self._errors.append((query.predicted_s + joined_s, now - since, query.slow))
+                self._answers.append((query.predicted_s + joined_s, now - since))
+        if self._first_pass is None and self.unanswered:
+            self._first_pass = self._done_s, now - self._began
         self.since = now
 
-    def ended(self, now: float, learning: Learning, *, whole: bool, probe: bool) -> None:
+    def ended(self, now: float, *, whole: bool, probe: bool) -> None:
         """It has ended; what it took is learned if it was whole and planned by the model in force."""
-        if whole and self._planned_by is self.limits.model:
-            least_s = _UNIT_SHARE * self.limits.policy.slo_s
-            learning.worked(self.planned_s, now - self._began, least_s=least_s, probe=probe)
-            for predicted_s, actual_s, slow in self._errors:
-                learning.answered(predicted_s, actual_s, slow)
-        self._errors.clear()
+        limits, took_s = self.limits, now - self._began
+        if whole and self._planned_by is limits.predictor:
+            limits.predictor.ended(now, EndedRun(self.work_s, took_s, self._answers, self._first_pass, probe))
+            if limits.predictor.has_changed:
+                self._fit.forget()
+            limits.model = self._fit.ended(limits.model, self._lengths, took_s)
+        self._answers = []
         self.is_running, self.since = False, now
         self.unanswered = self.bulk = 0
 
     def outlook(self, now: float) -> Outlook:
         """While it runs. An overdue run shows that the device is slower than it was known to be."""
-        limits, by_now_s = self.limits, self.planned_s
+        limits, predictor, by_now_s = self.limits, self.limits.predictor, self.predicted_s
         if limits.micro_batch_tokens:
-            by_now_s = min(by_now_s, limits.model.beta_s + self._done_s + limits.pass_s)
-        f = max(limits.slowdown, (now - self._began) / by_now_s if by_now_s > 0 else 0.0)
+            by_now_s = predictor.seconds(min(self.work_s, self._done_s + limits.pass_s))
+        took_s = now - self._began
+        f = max(1.0, 1 + (took_s - by_now_s) / max(by_now_s, _LEAST_OVERDUE * limits.policy.slo_s))
         if not self.unanswered:  # all is answered, and the run about to end
             return f, 0.0
-        rest_s = self.planned_s - (limits.model.beta_s + self._done_s if self._done_s else 0.0)
-        left_s = f * rest_s - (now - self.since)
-        late_s = (now - self._began) - limits.slowdown * self.planned_s
-        return f, max(left_s, _OVERDUE_SHARE * late_s, 0.0)
+        rest_s = self.predicted_s - (predictor.seconds(self._done_s) if self._done_s else 0.0)
+        return f, max(f * rest_s - (now - self.since), _OVERDUE_SHARE * (took_s - self.predicted_s), 0.0)

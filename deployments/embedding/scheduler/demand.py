@@ -74,10 +74,10 @@ class Demand:
         """The most work in one run of tenants over their share: after its start, a query of a tenant under its share is
         still in time. They have at least a part of each run.
         """
-        limits, beta_s = self.limits, self.limits.model.beta_s
-        slo_s = limits.policy.slo_s * limits.deadline_share / limits.slowdown
-        runs_s = 2 * (beta_s + self.long_queries.mean_s)  # this run, and the one after it
-        in_time_s = slo_s * (1 - 2 * self.shares.under_share_rho) - runs_s - limits.pass_s
+        limits, beta_s, predictor = self.limits, self.limits.model.beta_s, self.limits.predictor
+        one_s = self.long_queries.mean_s
+        slo_s = predictor.fill_s(limits.policy.slo_s) * (1 - 2 * self.shares.under_share_rho)
+        in_time_s = predictor.work_s(slo_s - predictor.seconds(one_s)) - one_s - limits.pass_s  # and the run after it
         share, most_s = limits.policy.max_batch_fraction, limits.run_s
         if share is None:
             share = min(_LONGEST_OTHERS, max(_SHORTEST_OTHERS, _BETA_OTHERS * beta_s / max(most_s, 1e-9)))

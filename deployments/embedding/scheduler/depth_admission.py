@@ -34,7 +34,8 @@ class DepthAdmission(Admission):
 
     def opens_s(self, _now: float, outlook: Outlook, *, over_share: bool) -> float:  # noqa: ARG002 - to all alike
         f, until_s = outlook
-        return 0.0 if self._free(bulk=False) else min(until_s, f * self.limits.pass_s or until_s)
+        pass_s = f * self.limits.predictor.slope * self.limits.pass_s
+        return 0.0 if self._free(bulk=False) else min(until_s, pass_s or until_s)
 
     @property
     def bulk_room_s(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from deployments.admission.predictor import LinePredictor
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.embedding.scheduler.pacing import Pacing
 from deployments.embedding.scheduler.state import Policy
@@ -21,16 +22,14 @@ def is_deferrable(rule: str, slo_s: float, allowed_s: float, *, trial: bool) -> 
 class Limits:
     """The policy and the cost model in force, and the planned device seconds that follow from them.
 
-    The parts of a schedule share one object. Whoever sets one of the first five fields calls `refresh`. `slowdown` and
-    `margin`: what was learned (`learning`).
+    The parts of a schedule share one object. Whoever sets one of the first four fields, or teaches the predictor, calls
+    `refresh`.
     """
 
     model: CostModel
     policy: Policy
     micro_batch_tokens: int
-    slowdown: float
-    margin: float
-    deadline_share: float = field(init=False)  # 1 / (1 + margin): so much of the time to a deadline may be filled
+    predictor: LinePredictor
     run_s: float = field(init=False)  # the most work that one run may hold
     # Deferrable work that every run takes, however many urgent queries wait.
     deferrable_run_s: float = field(init=False)
@@ -43,23 +42,26 @@ class Limits:
 
     def refresh(self) -> None:
         """Derive the other fields."""
-        policy, alpha_s, beta_s = self.policy, self.model.alpha_s, self.model.beta_s
-        self.deadline_share = 1 / (1 + self.margin)
+        policy, alpha_s, predictor = self.policy, self.model.alpha_s, self.predictor
         self.run_s = self.run_within_s(policy.slo_s)
         self.deferrable_run_s = _SURE_SHARE * policy.bulk_share * self.run_s
-        bulk_s = policy.bulk_share * policy.slo_s * self.deadline_share / self.slowdown - beta_s
+        bulk_s = predictor.work_s(predictor.fill_s(policy.bulk_share * policy.slo_s))
         self.bulk_s = max(self.deferrable_run_s, bulk_s, alpha_s)
         self.pass_s = alpha_s * self.micro_batch_tokens / QUERY_TOKENS
-        self.pacing = Pacing.of_beta(beta_s)
+        self.pacing = Pacing.of_beta(self.model.beta_s)
 
     def run_within_s(self, slo_s: float) -> float:
         """The most work of a run that ends within `slo_s` of its start."""
-        allowed_s = slo_s * self.deadline_share / self.slowdown - self.model.beta_s
+        allowed_s = self.predictor.work_s(self.predictor.fill_s(slo_s))
         if self.policy.depth is not None:
             allowed_s = min(allowed_s, self.policy.depth * self.model.alpha_s)
         return max(0.0, allowed_s)
 
+    def is_slow(self, work_s: float) -> bool:
+        """A run of that work takes longer than the model says."""
+        return self.predictor.seconds(work_s) > self.model.beta_s + work_s
+
     def idle_room_s(self, left_s: float) -> float:
         """Work with `left_s` to its deadline that an idle device admits; below 0 where it admits none."""
-        until_s = left_s * self.deadline_share - self.pacing.pause_s
-        return min(self.run_s, until_s / self.slowdown - self.model.beta_s)
+        predictor = self.predictor
+        return min(self.run_s, predictor.work_s(predictor.fill_s(left_s) - self.pacing.pause_s))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from deployments.admission.learning import Learning
+from deployments.admission.predictor import LinePredictor, Predictor
 from deployments.embedding.scheduler.admission import Admission, DeadlineAdmission
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.current_run import CurrentRun, Outlook
@@ -44,11 +44,11 @@ class Scheduler:
     """
 
     def __init__(
-        self, model: CostModel, policy: Policy, micro_batch_tokens: int = 0, learning: Learning | None = None
+        self, model: CostModel, policy: Policy, micro_batch_tokens: int = 0, predictor: LinePredictor | None = None
     ) -> None:
-        self.learning = learning or Learning()
-        self.limits = Limits(model, policy, micro_batch_tokens, self.learning.slowdown, self.learning.margin)
-        self.refusals = Refusals()
+        predictor = predictor or Predictor(planned_s=model.beta_s, slo_s=policy.slo_s)
+        self.limits = Limits(model, policy, micro_batch_tokens, predictor)
+        self._given, self.refusals = model, Refusals()
         self.most = self.runs = 0
         self.demand, self.run = Demand(self.limits, LongQueries(model.alpha_s)), CurrentRun(self.limits)
         self.queue = RunQueue(self.limits, self.demand.shares)
@@ -68,21 +68,19 @@ class Scheduler:
         self.limits.micro_batch_tokens = tokens
         self._apply()
 
-    def configure(self, policy: Policy, model: CostModel, *, calibrated: bool) -> None:
+    def configure(self, policy: Policy, model: CostModel) -> None:
         """Take over another promise, rule or model, in place. What waits stays, by the costs it was admitted by."""
-        self.limits.policy = policy
-        if model != self.limits.model:
-            self.limits.model = model
+        if model != self._given:
+            self._given = self.limits.model = model
             self.demand.long_queries = LongQueries(model.alpha_s)
-            self.learning = Learning(calibrated)
+            self.limits.predictor = Predictor(planned_s=model.beta_s, slo_s=policy.slo_s)
+        self.limits.policy, self.limits.predictor.slo_s = policy, policy.slo_s
         self._apply()
 
     def _apply(self) -> None:
-        """Another policy, model, slowdown or margin: what follows from them."""
-        limits, learning = self.limits, self.learning
-        limits.slowdown, limits.margin = learning.slowdown, learning.margin
-        limits.refresh()
-        self.admission = self._by_depth if limits.policy.admission == "depth" else self._by_finish
+        """Another policy, model or prediction: what follows from it."""
+        self.limits.refresh()
+        self.admission = self._by_depth if self.limits.policy.admission == "depth" else self._by_finish
 
     @property
     def in_flight(self) -> int:
@@ -145,10 +143,11 @@ class Scheduler:
         if (in_flight := queue.count + self.run.unanswered) > self.most:
             self.most = in_flight
         work_s = queue.next_run_s
-        predicted_s = (until_s if is_running else 0.0) + f * (self.limits.model.beta_s + work_s)
+        predictor = self.limits.predictor
+        predicted_s, slope = (until_s if is_running else 0.0) + f * predictor.seconds(work_s), f * predictor.slope
         for query in queries:
             query.admitted_at, query.predicted_s, query.ahead_s = now, predicted_s, work_s
-            query.slow, query.was_idle = f, not is_running
+            query.slow, query.was_idle = slope, not is_running
         if not is_running:
             self._start_by = min(self._start_by, now + max(0.0, admission.may_wait_s(now, queries[0], f)))
 
@@ -193,7 +192,7 @@ class Scheduler:
 
     def ended(self, now: float, *, whole: bool = True) -> None:
         """The running run has ended; not `whole`: it failed or was stopped, and its time teaches nothing."""
-        self.run.ended(now, self.learning, whole=whole, probe=self._by_finish.is_probe)
+        self.run.ended(now, whole=whole, probe=self._by_finish.is_probe)
         self._by_finish.ended(whole=whole)
         self._apply()
         self._first = self._last = now
@@ -213,8 +212,8 @@ class Scheduler:
         if self.run.is_running:
             return self.run.outlook(now)
         if not (waiting := self.queue.count):
-            return self.limits.slowdown, self.limits.pacing.pause_s
-        return self.limits.slowdown, max(0.0, self._start_at(waiting + 1, now) - now)
+            return 1.0, self.limits.pacing.pause_s
+        return 1.0, max(0.0, self._start_at(waiting + 1, now) - now)
 
     def opens_s(self, now: float) -> float:
         """Seconds until a query of the mean cost that allows the SLO would be admitted; 0: now; inf: closed."""
@@ -227,19 +226,21 @@ class Scheduler:
         """Seconds until all is done that runs or waits."""
         free_s = outlook[1] if self.run.is_running else 0.0
         if self.queue.count:
-            free_s += outlook[0] * (self.limits.model.beta_s + (self.queue.urgent_s + self.queue.deferrable_s))
+            free_s += outlook[0] * self.limits.predictor.seconds(self.queue.urgent_s + self.queue.deferrable_s)
         return free_s
 
     def state(self, now: float) -> ReplicaState:
         """What Routers go by until they hear again."""
-        model, waiting, outlook = self.limits.model, self.queue.count, self._outlook(now)
+        model, predictor, outlook = self.limits.model, self.limits.predictor, self._outlook(now)
+        waiting, refusals, slowdown = self.queue.count, self.refusals, outlook[0] * predictor.slope
         admission, opens_s, under_share_opens_s = self.admission, self._opens_s(now, outlook), 0.0
         if over_share := admission.over_share if opens_s < _NEVER else ():
             opens_s, under_share_opens_s = max(opens_s, admission.opens_s(now, outlook, over_share=True)), opens_s
         return ReplicaState(
             opens_s, self._free_s(outlook), max(0.0, admission.bulk_room_s), waiting + self.run.unanswered, waiting,
-            self.most, self.runs, (model.query_s, model.token_s, model.token2_s, model.beta_s),
-            outlook[0], self.limits.margin, (self.refusals.full, self.refusals.never, self.refusals.closed),
+            self.most, self.runs,
+            (model.query_s, model.token_s, model.token2_s, predictor.seconds(0.0) / predictor.slope),
+            slowdown, predictor.margin, (refusals.full, refusals.never, refusals.closed),
             under_share_opens_s, over_share or (),
         )  # fmt: skip
 

@@ -44,14 +44,14 @@ class Query:
     predicted_s: float = field(init=False, repr=False)  # from admission (`was_idle`: from the start of the run) to the
     # end of the work ahead
     ahead_s: float = field(init=False, repr=False)  # planned seconds of work that waited then, this query's included
-    slow: float = field(init=False, repr=False)  # the slowdown that the prediction used
+    slow: float = field(init=False, repr=False)  # seconds for a second of work that joins the run
     was_idle: bool = field(init=False, repr=False)  # the device was, and later arrivals may still delay its start
 
 
 class ReplicaState(NamedTuple):
     """What a replica says of itself: seconds from now, and counts. `opens_s`: until a query of the mean cost would be
     admitted (0: now, inf: closed); `free_s`: until all that it holds is done; `bulk_s`: planned device seconds of
-    room for bulk queries; the model is the one in force, without the learned slowdown and margin.
+    room for bulk queries. A run takes about `slowdown` times what `model` says; its beta_s is as learned.
     """
 
     opens_s: float

@@ -40,13 +40,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 
-from deployments.admission.learning import Learning
 from deployments.generation.scheduler.admission import StepAdmission
 from deployments.generation.scheduler.block_manager import BlockPlan
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.composer import ComposedStep, StepComposer
 from deployments.generation.scheduler.hybrid.planner import ACCELERATOR, PIPELINED, HybridPlan
 from deployments.generation.scheduler.hybrid.strategy import HostStrategy, HybridHost, NoHost
+from deployments.generation.scheduler.learning import Learning
 from deployments.generation.scheduler.sequences import PARKING, Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step import UNTIMED, ComputeSeconds, Copy

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deployments.admission.learning import Learning
 from deployments.generation.scheduler.block_manager import BlockManager
 from deployments.generation.scheduler.hybrid.host_cache import HostCache, ParkedRows
 from deployments.generation.scheduler.hybrid.planner import HybridPlan
+from deployments.generation.scheduler.learning import Learning
 from deployments.generation.scheduler.sequences import Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepLoad, StepTime

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from deployments.admission.learning import Learning
+from deployments.admission.predictor import LinePredictor
 from deployments.embedding.channel import PendingOffer
 from deployments.embedding.frames import Report
 from deployments.embedding.link import Link
@@ -110,11 +110,11 @@ class Replica:
         node: str = "n",
         slo_s: float = 1.0,
         seed: int = 0,
-        learning: Learning | None = None,
+        predictor: LinePredictor | None = None,
     ) -> None:
         self.name, self.pool, self.node = name, pool, node
         self.engine, self.core = Engine(device, seed=seed), Core()
-        schedule = Scheduler(device.model, Policy(slo_s, depth=0), device.micro_batch_tokens, learning or Learning())
+        schedule = Scheduler(device.model, Policy(slo_s, depth=0), device.micro_batch_tokens, predictor)
         self.runner = RunLoop(schedule, self.engine.compute, clock=asyncio.get_running_loop().time)
         self.alive = True
         self.channels: list[MemoryChannel] = []

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from deployments.admission.fair_share import Tenant
-from deployments.admission.learning import Learning
 from deployments.generation.scheduler.block_pool import BLOCK
+from deployments.generation.scheduler.learning import Learning
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import PARKING, Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepPolicy

@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from deployments.admission.learning import Learning
 from deployments.generation.scheduler.block_manager import BlockManager
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.forecast import HostShare
 from deployments.generation.scheduler.hybrid.planner import ACCELERATOR, MODES, PIPELINED, HybridPlan, HybridPlanner
+from deployments.generation.scheduler.learning import Learning
 from deployments.generation.scheduler.sequences import Generation, Row
 from deployments.generation.scheduler.step import ComputeSeconds, Copy
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime

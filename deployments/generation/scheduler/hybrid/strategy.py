@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from deployments.admission.learning import Learning
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.composer import ComposedStep, StepComposer, by_pace
 from deployments.generation.scheduler.forecast import NO_HOST, HostShare
 from deployments.generation.scheduler.hybrid.host_cache import HostCache, HostState
 from deployments.generation.scheduler.hybrid.planner import HybridPlan
+from deployments.generation.scheduler.learning import Learning
 from deployments.generation.scheduler.sequences import Generation, Row
 from deployments.generation.scheduler.step import ComputeSeconds, Copy
 from deployments.generation.scheduler.step_queue import StepQueue

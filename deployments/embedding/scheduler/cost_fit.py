@@ -1,0 +1,58 @@
+"""Fits what a query of each length costs to the runs of the device itself. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from deployments.admission.least_squares import non_negative
+from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
+
+_KEPT, _EVERY = 128, 32  # the latest runs; a fit after so many more
+_DOUBT = 0.1  # of a run's weight: that of each part of the costs in force, by its share of the runs' time
+_OTHER, _LENGTHS = 0.03, (8, QUERY_TOKENS, 512)  # of a cost of one of these lengths: less is no other model
+
+
+@dataclass(slots=True)
+class CostFit:
+    """The latest runs of one device.
+
+    Only the shape of the costs is fitted. Their scale, and what a run takes beside them, belong to the predictor: the
+    work of all these runs together stays as it was. What the runs do not tell, as when all queries have one length,
+    stays as it was as well: the costs in force, scaled as the runs are, count as observations of a small weight.
+    """
+
+    # Of each run: its queries, their tokens, the tokens' squares, and 1, all over its seconds.
+    _rows: deque[Sequence[float]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _new: int = 0
+
+    def forget(self) -> None:
+        """The device has changed: quick runs and slow ones beside each other say nothing of lengths."""
+        self._rows.clear()
+        self._new = 0
+
+    def ended(self, model: CostModel, lengths: Sequence[int], seconds: float) -> CostModel:
+        """A run of queries of these lengths took so long. Returns the model from now on."""
+        sums = len(lengths), sum(lengths), sum(one * one for one in lengths), 1.0
+        self._rows.append([one / max(seconds, 1e-9) for one in sums])
+        self._new += 1
+        if self._new < _EVERY or model.alpha_s <= 0:
+            return model
+        self._new = 0
+        rows, costs = np.array(self._rows), np.array([model.query_s, model.token_s, model.token2_s])
+        slope, beta_s = non_negative(np.stack([rows[:, :3] @ costs, rows[:, 3]], axis=1), np.ones(len(rows)))
+        if slope <= 0 or beta_s <= 0:
+            return model  # runs of one size: what is a query's part of them is not to be told
+        known, shares = np.append(slope * costs, beta_s), _DOUBT * rows.mean(axis=0)
+        columns = np.vstack([rows, np.diag(shares)])
+        found = non_negative(columns, np.append(np.ones(len(rows)), shares * known))
+        works = (rows[:, :3] / rows[:, 3:]).sum(axis=0)
+        if (work_s := float(works @ found[:3])) <= 0:
+            return model
+        query_s, token_s, token2_s = (found[:3] * (works @ costs) / work_s).tolist()
+        fitted = CostModel(query_s, token_s, token2_s, model.beta_s)
+        is_other = any(abs(fitted.cost_s(one) / model.cost_s(one) - 1) > _OTHER for one in _LENGTHS)
+        return fitted if is_other else model

@@ -1,0 +1,292 @@
+"""The predictor by exact numbers: each of its constants at its edge, and what it must not learn.
+
+Most devices here are planned with 0.1 s and a promise of 1 s: what is unknown of b has the size of 0.12 s.
+"""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.admission import predictor as module
+from deployments.admission.predictor import EndedRun, LinePredictor, Predictor
+
+
+def learned(*runs, planned_s=0.1, slo_s=1.0, now=0.0):
+    """After runs of (work, seconds)."""
+    predictor = Predictor(planned_s=planned_s, slo_s=slo_s)
+    for work_s, took_s in runs:
+        predictor.ended(now, EndedRun(work_s, took_s))
+    return predictor
+
+
+def steady(*runs, times=40, **how):
+    return learned(*[runs[number % len(runs)] for number in range(times)], **how)
+
+
+def answered(predictor, *answers, work_s=0.5, off=1.0):
+    """A run of that work, `off` times as long as it is said to be, with (predicted, actual) of its answers."""
+    predictor.ended(0.0, EndedRun(work_s, off * predictor.seconds(work_s), answers))
+    return predictor
+
+
+def test_a_known_device_is_a_line():
+    line = LinePredictor(0.2, 2.0, 0.25)
+    assert (line.seconds(0.3), line.work_s(0.8), line.fill_s(1.0)) == (0.8, pytest.approx(0.3), 0.8)
+    line.ended(0.0, EndedRun(0.3, 9.0))
+    assert line == LinePredictor(0.2, 2.0, 0.25)
+
+
+def test_before_the_first_run_it_is_the_model():
+    new = learned()
+    assert (new.intercept_s, new.slope, new.margin, new.seconds(0.5)) == (0.1, 1.0, 0.05, 0.6)
+
+
+@pytest.mark.parametrize("true", [(0.06, 1.0), (0.15, 1.0), (0.1, 0.7), (0.1, 1.4), (0.16, 1.0)])
+def test_both_parts_of_a_line_are_learned_apart(true):
+    b, k = true
+    found = steady((0.02, b + 0.02 * k), (0.7, b + 0.7 * k), times=80)
+    for work_s in (0.02, 0.1, 0.4, 0.7):
+        assert found.seconds(work_s) == pytest.approx(b + k * work_s, rel=0.01)
+
+
+@pytest.mark.parametrize(("b", "large_s"), [(0.17, 0.97), (0.22, 0.97), (0.27, 0.97), (0.32, 1.02)])
+def test_light_load_teaches_nothing_good_of_a_large_run(b, large_s):
+    """0.27 s is planned; small runs take b. Before a large run was seen, one takes what is planned at least."""
+    found = steady((0.018, b + 0.018), times=200, planned_s=0.27)
+    assert found.seconds(0.018) == pytest.approx(b + 0.018, rel=0.01)
+    assert found.seconds(0.7) == pytest.approx(large_s, rel=0.03)
+
+
+def test_what_is_unknown_of_b_has_the_size_of_the_promise_at_least():
+    """Three quick runs of a device that is planned with 1 ms: b may be off by 2 % of the promise beside its own."""
+    found = steady((0.001, 0.008), times=3, planned_s=0.001)
+    assert found._b == pytest.approx(0.007, abs=0.001)
+    assert found.seconds(0.5) < 0.52  # and the rest of what it took is not the work's
+
+
+# --- slow spells and changes ------------------------------------------------------------------------------------------
+
+
+def test_a_slow_run_counts_at_once_and_until_the_next():
+    found = steady((0.5, 0.6))
+    calm_s = found.seconds(0.5)
+    found.ended(0.0, EndedRun(0.5, 1.2))
+    assert found.seconds(0.5) > 1.5 * calm_s
+    found.ended(0.0, EndedRun(0.5, 0.6))
+    assert found.seconds(0.5) < 1.1 * calm_s
+
+
+@pytest.mark.parametrize(("off", "is_spell"), [(1.04, False), (1.06, True)])
+def test_a_spell_is_beyond_the_margin_and_a_twentieth(off, is_spell):
+    found = steady((0.5, 0.6), times=400)
+    found.ended(0.0, EndedRun(0.5, 0.6 * off))
+    assert (found._spell > 1) == is_spell
+
+
+def test_a_spell_is_three_times_at_most():
+    found = steady((0.5, 0.6))
+    found.ended(0.0, EndedRun(0.5, 60.0))
+    assert found._spell == 3
+
+
+def test_a_hiccup_of_a_short_run_says_little_of_a_long_one():
+    """A run of 5 ms takes 35 ms more: of a promise of 1 s that is little."""
+    found = steady((0.004, 0.005), planned_s=0.001)
+    before_s = found.work_s(found.fill_s(1.0))
+    found.ended(0.0, EndedRun(0.004, 0.04))
+    assert found.work_s(found.fill_s(1.0)) > 0.8 * before_s
+
+
+@pytest.mark.parametrize("times", [1.6, 0.6])
+def test_a_device_that_changed_is_known_after_few_runs(times):
+    found = steady((0.5, 0.6))
+    for _ in range(4):
+        found.ended(0.0, EndedRun(0.5, 0.6 * times))
+    assert found._b + found._k * 0.5 == pytest.approx(0.6 * times, rel=0.1)
+    before = found._doubt
+    for _ in range(20):
+        found.ended(0.0, EndedRun(0.5, 0.6 * times))
+    assert found._doubt[2] < before[2]  # and it is certain again
+
+
+def test_a_device_that_became_slower_is_slower_for_larger_runs_too():
+    """Small runs alone show it."""
+    found = steady((0.05, 0.15), (0.5, 0.6))
+    for _ in range(6):
+        found.ended(0.0, EndedRun(0.05, 1.5 * 0.15))
+    assert found.seconds(0.4) > 1.25 * 0.5
+
+
+def test_an_outlier_is_clipped():
+    found = steady((0.5, 0.6))
+    found.ended(0.0, EndedRun(0.5, 6.0))
+    assert found._b + found._k * 0.5 < 1.1 * 0.6
+
+
+@pytest.mark.parametrize(("times", "work_s"), [(4.0, 0.1), (0.3, 0.1)])
+def test_a_probe_is_believed(times, work_s):
+    found = steady((0.5, 5.0))
+    found.ended(0.0, EndedRun(work_s, times * 0.2, is_probe=True))
+    assert found._b + found._k * work_s == pytest.approx(times * 0.2)
+
+
+def test_a_first_pass_teaches_less_than_a_run():
+    first = Predictor(planned_s=0.1, slo_s=1.0)
+    first.ended(0.0, EndedRun(0.5, 0.6, first_pass=(0.1, 0.3)))
+    run = learned((0.1, 0.3), (0.5, 0.6))
+    none = learned((0.5, 0.6))
+    assert none.intercept_s < first.intercept_s < run.intercept_s
+
+
+# --- runs larger than any of late -------------------------------------------------------------------------------------
+
+
+def convex_s(work_s):
+    return 0.1 + 1.5 * work_s**2
+
+
+def test_a_device_that_slows_down_with_size_is_not_thought_quick():
+    found = steady((0.02, convex_s(0.02)), (0.5, convex_s(0.5)), times=20)
+    for _ in range(60):
+        found.ended(1.0, EndedRun(0.02, convex_s(0.02)))
+    assert found.seconds(0.5) >= 0.99 * convex_s(0.5)
+    assert found.seconds(0.6) >= 0.1 + convex_s(0.5) - 1e-9
+
+
+def test_large_runs_are_forgotten():
+    """One was slow for another reason: a minute later it keeps runs small no more."""
+    found = steady((0.02, 0.12), (0.7, 1.6), times=20, now=10.0)
+    for _ in range(30):
+        found.ended(69.0, EndedRun(0.02, 0.12))
+    slow_s = found.seconds(0.7)
+    found.ended(71.0, EndedRun(0.02, 0.12))
+    assert found.seconds(0.7) <= slow_s
+    assert found._lines == [(0.0, 0.1, 1.0)]
+
+
+@pytest.mark.parametrize(("works", "large"), [([0.5], 1), ([0.3], 0), ([0.5] * 5, 3)])
+def test_a_large_run_has_half_of_the_most_work(works, large):
+    assert len(learned(*[(work_s, 0.1 + work_s) for work_s in works])._large) == large
+
+
+def test_the_lowest_of_the_latest_large_runs_counts():
+    found = learned((0.7, 0.8), (0.7, 3.0), (0.7, 0.8))
+    for _ in range(50):
+        found.ended(0.0, EndedRun(0.02, 0.12))
+    assert found.seconds(0.8) < 1.3
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.001, 1.0), st.floats(0.2, 5.0), st.booleans(), st.floats(0.0, 200.0)),
+        max_size=30,
+    ),
+    st.floats(0.0005, 0.5),
+)
+def test_work_is_the_inverse_of_seconds_and_both_grow(runs, planned_s):
+    found = Predictor(planned_s=planned_s, slo_s=1.0)
+    for work_s, off, is_probe, now in sorted(runs, key=lambda run: run[-1]):
+        answers = [(found.seconds(work_s), off * found.seconds(work_s))]
+        found.ended(now, EndedRun(work_s, off * (planned_s + work_s), answers, is_probe=is_probe))
+    works = [0.0, 0.01, 0.1, 0.3, 0.7, 1.0, 3.0]
+    times = [found.seconds(work_s) for work_s in works]
+    assert times == sorted(times)
+    assert all(math.isfinite(one) and one >= 0 for one in times)
+    assert 0.02 <= found.margin <= 0.3
+    for work_s in works[1:]:
+        assert found.seconds(found.work_s(found.seconds(work_s))) <= found.seconds(work_s) * (1 + 1e-9)
+        if work_s > found._trusted_s:
+            assert found.work_s(found.seconds(work_s)) <= work_s * (1 + 1e-9) or found.seconds(
+                found.work_s(found.seconds(work_s))
+            ) == pytest.approx(found.seconds(work_s))
+
+
+# --- the margin -------------------------------------------------------------------------------------------------------
+
+
+def test_the_margin_fades_from_a_twentieth_to_its_least():
+    found = Predictor(planned_s=0.1, slo_s=1.0)
+    margins = [answered(found, (0.6, 0.6)).margin for _ in range(12)]
+    assert margins == sorted(margins, reverse=True)
+    assert margins[0] == pytest.approx(0.05 - 0.03 * 0.6 / 5)
+    found._deviation = 0.0
+    assert answered(found, (0.6, 0.6)).margin == 0.02
+
+
+def test_a_missed_answer_widens_it_by_a_twentieth_of_its_share():
+    found = steady((0.5, 0.6), times=400)
+    answered(found, (0.8, 0.8), (0.8, 0.8), (0.8, 0.8), (0.8, 0.85), off=1.2)
+    assert found._conformal == pytest.approx(0.02 + 0.05 / 4)
+
+
+@pytest.mark.parametrize(("late_s", "missed"), [(0.014, False), (0.016, True)])
+def test_an_error_is_a_share_of_three_quarters_of_the_promise_at_least(late_s, missed):
+    found = steady((0.5, 0.6), times=400)
+    answered(found, (0.1, 0.1 + late_s), off=1.2)
+    assert (found._conformal > 0.02) == missed
+
+
+def test_what_the_run_explains_is_no_error():
+    """The answer was late, its run took what was said: it had waited for others."""
+    found = steady((0.5, 0.6), times=400)
+    answered(found, (0.6, 0.9), off=1.0)
+    assert found._conformal == 0.02
+
+
+@pytest.mark.parametrize(("off", "widens"), [(1.7, True), (2.0, False)])
+def test_an_excess_of_half_the_promise_is_beyond_any_margin(off, widens):
+    found = steady((0.5, 0.6), times=400)
+    answered(found, (0.6, off * 0.6), off=off)
+    assert (found._conformal > 0.02) == widens
+
+
+@pytest.mark.parametrize(("predicted_s", "shrinks"), [(0.24, False), (0.26, True)])
+def test_only_long_predictions_narrow_it(predicted_s, shrinks):
+    found = steady((0.5, 0.6), times=400)
+    found._conformal = 0.2
+    answered(found, (predicted_s, predicted_s))
+    assert found._conformal == pytest.approx(0.2 - 0.05 * 0.002 * predicted_s * shrinks)
+
+
+def test_errors_of_a_change_do_not_stay_in_the_margin():
+    found = steady((0.5, 0.6), times=400)
+    for _ in range(6):
+        took_s = 1.6 * 0.6
+        found.ended(0.0, EndedRun(0.5, took_s, [(0.6, took_s)]))
+    assert found._conformal <= 0.02 + 0.05
+
+
+def test_it_covers_what_runs_are_off_by():
+    draw = random.Random(1)
+    found = learned(*[(0.5, 0.6 * draw.gauss(1, 0.06)) for _ in range(300)])
+    assert 0.1 < found.margin < 0.25
+
+
+@pytest.mark.parametrize(("spread", "most"), [(0.04, 0.01), (0.1, 0.02)])
+def test_the_share_that_it_does_not_cover_is_small(spread, most):
+    draw, found, missed = random.Random(2), Predictor(planned_s=0.1, slo_s=1.0), 0
+    for number in range(4000):
+        said_s = found.seconds(0.5)
+        took_s = 0.6 * draw.lognormvariate(0, spread)
+        missed += number > 400 and said_s * (1 + found.margin) < took_s
+        found.ended(0.0, EndedRun(0.5, took_s, [(said_s, took_s)]))
+    assert missed / 3600 < most
+
+
+def test_small_runs_say_little_of_how_much_runs_scatter():
+    found = steady((0.5, 0.6), times=100)
+    before = found._deviation
+    for number in range(20):
+        found.ended(0.0, EndedRun(0.001, 0.1 + 0.001 + 0.02 * (number % 2)))
+    assert found._deviation < before + 0.03
+
+
+def test_no_margin_is_wider_than_three_tenths():
+    found = Predictor(planned_s=0.1, slo_s=1.0)
+    for number in range(400):
+        off = 1.45 if number % 2 else 0.9
+        answered(found, (0.8, 0.8 * off), off=off)
+    assert found.margin == module._MOST_MARGIN == 0.3
