@@ -15,13 +15,14 @@ from deployments.embedding.frames import Offers
 from deployments.embedding.metrics import EmbedderMetrics
 from deployments.embedding.run import Indices, OfferedQuery
 from deployments.embedding.run_loop import Ended, Passed, RunLoop
+from deployments.embedding.run_order import by_output
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy
 from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.micro_batches import Lengths
 from deployments.models.model_files import ModelCard, read_model_card
-from deployments.models.outputs import TEXT, Numbers, Outputs, Rows, join
+from deployments.models.outputs import Numbers, Outputs, Rows, join
 from deployments.models.sparse import pack
 from deployments.serving.replica import Replica
 from deployments.settings import Settings
@@ -121,10 +122,11 @@ class Embedder(Replica[Settings]):
         self._thread.submit(work)
 
     def _run(self, run: Sequence[OfferedQuery], tell: Passed, stop: threading.Event) -> None:
-        """In the engine's thread: queries that want the same of the model together, the plain ones first."""
-        for outputs in sorted({query.outputs for query in run}, key=lambda wanted: wanted != TEXT):
-            chosen = np.array([i for i, query in enumerate(run) if query.outputs == outputs], np.intp)
-            batch = TokenBatch.pack([run[i].ids for i in chosen], outputs)
+        """In the engine's thread."""
+        lengths = [len(query.ids) for query in run]
+        for group in by_output([query.outputs for query in run], lengths, self._engine.micro_batch_tokens):
+            chosen, outputs = np.array(group, np.intp), run[group[0]].outputs
+            batch = TokenBatch.pack([run[i].ids for i in group], outputs)
             for indices, found in self._engine.passes(batch, stop):
                 rows, norms = self._shape(found, outputs, batch.lengths[indices])
                 tell(chosen[indices], join(rows, outputs, batch.lengths[indices]), norms)

@@ -160,7 +160,7 @@ class World:
             for device, router in zip(self.devices, self.routers, strict=True)
         ]
         for pool, _, router in sorted(places, key=lambda place: place[:2]):
-            about = {"bulk": arrival.bulk, "tenant": arrival.tenant, "again": pool in pools}
+            about = {"bulk": arrival.bulk, "tenant": arrival.tenant, "outputs": arrival.outputs, "again": pool in pools}
             number = router.offer(1, arrival.tokens, arrival.allowed_s, **about)
             if number in router.runner._sessions[router].admitted:
                 return router, number

@@ -16,6 +16,7 @@ MODULES = {
     "deployments/embedding/scheduler/depth_admission.py": "test_scheduler",
     "deployments/embedding/scheduler/limits.py": "test_scheduler",
     "deployments/embedding/scheduler/run_queue.py": "test_scheduler",
+    "deployments/embedding/run_order.py": "test_run_order",
     "deployments/embedding/scheduler/scheduler.py": "test_scheduler",
     "deployments/admission/fair_share.py": "test_fair_share",
     "deployments/admission/trial.py": "test_trial",

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, Query
+from deployments.models.outputs import TEXT
 from tests.kit.replica_world import (
     ATLAS,
     KUNPENG,
@@ -35,7 +36,8 @@ def arrivals(draw, slo_s, most=40):
         allowed = draw(st.sampled_from([0.1, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0, 1.0, 1.5, 2.0, 2.1, 5.0, 20.0]))
         same = draw(st.sampled_from([1, 1, 1, 3, 12]))
         tokens = draw(st.sampled_from([4, 20, 75, 75, 200, 512]))
-        out += [Arrival(at, tokens, allowed * slo_s, bulk)] * same
+        outputs = draw(st.sampled_from([TEXT, TEXT, TEXT, ("sparse",), ("tokens",)]))
+        out += [Arrival(at, tokens, allowed * slo_s, bulk, outputs=outputs)] * same
     return out
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from deployments.admission.fair_share import Tenant
+from deployments.models.outputs import TEXT, Outputs
 
 QUERY_TOKENS = 75
 _LONGEST, _SHORTEST = 512, 4
@@ -18,6 +19,7 @@ class Arrival(NamedTuple):
     allowed_s: float | None = None  # its own deadline; None: the SLO
     bulk: bool = False
     tenant: Tenant | None = None
+    outputs: Outputs = TEXT
 
 
 def poisson(

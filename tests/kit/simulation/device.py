@@ -10,6 +10,7 @@ import numpy as np
 
 from deployments.embedding.run import OfferedQuery
 from deployments.embedding.run_loop import Ended, Passed
+from deployments.embedding.run_order import by_output
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.engines import Stopped
 from deployments.models.outputs import TEXT, Numbers
@@ -101,15 +102,16 @@ class Engine:
         self._running = None
         ended(problem)
 
-    def _passes(self, run: Sequence[OfferedQuery]) -> Iterator[range]:
-        most = self.device.micro_batch_tokens
-        start = tokens = 0
-        for index, waiting in enumerate(run):
-            if most and index > start and tokens + len(waiting.ids) > most:
-                yield range(start, index)
-                start, tokens = index, 0
-            tokens += len(waiting.ids)
-        yield range(start, len(run))
+    def _passes(self, run: Sequence[OfferedQuery]) -> Iterator[list[int]]:
+        most, lengths = self.device.micro_batch_tokens, [len(query.ids) for query in run]
+        for group in by_output([query.outputs for query in run], lengths, most):
+            start = tokens = 0
+            for place, index in enumerate(group):
+                if most and place > start and tokens + lengths[index] > most:
+                    yield group[start:place]
+                    start, tokens = place, 0
+                tokens += lengths[index]
+            yield group[start:]
 
 
 def _answer(query: OfferedQuery) -> Numbers:
