@@ -108,7 +108,39 @@ def test_ten_tenants_share_by_their_weights(figure, load):
     shares = [got[name].answered / fair[name] for name in rates]
     figure(f"shares {min(shares):.2f} to {max(shares):.2f} of max-min; {total / before:.3f} of the throughput before")
     assert 0.9 <= min(shares) <= max(shares) <= 1.1
-    assert total >= 0.98 * before
+    assert total >= 0.97 * before
+
+
+@pytest.mark.parametrize("micro_batch_queries", [None, 8])
+@pytest.mark.parametrize("curve", [V100, ATLAS])
+@pytest.mark.parametrize(
+    ("asks", "weights", "least", "most"),
+    [
+        pytest.param((1.5, 1.5), (4, 1), 0.94, 1.2, id="4 to 1"),
+        # One asks for little more than its share, and only for the time that room is open.
+        pytest.param((0.6, 3.0), (1, 1), 0.83, 1.17, id="unequal demand"),
+    ],
+)
+def test_two_tenants_over_their_share_get_it_by_weight(figure, curve, micro_batch_queries, asks, weights, least, most):
+    load = Load(curve, 1.0, micro_batch_queries, seconds=40)
+    named = dict(zip("ab", weights, strict=True))
+    got = load.serve({name: ask * load.capacity for name, ask in zip("ab", asks, strict=True)}, named)
+    total = sum(one.answered for one in got.values())
+    shares = [got[name].answered * sum(weights) / total / named[name] for name in "ab"]
+    figure(f"{shares[0]:.2f} and {shares[1]:.2f} of the share; {total / load.capacity:.2f} of the capacity")
+    assert least <= min(shares) <= max(shares) <= most
+    assert not any(one.late for one in got.values())
+
+
+def test_what_a_tenant_leaves_others_have_as_soon_as_it_is_forgotten(figure):
+    """From 10 s after its last query; a tenth of what is there is noise of the arrivals."""
+    rate = 2 * Load(V100, 1.0).capacity
+    stays = list(poisson(rate, 45, allowed_s=1.0, tenant=Tenant("b"), seed=2))
+    leaves = poisson(rate, 20, allowed_s=1.0, tenant=Tenant("a"), seed=1)
+    beside, alone = (World(Device(*V100)).serve(one) for one in ([*stays, *leaves], stays))
+    ratio = sum(one.in_time for one in beside if one.at > 31) / sum(one.in_time for one in alone if one.at > 31)
+    figure(f"{ratio:.2f} of what it gets alone")
+    assert ratio >= 0.9
 
 
 @settings(max_examples=5, deadline=None)

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from deployments.admission.fair_share import Account, Kind, Tenant
+from deployments.admission.fair_share import Account, Tenant
 from deployments.generation.scheduler.kept_room import KeptRoom
 from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.state import StepPolicy
 
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)
-QUIET, UNDER, OVER = (Account(1.0, kind=kind) for kind in Kind)
+QUIET, UNDER, OVER = (Account(1.0, is_over_share=over) for over in (False, True, True))
 
 
 def one(prompt=300, most=20, **more):
@@ -130,7 +130,7 @@ def test_a_tenant_s_account_has_what_it_asked_for_and_got(admitted, used_s):
         ),  # the longest one of tenants under their share is forgotten little by little
         (500, Account(1.0), False, False, False, 400.0),
         (500, Account(1.0), False, True, True, 500.0),
-        (500, Account(1.0, kind=Kind.OVER), False, False, True, 400.0),
+        (500, Account(1.0, is_over_share=True), False, False, True, 400.0),
     ],
 )
 def test_room_is_kept_only_for_those_whom_it_helps(prompt, account, admitted, helped, heard, longest):

@@ -10,7 +10,7 @@ from dataclasses import asdict, astuple, dataclass, field
 
 import pytest
 
-from deployments.admission.fair_share import Account, Kind, Tenant
+from deployments.admission.fair_share import Account, Tenant
 from deployments.admission.predictor import EndedRun, LinePredictor, Predictor
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import is_deferrable
@@ -291,8 +291,7 @@ def test_which_queries_count_for_the_fairness_to_long_ones(queue, offer, how, me
 )
 def test_room_is_kept_for_a_long_query(long_ms, now, offer, how, taken):
     queue = running(300)
-    for _ in range(3):
-        queue.demand.long_queries.offered(0.0, long_ms / 1000, refused=True)
+    reserving(queue, long_ms)
     assert takes(queue, now, *offer, **how) == taken
 
 
@@ -301,7 +300,11 @@ def shared(queue, now=0.0, *, under_share_rho=0.0, mean_ms=10, **kinds):
     queue = copy.deepcopy(queue)
     shares = queue.demand.shares
     shares.level, shares.has_under_share, shares.under_share_rho, shares._at = 9.0, True, under_share_rho, now
-    shares.accounts |= {name: Account(1.0, kind=kind) for name, kind in kinds.items()}
+    shares.accounts |= {
+        name: Account(1.0, is_over_share=kind, ahead_rho=under_share_rho if kind else 0.0)
+        for name, kind in kinds.items()
+    }
+    shares.over_share = {name: account for name, account in shares.accounts.items() if account.is_over_share}
     queue.demand.long_queries.mean_s = mean_ms / 1000
     return queue
 
@@ -329,7 +332,7 @@ def of_tenant(name):
 def test_tenants_above_their_share_leave_room_to_others(queue, sharing, ms):
     sharing = dict(sharing)
     waiting_ms = sharing.pop("waiting_ms", 0)
-    queue = shared(queue, over_share=Kind.SHORT, quiet=Kind.UNDER_SHARE, **sharing)
+    queue = shared(queue, over_share=True, quiet=False, **sharing)
     queue.demand.shares.waits(queue.demand.shares.accounts["over_share"], waiting_ms / 1000)
     assert has_room(queue, 0.0, 1.0, ms, of_tenant("over_share"))
 
@@ -338,7 +341,8 @@ def test_a_quiet_tenant_goes_by_the_common_rule_without_those_who_will_come():
     queue = running(550)
     queue.demand.rho, queue.demand._rho_at = 9.0, 0.2
     assert not takes(queue, 0.2, query(1, 1.2))
-    queue = shared(queue, 0.2, quiet=Kind.UNDER_SHARE, over_share=Kind.SHORT)
+    queue = shared(queue, 0.2, quiet=False, over_share=True)
+    queue.demand.shares.accounts["over_share"].offered_s = 90.0  # 9 device seconds a second
     assert has_room(queue, 0.2, 1.0, 50, of_tenant("quiet"))
     assert not takes(queue, 0.2, query(1, 1.2, tenant=Tenant("over_share")))
     queue.demand.shares.level = math.inf
@@ -346,10 +350,8 @@ def test_a_quiet_tenant_goes_by_the_common_rule_without_those_who_will_come():
 
 
 def test_a_quiet_tenant_gets_the_room_that_is_kept_for_long_queries():
-    queue = shared(running(300), 0.2, quiet=Kind.UNDER_SHARE, over_share=Kind.SHORT)
-    for _ in range(3):
-        queue.demand.long_queries.offered(0.0, 0.35, refused=True)
-    queue.demand.long_queries.mean_s = 0.001
+    queue = shared(running(300), 0.2, quiet=False, over_share=True)
+    reserving(queue, 350).demand.long_queries.mean_s = 0.001
     assert [takes(queue, 0.2, query(10, 1.2, tenant=Tenant(name))) for name in ("quiet", "over_share")] == [1, 0]
 
 
@@ -362,9 +364,7 @@ def test_a_deferrable_query_may_share_the_last_pass_where_the_urgent_one_has_a_p
 
 def test_by_depth_places_are_kept_for_others():
     """Two of the mean cost, and what the quiet ones ask for in an SLO: 0.03 s are another."""
-    queue = shared(
-        queue_of(admission="depth", depth=9), over_share=Kind.SHORT, quiet=Kind.UNDER_SHARE, under_share_rho=0.03
-    )
+    queue = shared(queue_of(admission="depth", depth=9), over_share=True, quiet=False, under_share_rho=0.03)
     for name, places in (("over_share", 6), ("quiet", 9)):
         offer = [query(1, tenant=Tenant(name)) for _ in range(9)]
         assert takes(queue, 0.0, *offer, partial=True) == places
@@ -651,6 +651,8 @@ FULL = {"slowdown": 4.0}
 
 
 def reserving(queue, ms):
+    long_queries = queue.demand.long_queries
+    long_queries.offered(0.0, long_queries.mean_s, refused=False)
     for _ in range(3):
         queue.demand.long_queries.offered(0.0, ms / 1000, refused=True)
     queue.demand.long_queries.mean_s = 0.075
@@ -733,7 +735,7 @@ def test_a_state_tells_those_above_their_share_when_it_opens_to_them():
     """The run holds 300 ms of them; 260 wait. The others' room is 300 ms at 0.2 s, and grows no more."""
     queue = running(300, query(260, 9), max_batch_fraction=0.5)
     assert queue.state(0.2)[-3:] == (0.0, (), 1)
-    queue = shared(queue, 0.2, quiet=Kind.UNDER_SHARE, over_share=Kind.SHORT)
+    queue = shared(queue, 0.2, quiet=False, over_share=True)
     queue.demand.shares.waits(queue.demand.shares.accounts["over_share"], 0.285)
     state = queue.state(0.2)
     assert (state.opens_s, state.under_share_opens_s, state.over_share) == (pytest.approx(0.3), 0, ["over_share"])

@@ -38,7 +38,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deployments.admission.fair_share import Account, Kind
 from deployments.admission.probe import IdleProbe
 from deployments.embedding.scheduler.current_run import CurrentRun, Outlook
 from deployments.embedding.scheduler.demand import Demand
@@ -47,7 +46,6 @@ from deployments.embedding.scheduler.run_queue import RunQueue
 from deployments.embedding.scheduler.state import Query
 
 _NEVER = math.inf
-_OVER_SHARE = Account(1.0, kind=Kind.SHORT)  # any tenant that asks for more than its share
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -128,13 +126,15 @@ class DeadlineAdmission(Admission):
         return taken
 
     def is_full(self, now: float, outlook: Outlook) -> bool:
-        return self._slo_room_s(now, outlook) < self.demand.long_queries.mean_s
+        return self._slo_room_s(now, outlook, self.demand.rho) < self.demand.long_queries.mean_s
 
     def opens_s(self, now: float, outlook: Outlook, *, over_share: bool) -> float:
-        room_s = self._slo_room_s(now, outlook)
-        return self._room_in_s(
-            now, outlook, self.demand.shared_s(_OVER_SHARE, room_s, outlook[1]) if over_share else room_s
-        )
+        account = next(iter(self.demand.shares.over_share.values()), None) if over_share else None
+        rho = self.demand.rho if account is None else account.ahead_rho + account.rho
+        room_s = self._slo_room_s(now, outlook, rho)
+        if account is not None:
+            room_s = self.demand.shared_s(account, room_s, outlook[1])
+        return self._room_in_s(now, outlook, room_s, rho)
 
     @property
     def bulk_room_s(self) -> float:
@@ -142,7 +142,7 @@ class DeadlineAdmission(Admission):
 
     @property
     def over_share(self) -> Sequence[str]:
-        return self.demand.shares.over_share
+        return self.demand.shares.named
 
     def promote(self, now: float, queries: Sequence[Query], total_s: float) -> None:
         """Where the device is idle, they fit into the SLO, and are more work than the deferrable share of a run."""
@@ -188,14 +188,14 @@ class DeadlineAdmission(Admission):
         account, left_s, rho = query.account, query.due - now, self.demand.rho
         if account is None or not self.demand.shares.has_level:
             return self._room_s(now, left_s, outlook, run_s, rho)
-        if account.kind == Kind.UNDER_SHARE:
+        if not account.is_over_share:
             return self._room_s(now, left_s, outlook, self.limits.run_s, 0.0)
-        room_s = self._room_s(now, left_s, outlook, self.limits.run_s, rho)
+        room_s = self._room_s(now, left_s, outlook, self.limits.run_s, account.ahead_rho + account.rho)
         return self.demand.shared_s(account, room_s, outlook[1])
 
-    def _slo_room_s(self, now: float, outlook: Outlook) -> float:
+    def _slo_room_s(self, now: float, outlook: Outlook, rho: float) -> float:
         """For a query that allows the SLO."""
-        return self._room_s(now, self.limits.policy.slo_s, outlook, self.limits.run_s, self.demand.rho)
+        return self._room_s(now, self.limits.policy.slo_s, outlook, self.limits.run_s, rho)
 
     def _room_s(self, now: float, left_s: float, outlook: Outlook, run_s: float, rho: float) -> float:
         """Room for urgent work in a run of at most `run_s`, below 0 where there is none. `left_s`: to the deadline."""
@@ -240,7 +240,7 @@ class DeadlineAdmission(Admission):
         hopeful = in_time and limits.is_slow(total_s)
         return now - self.run.since > self._probe.after_s(limits.policy.slo_s, hopeful=hopeful)
 
-    def _room_in_s(self, now: float, outlook: Outlook, room_s: float) -> float:
+    def _room_in_s(self, now: float, outlook: Outlook, room_s: float, rho: float) -> float:
         """Seconds until a query of the mean cost has room. `room_s`: that there is now for it."""
         limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
         policy, model, predictor = limits.policy, limits.model, limits.predictor
@@ -261,7 +261,7 @@ class DeadlineAdmission(Admission):
                 0.0, f * (predictor.seconds(work_s) + predictor.seconds(limits.pass_s + cost_s)) - slo_s
             )
         beta_s = predictor.seconds(0.0)
-        latest_s = (slo_s - f * beta_s) / (1 + f * self.demand.rho)  # of a run's rest, for somebody to open the next
+        latest_s = (slo_s - f * beta_s) / (1 + f * rho)  # of a run's rest, for somebody to open the next
         if is_running and not queue.urgent and until_s > latest_s:
             return until_s - latest_s
         return until_s + max(0.0, f * predictor.seconds(work_s) - latest_s)

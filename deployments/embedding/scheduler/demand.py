@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deployments.admission.fair_share import Account, Kind, Shares, Tenant
+from deployments.admission.fair_share import Account, Shares, Tenant
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.starvation import LongQueries
 from deployments.embedding.scheduler.state import Query
@@ -86,4 +86,4 @@ class Demand:
     def prefers(self, query: Query) -> bool:
         """It gets room that is kept for long queries: it is deferrable, or its tenant asks for less than its share."""
         account = query.account
-        return query.deferrable or (self.shares.has_level and account is not None and account.kind == Kind.UNDER_SHARE)
+        return query.deferrable or (self.shares.has_level and account is not None and not account.is_over_share)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deployments.admission.fair_share import Account, Kind, Shares
+from deployments.admission.fair_share import Account, Shares
 from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.starvation import LongPrompts
 from deployments.generation.scheduler.state import StepPolicy
@@ -64,7 +64,7 @@ class KeptRoom:
         if waits and not self._long.is_long(generation.prompt_tokens):
             longest = self._long.tokens
         if account is not None and self._shares.has_level and not rests:
-            if account.kind == Kind.UNDER_SHARE:
+            if not account.is_over_share:
                 return []
             kept_s = self._shares.kept_s(account, self._cost_s, policy.ttft_s)
             others = min(_MOST_KEPT, math.ceil(kept_s / self._cost_s))
@@ -88,7 +88,7 @@ class KeptRoom:
         """
         tokens = generation.prompt_tokens
         self._cost_s += (_AVERAGED if self._cost_s else 1.0) * (cost_s - self._cost_s)
-        is_under_share = account is not None and account.kind == Kind.UNDER_SHARE and self._shares.has_level
+        is_under_share = account is not None and not account.is_over_share and self._shares.has_level
         if account is not None:
             account.count(cost_s, cost_s if admitted else 0.0)
         if (is_under_share or self._long.is_long(tokens)) and not admitted and not may_be_helped():
