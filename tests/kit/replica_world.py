@@ -113,7 +113,7 @@ class World:
     """Devices in the order of preference; equal ones are one pool, in which the first to be free is asked first.
 
     `slow`: ((at, times), ...): so many times as long as planned all takes from then on. `look` is called with each
-    schedule after each arrival. `schedules`: those of the devices, once queries were served.
+    schedule after each arrival. `schedules`: those of the devices, `busy_s`: how long they ran, once all is served.
     """
 
     def __init__(
@@ -150,6 +150,7 @@ class World:
         for replica in replicas:
             await replica.runner.drained()
         await asyncio.sleep(0.001)
+        self.busy_s = sum(replica.engine.busy_s for replica in replicas)
         return sent
 
     def _offer(self, arrival):
@@ -178,7 +179,9 @@ def adds_up(schedule, now):
     """Work is what waits."""
     queue = schedule.queue
     assert queue.urgent_s == pytest.approx(sum(query.cost_s for query in queue.urgent), abs=1e-9)
-    assert queue.deferrable_s == pytest.approx(sum(query.cost_s for query in queue.deferrable), abs=1e-9)
+    assert queue.deferrable_s == pytest.approx(
+        sum(query.cost_s for query in queue.deferrable_line.queries + queue.bulk_line.queries), abs=1e-9
+    )
     assert queue.urgent == sorted(queue.urgent, key=lambda query: query.due)
     assert schedule.run.bulk >= 0
     state = schedule.state(now)

@@ -97,6 +97,7 @@ def has_room(queue, now, allowed_s, ms, make=query, **how):
         pytest.param(
             running(300, *[deferrable(50, 9)] * 4), 0.2, 2.0, 600 - 60 - 50, id="deferrable ones' share of any run"
         ),
+        pytest.param(running(300, *[bulk(25)] * 4), 0.2, 2.0, 600 - 30 - 25, id="bulk's part of any run"),
         pytest.param(admit(queue_of(), 0.0, *[deferrable(50, 9)] * 4), 0.0, 2.0, 600 - 60 - 50, id="the same, idle"),
         pytest.param(running(300, slowdown=2.0), 0.4, 1.6, (1280 - 600) / 2 - 200, id="at the end, slow"),
         # Pass by pass: L + f (beta + U + c + pass) <= left / (1 + m).
@@ -176,8 +177,10 @@ def test_who_is_deferrable():
     [
         (queue_of(), 500 * 0.8 - 200),
         (admit(queue_of(), 0.0, bulk(50)), 500 * 0.8 - 200 - 50),
+        (admit(queue_of(), 0.0, deferrable(150)), 500 * 0.8 - 200 - 150),  # they are before it
+        (admit(queue_of(), 0.0, deferrable(190)), 0.1 * 0.5 * 600),
         (queue_of(slo_s=2.0, bulk_share=0.25, depth=100), 0.25 * 2000 * 0.8 - 200),
-        (queue_of(model=CostModel(0.0, 0.0001, 0.0, 0.5)), 0.2 * 0.5 * (800 - 500)),  # its share of any run is more
+        (queue_of(model=CostModel(0.0, 0.0001, 0.0, 0.5)), 0.1 * 0.5 * (800 - 500)),  # its share of any run is more
     ],
 )
 def test_bulk_has_room_for_its_share_of_an_slo(queue, ms):
@@ -555,6 +558,46 @@ def test_deferrable_queries_fill_a_run_behind_the_urgent_ones(urgent, ms, how, t
     assert len(run) == len(urgent) + taken
     assert queue.run.predicted_s == pytest.approx(0.2 + sum(one.cost_s for one in run))
     assert (queue.queue.count, queue.run.unanswered, queue.runs) == (12 - taken, len(run), 1)
+
+
+@pytest.mark.parametrize(
+    ("urgent", "deferrables", "bulks"),
+    [
+        ([], 3, 2),  # of 200 ms 30 are kept for bulk: a tenth of half a run
+        ([query(300)], 2, 2),
+        ([query(515, 9.0)], 1, 0),  # with 61 ms of the one and 25 of the other it would be longer than a run may be
+        ([query(513, 9.0)], 1, 1),
+    ],
+)
+def test_bulk_has_its_part_of_a_run_behind_deferrable_queries(urgent, deferrables, bulks):
+    waits = [deferrable(45 if bulks == 2 else 61, 19.0) for _ in range(12)], [bulk(25) for _ in range(3)]
+    queue = admit(queue_of(), 0.0, *urgent, *waits[0], *waits[1])
+    run = queue.start(0.0)
+    assert (len(run) - len(urgent), sum(one.bulk for one in run)) == (deferrables + bulks, bulks)
+    assert run[len(urgent) :] == waits[0][:deferrables] + waits[1][:bulks]
+
+
+SMALL_BETA = CostModel(0.0, 0.001, 0.0, 0.02)
+
+
+@pytest.mark.parametrize(("now", "taken"), [(2.99, 4), (3.01, 8)])
+def test_bulk_runs_are_short_for_three_seconds_after_an_urgent_query(now, taken):
+    """Nine times beta, 180 ms; else half of the SLO's 800 ms, less beta."""
+    queue = queue_of(model=SMALL_BETA)
+    queue.demand.arrives(0.0, 0.1)
+    assert len(admit(queue, now, *[bulk(45) for _ in range(12)]).start(now)) == taken
+
+
+@pytest.mark.parametrize(
+    ("beta_s", "bulk_at", "taken"), [(0.0399, 4.01, 0), (0.0399, 3.99, 5), (0.0401, 4.01, 5), (0.0399, -math.inf, 5)]
+)
+def test_where_runs_of_its_own_cost_it_little_bulk_lengthens_those_of_others_once_in_an_slo(beta_s, bulk_at, taken):
+    """Nine times beta are less than the 400 ms less beta that bulk has of a run."""
+    queue = admit(queue_of(model=CostModel(0.0, 0.001, 0.0, beta_s)), 5.0, query(100, 6.0))
+    admit(queue, 5.0, *[bulk(45) for _ in range(12)])
+    queue.run.bulk_at = bulk_at
+    assert len(queue.start(5.0)) == 1 + taken
+    assert queue.run.bulk_at == (5.0 if taken else bulk_at)
 
 
 def test_behind_a_deferrable_query_that_does_not_fit_none_runs():

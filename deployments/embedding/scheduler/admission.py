@@ -18,6 +18,7 @@ A query is admitted if the next run still fits into the SLO, and
       run while another one runs
     answers come pass by pass           L + f s(U + c + pass) <= b(left)
       (on an idle device: as at the end)
+    it is bulk                          it may be in the next run; no time is promised
     it is deferrable                    L + ceil(deferrable work / its share of any run) * SLO <= b(left); one run more
                                         where urgent queries wait and answers come at the run's end
 
@@ -98,6 +99,10 @@ class Admission(ABC):
         """
         return _NEVER, _NEVER
 
+    def bulk_s(self, _now: float, _urgent: Sequence[Query]) -> float:
+        """The most bulk work of a run of these urgent queries."""
+        return _NEVER
+
 
 @dataclass(slots=True, repr=False, eq=False)
 class DeadlineAdmission(Admission):
@@ -138,7 +143,9 @@ class DeadlineAdmission(Admission):
 
     @property
     def bulk_room_s(self) -> float:
-        return self.limits.bulk_s - self.queue.deferrable_s
+        """What the next run takes of it: the rest waits at the Router, for whichever device is free."""
+        queue, limits = self.queue, self.limits
+        return max(limits.bulk_run_s, limits.bulk_s - queue.deferrable_line.work_s) - queue.bulk_line.work_s
 
     @property
     def over_share(self) -> Sequence[str]:
@@ -169,10 +176,21 @@ class DeadlineAdmission(Admission):
     def deferrable_s(self, now: float, urgent: Sequence[Query]) -> tuple[float, float]:
         limits, predictor, urgent_s = self.limits, self.limits.predictor, sum(query.cost_s for query in urgent)
         fill_s = predictor.work_s(predictor.fill_s(limits.policy.bulk_share * limits.policy.slo_s)) - urgent_s
+        if self.demand.has_urgent(now):
+            fill_s = min(fill_s, limits.between_s)
         most_s = predictor.work_s(predictor.fill_s(urgent[0].due - now)) - urgent_s if urgent else _NEVER
         if limits.micro_batch_tokens and most_s >= limits.pass_s:  # they may share the urgent ones' last pass
             return fill_s, _NEVER
         return min(fill_s, most_s), most_s
+
+    def bulk_s(self, now: float, urgent: Sequence[Query]) -> float:
+        """Where runs of its own cost bulk little, it lengthens no urgent query's, unless none ran for an SLO."""
+        limits = self.limits
+        if not urgent:
+            return _NEVER
+        if limits.between_s < limits.bulk_s and now - self.run.bulk_at < limits.policy.slo_s:
+            return 0.0
+        return limits.run_s - sum(query.cost_s for query in urgent)
 
     def ended(self, *, whole: bool) -> None:
         """A run has ended."""
@@ -183,6 +201,8 @@ class DeadlineAdmission(Admission):
         self.is_probe = False
 
     def _room_for(self, now: float, query: Query, outlook: Outlook, run_s: float) -> float:
+        if query.bulk:
+            return max(self.bulk_room_s, 0.0 if self.queue.bulk_line.queries else query.cost_s)
         if query.deferrable:
             return self._deferrable_room_s(now, query, outlook)
         account, left_s, rho = query.account, query.due - now, self.demand.rho
@@ -204,14 +224,11 @@ class DeadlineAdmission(Admission):
         room_s = run_s - work_s
         if limits.micro_batch_tokens and is_running:  # deferrable ones are behind it in the run
             run_s = predictor.work_s((predictor.fill_s(left_s) - until_s) / f)
-            return min(room_s, run_s - queue.urgent_s - limits.pass_s)
-        if (
-            is_running
-            and not queue.urgent
-            and until_s + f * predictor.seconds(rho * until_s) > predictor.fill_s(left_s)
-        ):
+            return min(room_s, run_s - queue.urgent_line.work_s - limits.pass_s)
+        later_s = f * predictor.seconds(rho * until_s)  # what comes until then
+        if is_running and not queue.urgent and until_s + later_s > predictor.fill_s(left_s):
             return 0.0
-        for line in (queue.urgent, queue.deferrable[:1]):
+        for line in (queue.urgent, queue.deferrable_line.queries):
             if line:
                 left_s = min(left_s, line[0].due - now)
         return min(room_s, predictor.work_s((predictor.fill_s(left_s) - until_s) / f) - work_s)
@@ -224,10 +241,9 @@ class DeadlineAdmission(Admission):
         runs = math.floor(max(0.0, (left_s - until_s - longer_s) / slo_s))
         if queue.urgent and not (limits.micro_batch_tokens and self.run.is_running):
             runs -= 1
-        room_s = runs * limits.deferrable_run_s - queue.deferrable_s
-        if query.bulk:  # no more than the next run may take: the rest waits at the Router, for whichever device is free
-            room_s = min(room_s, self.bulk_room_s)
-        if not queue.deferrable and runs >= 1:
+        line = queue.deferrable_line
+        room_s = runs * limits.deferrable_run_s - line.work_s
+        if not line.queries and runs >= 1:
             room_s = max(room_s, query.cost_s)  # one that is larger than the share is let through by itself
         return room_s
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ Outlook = tuple[float, float]  # f, how many times as long all takes, by a run t
 class CurrentRun:
     """The running run, or the last one. `unanswered`: its queries that wait for an answer, `bulk` of them bulk; 0 while
     the device is idle. `since`: the last sign of progress. `work_s`: of all its queries; `predicted_s`: its time.
+    `bulk_at`: when a run last had bulk.
     """
 
     limits: Limits
@@ -27,6 +29,7 @@ class CurrentRun:
     unanswered: int = 0
     bulk: int = 0
     since: float = 0.0
+    bulk_at: float = -math.inf
     work_s: float = field(init=False)
     predicted_s: float = field(init=False)
     _lengths: Sequence[int] = ()
@@ -40,6 +43,8 @@ class CurrentRun:
     def begin(self, now: float, queries: Sequence[Query]) -> None:
         self.is_running, self._began, self.since = True, now, now
         self.unanswered, self.bulk = len(queries), sum(query.bulk for query in queries)
+        if self.bulk:
+            self.bulk_at = now
         self._planned_by, self._first_pass = self.limits.predictor, None
         self._lengths = [query.tokens for query in queries]
         self.work_s, self._done_s = sum(query.cost_s for query in queries), 0.0

@@ -29,7 +29,7 @@ class Demand:
     long_queries: LongQueries
     shares: Shares = field(default_factory=Shares)
     rho: float = 0.0
-    _rho_at: float = 0.0
+    _rho_at: float = -math.inf
 
     def arrives(self, now: float, work_s: float, tenant: Tenant | None = None) -> None:
         """So much work asks for this device. `tenant`: whose, of what a Router has refused by itself."""
@@ -39,6 +39,10 @@ class Demand:
             self.rho *= math.exp((self._rho_at - now) / _RHO_S)
             self._rho_at = now
         self.rho += work_s / _RHO_S
+
+    def has_urgent(self, now: float) -> bool:
+        """An urgent query came lately."""
+        return now - self._rho_at < _RHO_S
 
     def open_account(self, now: float, tenant: Tenant, queries: Sequence[Query]) -> None:
         account = self.shares.account(now, tenant)

@@ -46,6 +46,6 @@ class DepthAdmission(Admission):
         limit = self.depth if self.depth is not None else self.limits.policy.depth or 0
         free = limit - self.queue.count - self.run.unanswered
         if bulk and limit:
-            held = self.run.bulk + sum(query.bulk for query in self.queue.deferrable)
+            held = self.run.bulk + len(self.queue.bulk_line.queries)
             free = min(free, max(1, int(limit * self.limits.policy.bulk_share)) - held)
         return max(0, free)

@@ -10,7 +10,9 @@ from deployments.embedding.scheduler.pacing import Pacing
 from deployments.embedding.scheduler.state import Policy
 
 _DEFERRABLE = 2.0  # SLOs: who allows more than so many waits behind the others
-_SURE_SHARE = 0.2  # of `bulk_share`: of any run, however many urgent queries wait
+# Of `bulk_share`: what deferrable queries, and what bulk has of any run, however many others wait.
+_SURE_DEFERRABLE, _SURE_BULK = 0.2, 0.1
+_BETWEEN_BETAS = 9.0  # deferrable work in a run while urgent queries come: so beta is a tenth of the run
 
 
 def is_deferrable(rule: str, slo_s: float, allowed_s: float, *, trial: bool) -> bool:
@@ -31,8 +33,10 @@ class Limits:
     micro_batch_tokens: int
     predictor: LinePredictor
     run_s: float = field(init=False)  # the most work that one run may hold
-    # Deferrable work that every run takes, however many urgent queries wait.
+    # Work of deferrable queries, and of bulk, that every run takes, however many others wait.
     deferrable_run_s: float = field(init=False)
+    bulk_run_s: float = field(init=False)
+    between_s: float = field(init=False)  # the most deferrable work of a run that urgent queries may have to wait for
     bulk_s: float = field(init=False)  # the most bulk work that waits here
     pass_s: float = field(init=False)  # work of one pass
     pacing: Pacing = field(init=False)
@@ -44,9 +48,11 @@ class Limits:
         """Derive the other fields."""
         policy, alpha_s, predictor = self.policy, self.model.alpha_s, self.predictor
         self.run_s = self.run_within_s(policy.slo_s)
-        self.deferrable_run_s = _SURE_SHARE * policy.bulk_share * self.run_s
+        self.deferrable_run_s = _SURE_DEFERRABLE * policy.bulk_share * self.run_s
+        self.between_s = _BETWEEN_BETAS * self.model.beta_s
+        self.bulk_run_s = min(_SURE_BULK * policy.bulk_share * self.run_s, self.between_s)
         bulk_s = predictor.work_s(predictor.fill_s(policy.bulk_share * policy.slo_s))
-        self.bulk_s = max(self.deferrable_run_s, bulk_s, alpha_s)
+        self.bulk_s = max(self.bulk_run_s, bulk_s, alpha_s)
         self.pass_s = alpha_s * self.micro_batch_tokens / QUERY_TOKENS
         self.pacing = Pacing.of_beta(self.model.beta_s)
 

@@ -1,4 +1,4 @@
-"""Queries that a device has admitted and does not run yet, in the order of their deadlines. Pure."""
+"""Queries that a device has admitted and does not run yet, each class in the order of its deadlines. Pure."""
 
 from __future__ import annotations
 
@@ -16,60 +16,110 @@ _by_deadline = attrgetter("due")
 
 
 @dataclass(slots=True, repr=False, eq=False)
+class Line:
+    """Queries of one class, in the order of their deadlines. `work_s`: their work; `largest_s`: of the largest."""
+
+    queries: list[Query] = field(default_factory=list)
+    work_s: float = 0.0
+    largest_s: float = 0.0
+
+    def add(self, query: Query) -> None:
+        insort(self.queries, query, key=_by_deadline)
+        self.work_s += query.cost_s
+        self.largest_s = max(self.largest_s, query.cost_s)
+
+    def remove(self, gone: AbstractSet[int]) -> None:
+        self.queries = [query for query in self.queries if id(query) not in gone]
+        self.work_s = sum(query.cost_s for query in self.queries)
+        self.largest_s = max((query.cost_s for query in self.queries), default=0.0)
+
+    def most_s(self, sure_s: float) -> float:
+        """At most so much of it is in a run that has no room but for its sure part."""
+        return min(self.work_s, sure_s + self.largest_s)
+
+    def ready(self, sure_s: float, fill_s: float, most_s: float) -> tuple[list[Query], float]:
+        """The first that may run, and their work: `fill_s` of it, or their sure part; at most `most_s`."""
+        taken, work_s = list[Query](), 0.0
+        for query in self.queries:
+            if query.held:
+                continue
+            if work_s + query.cost_s > (fill_s if work_s >= sure_s and work_s else most_s):
+                break
+            work_s += query.cost_s
+            taken.append(query)
+        return taken, work_s
+
+
+@dataclass(slots=True, repr=False, eq=False)
 class RunQueue:
-    """Urgent queries, and deferrable ones that run behind them; `urgent_s`, `deferrable_s`: their work. The tenants'
-    shares hear what waits of whom.
+    """Three classes: urgent queries, deferrable ones that run behind them, and bulk behind both. The tenants' shares
+    hear what waits of whom.
+
+    A class behind others has a sure part of runs, however much waits before it, as in deficit round robin (Shreedhar,
+    Varghese, SIGCOMM 1995): deferrable queries `limits.deferrable_run_s` of each run; bulk `limits.bulk_run_s` of each,
+    or once in an SLO where its own runs cost little (`DeadlineAdmission.bulk_s`), if the run has so much room. What the
+    urgent ones leave beyond that, deferrable queries fill first, and then bulk.
     """
 
     limits: Limits
     shares: Shares
-    urgent: list[Query] = field(default_factory=list)
-    deferrable: list[Query] = field(default_factory=list)
-    urgent_s: float = 0.0
-    deferrable_s: float = 0.0
-    _deferrable_largest_s: float = 0.0
+    urgent_line: Line = field(default_factory=Line)
+    deferrable_line: Line = field(default_factory=Line)
+    bulk_line: Line = field(default_factory=Line)
+
+    @property
+    def urgent(self) -> list[Query]:
+        return self.urgent_line.queries
+
+    @property
+    def urgent_s(self) -> float:
+        """Their work."""
+        return self.urgent_line.work_s
+
+    @property
+    def deferrable_s(self) -> float:
+        """Work of all that is not urgent."""
+        return self.deferrable_line.work_s + self.bulk_line.work_s
 
     @property
     def count(self) -> int:
         """Queries that wait, held ones included."""
-        return len(self.urgent) + len(self.deferrable)
+        return len(self.urgent_line.queries) + len(self.deferrable_line.queries) + len(self.bulk_line.queries)
 
     @property
     def ready(self) -> int:
         """Those that may run now."""
-        return sum(not query.held for line in (self.urgent, self.deferrable) for query in line)
+        return sum(not query.held for line in self._lines for query in line.queries)
 
     @property
     def next_deferrable_s(self) -> float:
-        """At most so much deferrable work is in the next run, however full: until those that wait have their share."""
-        if not self.deferrable:
-            return 0.0
-        return min(self.deferrable_s, self.limits.deferrable_run_s + self._deferrable_largest_s)
+        """At most so much work that is not urgent is in the next run, however full."""
+        limits = self.limits
+        return self.deferrable_line.most_s(limits.deferrable_run_s) + self.bulk_line.most_s(limits.bulk_run_s)
 
     @property
     def next_run_s(self) -> float:
         """Work of the next run (W)."""
-        return self.urgent_s + self.next_deferrable_s if self.deferrable else self.urgent_s
+        waits = self.deferrable_line.queries or self.bulk_line.queries
+        return self.urgent_line.work_s + (self.next_deferrable_s if waits else 0.0)
+
+    @property
+    def _lines(self) -> tuple[Line, Line, Line]:
+        return self.urgent_line, self.deferrable_line, self.bulk_line
 
     def add(self, queries: Iterable[Query]) -> None:
         for query in queries:
             if query.deferrable:
-                insort(self.deferrable, query, key=_by_deadline)
-                self.deferrable_s += query.cost_s
-                self._deferrable_largest_s = max(self._deferrable_largest_s, query.cost_s)
-            else:
-                insort(self.urgent, query, key=_by_deadline)
-                self.urgent_s += query.cost_s
-                if query.account is not None:
-                    self.shares.waits(query.account, query.cost_s)
+                (self.bulk_line if query.bulk else self.deferrable_line).add(query)
+                continue
+            self.urgent_line.add(query)
+            if query.account is not None:
+                self.shares.waits(query.account, query.cost_s)
 
     def remove(self, gone: AbstractSet[int]) -> None:
         """Those with these ids do not wait any more."""
-        self.urgent = [query for query in self.urgent if id(query) not in gone]
-        self.deferrable = [query for query in self.deferrable if id(query) not in gone]
-        self.urgent_s = sum(query.cost_s for query in self.urgent)
-        self.deferrable_s = sum(query.cost_s for query in self.deferrable)
-        self._deferrable_largest_s = max((query.cost_s for query in self.deferrable), default=0.0)
+        for line in self._lines:
+            line.remove(gone)
         if self.shares.accounts:
             self.shares.wait((query.account, query.cost_s) for query in self.urgent if query.account is not None)
 
@@ -77,14 +127,12 @@ class RunQueue:
         """All urgent queries that may run: the next run takes them."""
         return [query for query in self.urgent if not query.held]
 
-    def deferrable_ready(self, fill_s: float, most_s: float) -> Sequence[Query]:
-        """The first deferrable queries that may run: `fill_s` of work, or their share of any run; at most `most_s`."""
-        taken, work_s, sure_s = list[Query](), 0.0, self.limits.deferrable_run_s
-        for query in self.deferrable:
-            if query.held:
-                continue
-            if work_s + query.cost_s > (fill_s if work_s >= sure_s and work_s else most_s):
-                break
-            work_s += query.cost_s
-            taken.append(query)
-        return taken
+    def deferrable_ready(self, fill_s: float, most_s: float, bulk_s: float) -> Sequence[Query]:
+        """The deferrable queries and the bulk of the next run: `fill_s` of work, or their sure parts; at most `most_s`,
+        and `bulk_s` of bulk. Beside deferrable queries it makes the run no longer than it may be.
+        """
+        limits, bulk = self.limits, self.bulk_line
+        kept_s = max(0.0, min(bulk.work_s, limits.bulk_run_s, bulk_s))
+        taken, work_s = self.deferrable_line.ready(limits.deferrable_run_s, fill_s - kept_s, most_s)
+        most_s = min(most_s, bulk_s, limits.run_s if taken else bulk_s) - work_s
+        return taken + bulk.ready(limits.bulk_run_s, fill_s - work_s, most_s)[0]

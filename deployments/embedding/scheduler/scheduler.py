@@ -10,11 +10,14 @@ replica, and one thread calls all its methods. Its parts:
     `run_queue`           what waits
     `current_run`         what runs
 
-Two classes of queries wait:
+Three classes of queries wait:
 
     urgent      The deadline is at most two SLOs away. They run in the order of their deadlines.
-    deferrable  They are bulk, or their deadline is later. They run behind the urgent ones. In a run that they lengthen
-                they take at most `bulk_share` of the SLO. A fifth of that share is theirs in every run.
+    deferrable  The deadline is later. They run behind the urgent ones. In a run that they lengthen they and bulk take
+                at most `bulk_share` of the SLO. A fifth of that share is theirs in every run.
+    bulk        They run behind both, and are promised no time. A tenth of that share is theirs in every run. While
+                urgent queries come, those behind them fill up at most nine times beta of a run; where that is less than
+                the share, bulk runs by itself, and once in an SLO beside urgent queries.
 """
 
 from __future__ import annotations
@@ -178,9 +181,10 @@ class Scheduler:
         return min(self._start_by, self.limits.pacing.start_at(waiting, first=self._first, last=last))
 
     def start(self, now: float) -> list[Query]:
-        """Begin the next run: its queries in the order of their deadlines, the deferrable ones last."""
+        """Begin the next run: its queries in the order of their deadlines, the deferrable ones and bulk last."""
         run = self.queue.urgent_ready()
-        run += self.queue.deferrable_ready(*self.admission.deferrable_s(now, run))
+        admission = self.admission
+        run += self.queue.deferrable_ready(*admission.deferrable_s(now, run), admission.bulk_s(now, run))
         self.remove(run)
         self.runs += 1
         self.run.begin(now, run)
