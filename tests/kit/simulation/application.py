@@ -38,7 +38,7 @@ from deployments.models.tokenizer import TokenIds
 from deployments.serving.frames import WIRE
 from deployments.serving.metrics import Instruments
 from deployments.serving.router import Host
-from deployments.settings import Settings
+from deployments.settings import RequestLimits, Settings
 from tests.kit.simulation.arrivals import Arrival
 from tests.kit.simulation.device import Device, Engine
 from tests.kit.simulation.wire import Core, Line, MemoryChannel
@@ -246,7 +246,7 @@ class Application(Cluster):
             cast("Encoder", _Encoder()),
         )
         counts = dict.fromkeys(self.shape.devices, self.shape.nodes)
-        return SimulatedRouter(self, counts, host, cast("Settings", SimpleNamespace()))
+        return SimulatedRouter(self, counts, host, cast("Settings", SimpleNamespace(limits=RequestLimits())))
 
     async def start(self) -> None:
         shape = self.shape
