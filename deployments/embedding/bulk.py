@@ -29,6 +29,7 @@ class _Bulk:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     parts: list[OfferedPart] = field(default_factory=list)
     answers: Answers = field(default_factory=dict)
+    avoided: list[Link] = field(default_factory=list)  # their engines failed
 
 
 class BulkQueue:
@@ -95,7 +96,7 @@ class BulkQueue:
         for pool in self._placer.pools.values():
             for link in pool.live if pool.is_open else ():
                 now = asyncio.get_running_loop().time()
-                if link.bulk_again_at > now or link.view.is_out(now):
+                if link.bulk_again_at > now or link.view.is_out(now) or link in bulk.avoided:
                     continue
                 if indices := self._fitting(bulk, pool, link):
                     self._send(bulk, pool, link, indices)
@@ -143,6 +144,10 @@ class BulkQueue:
         except (ReplicaLost, EngineBroken) as error:
             if isinstance(error, EngineBroken):
                 self._placer.note_broken(part)
+                bulk.avoided.append(part.link)
+                pools = self._placer.pools.values()
+                if all(link in bulk.avoided for pool in pools if pool.is_open for link in pool.live):
+                    raise
             if any(bulk.tries[index] >= TRIES for index in part.indices):
                 raise
             bulk.missing.extendleft(reversed(part.indices))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deployments.embedding.channel import Overdue, PendingOffer, Refused
 from deployments.embedding.link import Link
@@ -88,7 +88,8 @@ class Placement:
     async def _offer(self, left: list[int]) -> list[int]:
         """Place these; what must be offered again of them."""
         try:
-            if await self.placer.place(self.request, left, self.parts, avoided=self.avoided):
+            partial = bool(self.parts)  # the others are looked at meanwhile
+            if await self.placer.place(self.request, left, self.parts, avoided=self.avoided, partial=partial):
                 return []
         except ReplicaLost as error:
             return await self._lost(left, error)
@@ -107,7 +108,9 @@ class Placement:
             now = asyncio.get_running_loop().time()
             left_s = self.request.due - now if hanging == len(self.parts) else None
             if left_s is not None and left_s <= 0:
-                self.parts.clear()  # what is there stays there
+                for part in self.parts:  # what is there stays there
+                    part.pending.outcome.add_done_callback(_look)
+                self.parts.clear()
                 raise DeadlineExceeded(
                     f"no answer within {self.request.allowed_s:g} s: the replica that had it does not answer; "
                     "please try again"
@@ -155,6 +158,12 @@ class Placement:
             if placed:
                 self.again.update(left)
         return []
+
+
+def _look(outcome: asyncio.Future[Any]) -> None:
+    """Nobody waits for it any more: an error is no news."""
+    if not outcome.cancelled():
+        outcome.exception()
 
 
 async def admitted(pending: PendingOffer) -> int:

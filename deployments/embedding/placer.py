@@ -136,14 +136,28 @@ class Placer:
         now, outlier = asyncio.get_running_loop().time(), part.link.view.outlier
         if not outlier.should_be_ejected(now):
             return
-        pools = self.pools.values()
-        if may_eject_one(sum(len(pool.ejected()) for pool in pools), sum(len(pool.live) for pool in pools)):
+        if may_eject_one(len(self._ejected()), self._live):
             ejected_s = outlier.eject(now)
             self.pools[part.pool].heard(part.link)
             logger.warning(
                 "the %s pool's replica %s gets nothing for %.0f s: its engine has failed %d times in a row",
                 part.pool, part.link.view.replica, ejected_s, outlier.failures,
             )  # fmt: skip
+
+    def replicas_changed(self) -> None:
+        """Too large a share may be ejected now: the first to come back does so at once."""
+        ejected = sorted(self._ejected(), key=lambda one: one[1].view.outlier.until, reverse=True)
+        while ejected and not may_eject_one(len(ejected) - 1, self._live):
+            pool, link = ejected.pop()
+            link.view.outlier.until = asyncio.get_running_loop().time()
+            pool.heard(link)
+
+    def _ejected(self) -> list[tuple[Pool, Link]]:
+        return [(pool, link) for pool in self.pools.values() if pool.is_open for link in pool.ejected()]
+
+    @property
+    def _live(self) -> int:
+        return sum(len(pool.live) for pool in self.pools.values() if pool.is_open)
 
     def candidates(self, request: Request, lengths: Sequence[int]) -> Iterator[tuple[Pool, Link]]:
         """Yield the replicas to ask, in order: pool by pool, within a pool the earliest predicted finish first.

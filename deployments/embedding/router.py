@@ -77,6 +77,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         return f"admission by {config.admission}, SLO {config.slo_s:g} s, depths {depths}"
 
     def _replicas_changed(self) -> None:
+        self._placer.replicas_changed()
         self._bulk.reconsider()
 
     # --- the way of a query -------------------------------------------------------------------------------------------

@@ -49,12 +49,14 @@ class Run:
 
     `group`: what the engine computes now, by index; an empty one is the query that was answered before. Once the run
     has failed: `groups`, what runs again after this one; `again`: how often it has; `sentence`: what it failed of.
+    `since`: when the engine began with the group.
     """
 
     queries: list[Query]
     began: float
     tokens: int
     stop: threading.Event = field(default_factory=threading.Event)
+    since: float = field(init=False)
     left: set[int] = field(init=False)  # indices of those that are not answered
     group: Sequence[int] = field(init=False)
     groups: deque[Sequence[int]] = field(default_factory=deque)
@@ -62,7 +64,7 @@ class Run:
     sentence: str = ""
 
     def __post_init__(self) -> None:
-        self.group = range(len(self.queries))
+        self.group, self.since = range(len(self.queries)), self.began
         self.left = set(self.group)
 
     def waiting(self, indices: Iterable[int]) -> list[int]:
@@ -74,8 +76,8 @@ class Run:
         `has_answered`: there is a query that was answered before.
         """
         waiting = self.waiting(self.group)
-        if self.again and len(waiting) == 1:
-            return waiting[0]
+        if self.again and len(self.group) == 1:
+            return self.group[0]
         if not self.again and has_answered:
             self.groups.append(())
         half = len(waiting) // 2

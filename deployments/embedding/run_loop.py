@@ -43,6 +43,9 @@ Compute = Callable[[Sequence[OfferedQuery], Passed, Ended, threading.Event], Non
 """Begins a run of these queries. One begins when the one before has ended; the event asks it to stop."""
 
 
+_NO_TIME = "the engine failed at another query of the same run, and there is no time left to try this one again"
+
+
 class RunLoop(RouterSessions[RouterSession, Report]):
     """All methods are called on the event loop. `RouterSession.admitted` has the queries of each offer that are not
     answered, by their index.
@@ -86,7 +89,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
     @property
     def running_s(self) -> float:
         """Seconds that the engine has been in its current run; 0 while it is idle."""
-        return self.now() - self._run.began if self._run is not None else 0.0
+        return self.now() - self._run.since if self._run is not None else 0.0
 
     @property
     def is_busy(self) -> bool:
@@ -272,7 +275,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             self._run_again(run)
         else:
             try:
-                self._on_run(len(run.queries), run.tokens, self.now() - run.began, self.schedule.run.predicted_s)
+                self._on_run(len(run.queries), run.tokens, self.now() - run.began, self.schedule.planned_s)
             except Exception:  # what is told of a run must not end the runs
                 logger.exception("a run was not counted")
             self._over(whole=True)
@@ -296,12 +299,24 @@ class RunLoop(RouterSessions[RouterSession, Report]):
 
     def _run_again(self, run: Run) -> None:
         """The next group; after the last one the run is over."""
-        if run.next_group(self.now()):
+        if self._gives_way(run):
+            run.groups.clear()
+        if run.next_group(now := self.now()):
+            run.since = now
             items = [run.queries[index].item for index in run.group] or [self._answered]
             contextvars.Context().run(self._begin, run, items)
             return
-        self._fail_queries([run.queries[index] for index in run.waiting(run.left)], run.sentence, broken=True)
+        left = [run.queries[index] for index in run.waiting(run.left)]
+        self._fail_queries([query for query in left if query.due > now], run.sentence, broken=True)
+        self._fail_queries([query for query in left if query.due <= now], _NO_TIME, broken=False)
         self._over(whole=False)
+
+    def _gives_way(self, run: Run) -> bool:
+        """Urgent queries wait that would be late, and are due before all that is left of it."""
+        urgent, predictor = self.schedule.queue.urgent, self.schedule.limits.predictor
+        if not urgent or self.now() + predictor.seconds(self.schedule.queue.urgent_s) <= urgent[0].due:
+            return False
+        return all(run.queries[index].due > urgent[0].due for index in run.waiting(run.left))
 
     def _sentence(self, problem: BaseException) -> str:
         return self._on_failure(problem).encode(errors="replace").decode()  # UTF-8 has no lone surrogates

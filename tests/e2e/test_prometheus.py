@@ -91,5 +91,6 @@ def test_the_rules_are_evaluated_and_no_run_is_quicker_than_its_device(prometheu
     assert {rule["name"] for rule in told} == {rule.get("alert") or rule["record"] for rule in rules}
     assert {rule["name"]: rule.get("lastError") for rule in told if rule["health"] != "ok"} == {}
     drift = prometheus.values("windve:drift:ratio_rate15m")
-    assert len(drift) == 2
-    assert min(drift) > 0.9  # a busy machine makes runs longer, and nothing makes them shorter
+    # A busy machine makes runs longer, and nothing makes them shorter. All runs of a pool may be older than the first
+    # scrape: it has no rate then.
+    assert min(drift) > 0.9

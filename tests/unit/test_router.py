@@ -152,6 +152,45 @@ async def test_a_query_that_breaks_its_run_takes_none_along():
     assert kinds(await asyncio.gather(*bad)) == {"EngineFailed": 3}
 
 
+async def test_an_ejected_replica_is_back_when_the_others_have_gone():
+    replicas = [Replica("a"), Replica("b")]
+    world = World({"accelerator": replicas})
+    router = await world.router()
+    for _ in range(4):
+        await asyncio.gather(*several(router, 6))
+    replicas[0].engine.outcome = lambda _: RuntimeError("no kernel image")
+    for _ in range(3):
+        await asyncio.gather(*several(router, 8))
+    pool = router.pools["accelerator"]
+    assert [link.view.replica for link in pool.ejected()] == ["a"]
+    replicas[0].engine.outcome = lambda _: None
+    replicas[1].die()
+    pool.follow(world.members("accelerator"), "b")
+    assert pool.ejected() == []
+    assert kinds(await asyncio.gather(*several(router, 1))) == {"Embedded": 1}
+
+
+async def test_the_only_replica_of_the_open_pools_is_not_ejected():
+    replicas = [Replica("a"), Replica("c")]
+    closed = {"queue_depth": 0, "alpha_s": 0.018, "beta_s": 0.27}
+    router = await World({"accelerator": [replicas[0]], "cpu": [replicas[1]]}, cpu=closed).router()
+    replicas[0].engine.outcome = lambda _: RuntimeError("no kernel image")
+    for _ in range(3):
+        await asyncio.gather(*several(router, 8))
+    assert router.pools["accelerator"].ejected() == []
+
+
+async def test_bulk_goes_elsewhere_when_an_engine_is_broken():
+    replicas = [Replica("a"), Replica("b")]
+    router = await World({"accelerator": replicas}).router()
+    for _ in range(4):
+        await asyncio.gather(*several(router, 6))
+    first = router.pools["accelerator"].live[0].view.replica
+    next(one for one in replicas if one.name == first).engine.outcome = lambda _: RuntimeError("no kernel image")
+    answer = await ask(router, *[text()] * 40, bulk=True)
+    assert type(answer).__name__ == "Embedded"
+
+
 async def test_what_a_hung_device_has_is_answered_elsewhere_or_refused_by_its_deadline():
     replicas = [Replica(name, V100) for name in ("a1", "a2")]
     router = await World({"accelerator": replicas}, slo_s=2.0).router()

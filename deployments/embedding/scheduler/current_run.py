@@ -32,7 +32,7 @@ class CurrentRun:
     bulk_at: float = -math.inf
     work_s: float = field(init=False)
     predicted_s: float = field(init=False)
-    _lengths: Sequence[int] = ()
+    lengths: Sequence[int] = ()  # of its queries, in tokens
     _fit: CostFit = field(default_factory=CostFit)
     _began: float = field(init=False)
     _done_s: float = field(init=False)  # work of its queries that are answered
@@ -46,7 +46,7 @@ class CurrentRun:
         if self.bulk:
             self.bulk_at = now
         self._planned_by, self._first_pass = self.limits.predictor, None
-        self._lengths = [query.tokens for query in queries]
+        self.lengths = [query.tokens for query in queries]
         self.work_s, self._done_s = sum(query.cost_s for query in queries), 0.0
         self.predicted_s = self.limits.predictor.seconds(self.work_s)
 
@@ -71,7 +71,7 @@ class CurrentRun:
             limits.predictor.ended(now, EndedRun(self.work_s, took_s, self._answers, self._first_pass, probe))
             if limits.predictor.has_changed:
                 self._fit.forget()
-            limits.model = self._fit.ended(limits.model, self._lengths, took_s)
+            limits.model = self._fit.ended(limits.model, self.lengths, took_s)
         self._answers = []
         self.is_running, self.since = False, now
         self.unanswered = self.bulk = 0

@@ -86,6 +86,11 @@ class Scheduler:
         self.admission = self._by_depth if self.limits.policy.admission == "depth" else self._by_finish
 
     @property
+    def planned_s(self) -> float:
+        """What the running run, or the last one, takes by the configured model: not by what was learned."""
+        return self._given.beta_s + self._given.work_s(self.run.lengths)
+
+    @property
     def in_flight(self) -> int:
         """Queries that are admitted and not answered."""
         return self.queue.count + self.run.unanswered

@@ -182,7 +182,7 @@ class SimulatedRouter(Router):
 
     def _pool(self, name: str) -> Pool:
         pool = _Pool(
-            name, deployment="", handle=None, router=self.replica, node=self._node, on_change=self._bulk.reconsider
+            name, deployment="", handle=None, router=self.replica, node=self._node, on_change=self._replicas_changed
         )
         pool.cluster, pool.core = self.cluster, self.core
         return pool
