@@ -1,7 +1,6 @@
-"""True devices in virtual time that no cost model describes, and an oracle that knows them.
+"""Devices that no cost model describes (`laws.py`) in virtual time, and an oracle that knows them.
 
-A device is a law: the seconds of a run by its true work, what disturbs it in time, and the model that the scheduler is
-given. The scheduler is the product's own. All is drawn from seeds: a scene has one result.
+The scheduler is the product's own. All is drawn from seeds: a scene has one result.
 """
 
 from __future__ import annotations
@@ -19,246 +18,12 @@ from deployments.admission.predictor import LinePredictor
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, Query
+from tests.kit.simulation.laws import BASES, LAWS, Base, Exact, overhead
 
 WARM_S, WARM_BURSTS_S = 30.0, 70.0  # that do not count
 BURST_S, BURSTS_S = 20.0, 300.0  # from one burst to the next, and the length of their scenes
+LATE = 0.005  # a scene keeps the promise with no larger share
 CHANGED_S = 60.0  # after a sudden change: counted apart
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """A device as its makers say, and what is asked of it: `light` queries a second between bursts of `burst`."""
-
-    alpha_s: float
-    beta_s: float
-    slo_s: float
-    pass_queries: int
-    seconds: float
-    light: float
-    burst: int
-
-
-BASES = {
-    "v100": Base(0.018, 0.27, 1.0, 8, 300, 1, 80),
-    "quick": Base(0.0024, 0.0023, 1.0, 16, 100, 20, 600),
-    "tiny": Base(0.001, 0.001, 0.5, 32, 100, 60, 600),
-}
-STYLES = ("end", "pass")  # when answers come
-LOADS = ("0.3", "0.8", "1.5", "burst", "mixed")
-
-
-class Exact:
-    """It runs as the model says. Work and times are seconds."""
-
-    mixed_only = False
-    stair_s = 0.0
-
-    def __init__(self, base: Base, seed: int, seconds: float) -> None:
-        self.alpha_s, self.beta_s, self.slo_s = base.alpha_s, base.beta_s, base.slo_s
-        self.seconds, self.most_s, self.draw = seconds, base.slo_s - base.beta_s, random.Random(seed)
-        self.changes: tuple[float, ...] = ()
-
-    def model(self) -> CostModel:
-        return CostModel.of_curve(self.alpha_s, self.beta_s)
-
-    def cost_s(self, tokens: int) -> float:
-        return self.alpha_s * tokens / QUERY_TOKENS
-
-    def run_s(self, work_s: float) -> float:
-        """Of an undisturbed run."""
-        return self.beta_s + work_s
-
-    def slow(self, now: float) -> float:
-        return 1.0
-
-    noise_mean = 1.0
-    added_mean_s = 0.0
-
-    def scale(self, now: float) -> float:
-        return self.slow(now) * self.noise_mean
-
-    def mean_s(self, work_s: float, now: float) -> float:
-        """What an oracle knows of the future: the mean."""
-        return self.run_s(work_s) * self.scale(now) + self.added_mean_s
-
-    def noise(self) -> float:
-        return 1.0
-
-    def added_s(self) -> float:
-        return 0.0
-
-    def clock(self, now: float, busy_s: float) -> float:
-        """When so much work is done that begins now."""
-        return now + busy_s
-
-    def pass_ends(self, works: Sequence[float], now: float) -> list[float]:
-        """When each pass of a run ends; `works`: the true work done by then."""
-        times, added_s = self.slow(now) * self.noise(), self.added_s()
-        return [self.clock(now, self.run_s(work_s) * times + added_s) for work_s in works]
-
-
-def shape(run_s: Callable[[Exact, float], float]) -> type[Exact]:
-    return type(run_s.__name__, (Exact,), {"run_s": run_s})
-
-
-@shape
-def beta06(law: Exact, work_s: float) -> float:
-    return 0.6 * law.beta_s + work_s
-
-
-@shape
-def beta09(law: Exact, work_s: float) -> float:
-    return 0.24 / 0.27 * law.beta_s + work_s
-
-
-@shape
-def beta15(law: Exact, work_s: float) -> float:
-    return 1.5 * law.beta_s + work_s
-
-
-@shape
-def alpha07(law: Exact, work_s: float) -> float:
-    return law.beta_s + 0.7 * work_s
-
-
-@shape
-def alpha14(law: Exact, work_s: float) -> float:
-    return law.beta_s + 1.4 * work_s
-
-
-@shape
-def quadratic(law: Exact, work_s: float) -> float:
-    return law.beta_s + 0.7 * work_s + 0.6 * work_s * work_s / law.most_s
-
-
-@shape
-def convex(law: Exact, work_s: float) -> float:
-    return law.beta_s + 1.2 * law.most_s * (work_s / law.most_s) ** 1.5
-
-
-@shape
-def regimes(law: Exact, work_s: float) -> float:
-    return law.beta_s + 0.6 * work_s + max(0.0, work_s - law.most_s / 2)
-
-
-@shape
-def overhead(law: Exact, work_s: float) -> float:
-    return law.beta_s + work_s + (0.06 if law.beta_s > 0.1 else 0.006)
-
-
-class Tiles(Exact):
-    """Work is done by sixteen queries at a time."""
-
-    def __init__(self, base: Base, seed: int, seconds: float) -> None:
-        super().__init__(base, seed, seconds)
-        self.stair_s = 16 * self.alpha_s
-
-    def run_s(self, work_s: float) -> float:
-        return self.beta_s + self.stair_s * math.ceil(work_s / self.stair_s - 1e-9)
-
-
-class Gauss(Exact):
-    def noise(self) -> float:
-        return max(0.8, 1 + self.draw.gauss(0, 0.03))
-
-
-class Noise(Exact):
-    """And one run in twenty takes two to four times as long."""
-
-    noise_mean = 0.95 + 0.05 * 3
-
-    def noise(self) -> float:
-        return self.draw.uniform(2, 4) if self.draw.random() < 0.05 else max(0.8, 1 + self.draw.gauss(0, 0.03))
-
-
-class Pauses(Exact):
-    """It stands still for a time again and again."""
-
-    every_s, long_s = 5.0, 0.2
-    noise_mean = 1 + 0.2 / 5
-
-    def clock(self, now: float, busy_s: float) -> float:
-        at, end, number = now, now + busy_s, math.floor(now / self.every_s)
-        while (begins := number * self.every_s) < end:
-            if begins + self.long_s > at:
-                end += self.long_s - max(0.0, at - begins) if begins < at else self.long_s
-                at = begins + self.long_s
-            number += 1
-        return end
-
-
-class Hiccups(Exact):
-    added_mean_s = 0.05 * 0.04
-
-    def added_s(self) -> float:
-        return self.draw.expovariate(1 / 0.04) if self.draw.random() < 0.05 else 0.0
-
-
-class Slower(Exact):
-    """1.6 times as slow, and back."""
-
-    def __init__(self, base: Base, seed: int, seconds: float) -> None:
-        super().__init__(base, seed, seconds)
-        self.changes = (seconds / 3 + 10, seconds * 0.8 + 10)
-
-    def slow(self, now: float) -> float:
-        return 1.6 if self.changes[0] <= now < self.changes[1] else 1.0
-
-
-class Drift(Exact):
-    def slow(self, now: float) -> float:
-        return 1 + 0.4 * min(1.0, max(0.0, (now - 30) / (0.6 * self.seconds)))
-
-
-class Stolen(Exact):
-    """Another process takes half for two seconds at a time, a quarter of the time."""
-
-    noise_mean = 8 / 7
-
-    def __init__(self, base: Base, seed: int, seconds: float) -> None:
-        super().__init__(base, seed, seconds)
-        at, self.marks = 0.0, list[float]()
-        while at < seconds + 60:
-            for mean_s in (6.0, 2.0):
-                at += self.draw.expovariate(1 / mean_s)
-                self.marks.append(at)
-
-    def clock(self, now: float, busy_s: float) -> float:
-        number, at = bisect.bisect_right(self.marks, now), now
-        while True:
-            rate = 0.5 if number % 2 else 1.0
-            ends = self.marks[number] if number < len(self.marks) else math.inf
-            if busy_s <= (ends - at) * rate:
-                return at + busy_s / rate
-            busy_s -= (ends - at) * rate
-            at, number = ends, number + 1
-
-
-class Ratio1(Exact):
-    """A warm-up has said that all lengths cost the same."""
-
-    mixed_only = True
-
-    def model(self) -> CostModel:
-        return CostModel(self.alpha_s, 0.0, 0.0, self.beta_s)
-
-
-class Ratio46(Exact):
-    """A warm-up has said that the cost grows with the square of the length."""
-
-    mixed_only = True
-
-    def model(self) -> CostModel:
-        return CostModel(0.0, 0.0, self.alpha_s / QUERY_TOKENS**2, self.beta_s)
-
-
-LAWS: dict[str, type[Exact]] = {
-    law.__name__.lower(): law
-    for law in (
-        Exact, beta06, beta09, beta15, alpha07, alpha14, quadratic, convex, Tiles, regimes, overhead, Gauss, Noise,
-        Pauses, Hiccups, Slower, Drift, Stolen, Ratio1, Ratio46,
-    )
-}  # fmt: skip
 
 
 def capacity(law: Exact, style: str) -> float:
@@ -298,6 +63,9 @@ class Served:
     tokens: int
     admitted: bool = False
     ended: float = math.nan
+
+    def late(self, slo_s: float) -> bool:
+        return self.ended > self.at + slo_s + 1e-9
 
 
 class World:
@@ -392,7 +160,20 @@ class Found(NamedTuple):
     admitted: int
 
 
+def world_of(law: Exact, passes: int = 0, *, oracle: bool = False) -> World:
+    """`passes`: the tokens of each, where answers come pass by pass."""
+    policy = Policy(law.slo_s)
+    if not oracle:
+        return World(Scheduler(law.model(), policy, passes), law)
+    predictor = Oracle(law)
+    world = World(Scheduler(CostModel.of_curve(law.alpha_s, law.beta_s), policy, passes, predictor), law)
+    predictor.clock = world
+    return world
+
+
 class Scene(NamedTuple):
+    """`style`: answers come at a run's end, or pass by pass."""
+
     law: str
     base: str
     style: str
@@ -402,23 +183,16 @@ class Scene(NamedTuple):
         base = BASES[self.base]
         law = LAWS[self.law](base, seed, BURSTS_S if self.load == "burst" else base.seconds)
         come = arrivals(base, law, self.style, self.load, seed)
-        passes = QUERY_TOKENS * base.pass_queries if self.style == "pass" else 0
-        if oracle:
-            predictor = Oracle(law)
-            true = CostModel.of_curve(law.alpha_s, law.beta_s)
-            world = World(Scheduler(true, Policy(law.slo_s), passes, predictor), law)
-            predictor.clock = world
-        else:
-            world = World(Scheduler(law.model(), Policy(law.slo_s), passes), law)
+        world = world_of(law, QUERY_TOKENS * base.pass_queries if self.style == "pass" else 0, oracle=oracle)
         return measured(world.run(come), law, WARM_BURSTS_S if self.load == "burst" else WARM_S)
 
 
 def measured(served: list[Served], law: Exact, warm_s: float) -> Found:
     late, counts, good_s = [0, 0], [0, 0], 0.0
     for one in served:
-        is_late = one.admitted and one.ended > one.at + law.slo_s + 1e-9
         if one.at < warm_s or not one.admitted:
             continue
+        is_late = one.late(law.slo_s)
         good_s += 0.0 if is_late else law.cost_s(one.tokens)
         changed = bool(law.changes) and law.changes[0] - law.slo_s <= one.at < law.changes[0] + CHANGED_S
         late[changed] += is_late
@@ -437,3 +211,50 @@ def scenes(laws: Sequence[str] = tuple(LAWS)) -> Iterator[Scene]:
         for point in points:
             if not (LAWS[law].mixed_only and point[2] == "mixed"):
                 yield Scene(law, *point)
+
+
+class Burst(NamedTuple):
+    """`count` queries at once, after light load at the times `light`."""
+
+    law: type[Exact]
+    base: str
+    light: Sequence[float]
+    count: int
+    at_s: float = BURST_S
+
+    def play(self, *, oracle: bool = False) -> tuple[int, int]:
+        """Of the burst: (admitted, late)."""
+        law = self.law(BASES[self.base], 1, 30.0)
+        times = [*self.light, *[self.at_s] * self.count]
+        served = world_of(law, oracle=oracle).run([(at, QUERY_TOKENS) for at in times])[-self.count :]
+        admitted = [one for one in served if one.admitted]
+        return len(admitted), sum(one.late(law.slo_s) for one in admitted)
+
+
+class Beta017(Exact):
+    def run_s(self, work_s: float) -> float:
+        return 0.17 + work_s
+
+
+class Beta022(Exact):
+    def run_s(self, work_s: float) -> float:
+        return 0.22 + work_s
+
+
+class Hiccup(Exact):
+    """The eleventh run takes 0.35 s more."""
+
+    runs = 0
+
+    def added_s(self) -> float:
+        self.runs += 1
+        return 0.35 if self.runs == 11 else 0.0
+
+
+_LIGHT = [0.7 * number for number in range(26)]
+BURSTS = {
+    "beta is 0.17 s, not 0.27 s": Burst(Beta017, "v100", _LIGHT, 80),
+    "beta is 0.22 s, not 0.27 s": Burst(Beta022, "v100", _LIGHT, 80),
+    "each run takes 6 ms more than modelled": Burst(overhead, "tiny", [0.05 * number for number in range(390)], 600),
+    "the run before takes 0.35 s more": Burst(Hiccup, "quick", [*map(float, range(10)), 19.9], 206, 20.0),
+}
