@@ -61,7 +61,7 @@ def run(bench: Bench) -> None:
         step("bursts")
         for name, burst in BURSTS.items():
             (admitted, late), (most, most_late) = burst.play(), burst.play(oracle=True)
-            told = {"of": burst.count, "admitted": admitted, "late": late, "most": most, "most_late": most_late}
+            told = {"of": burst.queries, "admitted": admitted, "late": late, "most": most, "most_late": most_late}
             bench.sample({"what": "burst", "name": name}, told, f"{admitted} of {most} possible, {late} late")
 
 

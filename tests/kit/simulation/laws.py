@@ -120,7 +120,7 @@ def quadratic(law: Exact, work_s: float) -> float:
 
 @shape
 def convex(law: Exact, work_s: float) -> float:
-    return law.beta_s + 1.2 * law.most_s * (work_s / law.most_s) ** 1.5
+    return law.beta_s + 1.2 * law.most_s * math.pow(work_s / law.most_s, 1.5)
 
 
 @shape

@@ -214,19 +214,19 @@ def scenes(laws: Sequence[str] = tuple(LAWS)) -> Iterator[Scene]:
 
 
 class Burst(NamedTuple):
-    """`count` queries at once, after light load at the times `light`."""
+    """`queries` at once, after light load at the times `light`."""
 
     law: type[Exact]
     base: str
     light: Sequence[float]
-    count: int
+    queries: int
     at_s: float = BURST_S
 
     def play(self, *, oracle: bool = False) -> tuple[int, int]:
         """Of the burst: (admitted, late)."""
         law = self.law(BASES[self.base], 1, 30.0)
-        times = [*self.light, *[self.at_s] * self.count]
-        served = world_of(law, oracle=oracle).run([(at, QUERY_TOKENS) for at in times])[-self.count :]
+        times = [*self.light, *[self.at_s] * self.queries]
+        served = world_of(law, oracle=oracle).run([(at, QUERY_TOKENS) for at in times])[-self.queries :]
         admitted = [one for one in served if one.admitted]
         return len(admitted), sum(one.late(law.slo_s) for one in admitted)
 
