@@ -70,6 +70,10 @@ class LinePredictor:
         """How much of the time to a deadline predictions may fill."""
         return left_s / (1 + self.margin)
 
+    def promise(self, slo_s: float) -> None:
+        """Another SLO is in force."""
+        self.slo_s = slo_s
+
     def ended(self, now: float, run: EndedRun) -> None:
         """A run has ended: nothing is learned."""
 
@@ -128,7 +132,10 @@ class Predictor(LinePredictor):
     def seconds(self, work_s: float) -> float:
         took_s = self._b + self._k * work_s
         if work_s > self._trusted_s:
-            took_s = max(took_s, min(y + slope * (work_s - at) for at, y, slope in self._lines))
+            least_s = math.inf
+            for at, y, slope in self._lines:
+                least_s = min(least_s, y + slope * (work_s - at))
+            took_s = max(took_s, least_s)
         return self._spell * took_s
 
     def work_s(self, seconds: float) -> float:
@@ -136,14 +143,22 @@ class Predictor(LinePredictor):
         work_s = (seconds - self._b) / self._k
         if work_s <= trusted_s:
             return work_s
-        return max(trusted_s, min(work_s, max(at + (seconds - y) / slope for at, y, slope in self._lines)))
+        most_s = 0.0
+        for at, y, slope in self._lines:
+            most_s = max(most_s, at + (seconds - y) / slope)
+        return max(trusted_s, min(work_s, most_s))
+
+    def promise(self, slo_s: float) -> None:
+        self.slo_s = slo_s
+        self._reset_doubt()
+        self._publish()
 
     def ended(self, now: float, run: EndedRun) -> None:
         """Learn from it."""
         work_s, took_s, most_s, spell = run.work_s, run.took_s, self.work_s(self.fill_s(self.slo_s)), self._spell
         if run.is_probe:  # it alone says how slow the device is now
             times = took_s / (self._b + self._k * work_s)
-            self._b, self._k = self._b * times, self._k * times
+            self._b, self._k = self._b * times, max(_LEAST_SLOPE, self._k * times)
             self._reset_doubt()
         else:
             if run.first_pass is not None:

@@ -81,12 +81,7 @@ class Pool(ReplicaSet[Link]):
             return 0.0
         if self.by_count:
             return (self.config.queue_depth or 0) * len(self.live)
-        depth, proven = self.config.queue_depth, self.policy["model"]
-        return sum(
-            # One that goes by its own model is bound by no depth (`RunLoop._configure`).
-            link.view.most_queries(tokens, slo_s, depth if link.view.is_by(proven) else None)
-            for link in self.live
-        )
+        return sum(link.view.most_queries(tokens, slo_s) for link in self.live)
 
     def room_queries(self, now: float, tokens: float, left_s: float) -> float:
         """About how many of them would be admitted now."""

@@ -28,10 +28,6 @@ class View(ReplicaView[ReplicaState]):
         ReplicaView.hear(self, now, state, seen)
         self.model = CostModel(*state.model[:4])
 
-    def is_by(self, model: Sequence[float] | None) -> bool:
-        """It plans by this model, or by none in particular."""
-        return model is None or self.state is None or list(self.state.model[:4]) == list(model)
-
     def finish_s(self, now: float, lengths: Sequence[int]) -> float:
         """Seconds until queries of so many tokens each would be answered there, if they went now together."""
         state = self.state
@@ -70,9 +66,10 @@ class View(ReplicaView[ReplicaState]):
         )
         return max(0.0, left_s) / max(1e-9, slowdown * self.model.cost_s(round(tokens)))
 
-    def most_queries(self, tokens: float, slo_s: float, depth: int | None) -> float:
+    def most_queries(self, tokens: float, slo_s: float) -> float:
         """Queries of so many tokens that it would admit at once if it were idle."""
-        slowdown, margin = (1.0, 0.0) if self.state is None else (self.state.slowdown, self.state.margin)
+        state = self.state
+        slowdown, margin, depth = (1.0, 0.0, None) if state is None else (state.slowdown, state.margin, state.depth)
         predictor = LinePredictor(slowdown * self.model.beta_s, slowdown, margin)
         limits = Limits(self.model, Policy(slo_s, depth=depth), 0, predictor)
         return max(0.0, limits.idle_room_s(slo_s)) / max(1e-9, self.model.cost_s(round(tokens)))

@@ -44,7 +44,7 @@ def test_an_empty_frame():
     (frame,) = Report(STATE, 5).encode()
     report = Report.decode(b"".join(frame))
     assert (report.seen, report.answered, report.refused) == (5, [], [])
-    assert [*report.state] == [*[*STATE][:7], list(STATE.model), 1.1, 0.02, list(STATE.refusals), 0.0, [], 1]
+    assert [*report.state] == [*[*STATE][:7], list(STATE.model), 1.1, 0.02, list(STATE.refusals), 0.0, [], 1, None]
 
 
 @pytest.mark.parametrize("more", [[], ["of a later version"]])
@@ -53,7 +53,7 @@ def test_what_a_neighbouring_version_lacks_has_its_default_and_what_it_has_more_
     offers = Offers.decode(packed([[offer], *(more and [[], [], {}, None, False, *more])], [ids(7, 8)]))
     assert (offers.asks, offers.refused_s, len(offers.offers)) == (False, {}, 1)
     assert astuple(replace(offers.offers[0], queries=())) == (1, 0.5, (), *astuple(Offer(1, 0.5, []))[3:])
-    state = [*STATE][: 14 if more else 11] + more
+    state = [*STATE][: 15 if more else 11] + more
     answer = [1, 0, 2, 1.0, 0.1, 0.2, 0.3, *(more and [1, 0, *more])]
     report = Report.decode(packed([state, 5, [], [], [], [answer], *(more and [[], *more])], [np.ones(2, np.float32)]))
     assert report.state == STATE._replace(

@@ -141,6 +141,20 @@ def test_a_first_pass_teaches_less_than_a_run():
     assert none.intercept_s < first.intercept_s < run.intercept_s
 
 
+def test_a_probe_that_took_no_time_leaves_a_device():
+    found = steady((0.5, 0.6))
+    found.ended(0.0, EndedRun(0.5, 0.0, is_probe=True))
+    found.ended(0.0, EndedRun(0.5, 0.6))
+    assert found.seconds(0.5) > 0
+
+
+def test_another_promise_counts_at_once():
+    found = learned()
+    found.promise(10.0)
+    assert found._trusted_s == 1.25
+    assert found._doubt[0] == pytest.approx((0.3 * (0.1 + 0.2)) ** 2)
+
+
 # --- runs larger than any of late -------------------------------------------------------------------------------------
 
 

@@ -104,20 +104,20 @@ def test_about_how_many_queries_have_room(one, now, tokens, queries):
 
 
 @pytest.mark.parametrize(
-    ("one", "tokens", "slo_s", "depth", "queries"),
+    ("one", "tokens", "slo_s", "queries"),
     [
         # Its margin of 2 % is left free, and the pause of 8.1 ms.
-        (view(), 75, 1.0, None, (1 / 1.02 - 0.0081 - 0.27) / 0.018),
-        (view(slowdown=2.0), 75, 1.0, None, ((1 / 1.02 - 0.0081) / 2 - 0.27) / 0.018),
-        (view(), 75, 0.2, None, 0.0),
-        (view(), 75, 1.0, 10, 10),
-        (view(), 150.4, 1.0, 10, 5),
-        (view(model=(0.0, 0.0, 0.0, 0.0), margin=0.0), 75, 1.0, None, 1e9),
-        (View("a", (False, 1)), 75, 1.0, None, 1e9),
+        (view(), 75, 1.0, (1 / 1.02 - 0.0081 - 0.27) / 0.018),
+        (view(slowdown=2.0), 75, 1.0, ((1 / 1.02 - 0.0081) / 2 - 0.27) / 0.018),
+        (view(), 75, 0.2, 0.0),
+        (view(depth=10), 75, 1.0, 10),
+        (view(depth=10), 150.4, 1.0, 5),
+        (view(model=(0.0, 0.0, 0.0, 0.0), margin=0.0), 75, 1.0, 1e9),
+        (View("a", (False, 1)), 75, 1.0, 1e9),
     ],
 )
-def test_how_many_it_would_admit_if_it_were_idle(one, tokens, slo_s, depth, queries):
-    assert one.most_queries(tokens, slo_s, depth) == pytest.approx(queries)
+def test_how_many_it_would_admit_if_it_were_idle(one, tokens, slo_s, queries):
+    assert one.most_queries(tokens, slo_s) == pytest.approx(queries)
 
 
 def test_room_for_bulk_is_told_less_what_was_sent():

@@ -178,10 +178,23 @@ class DeadlineAdmission(Admission):
         fill_s = predictor.work_s(predictor.fill_s(limits.policy.bulk_share * limits.policy.slo_s)) - urgent_s
         if self.demand.has_urgent(now):
             fill_s = min(fill_s, limits.between_s)
-        most_s = predictor.work_s(predictor.fill_s(urgent[0].due - now)) - urgent_s if urgent else _NEVER
-        if limits.micro_batch_tokens and most_s >= limits.pass_s:  # they may share the urgent ones' last pass
+        if not urgent or (limits.micro_batch_tokens and self._may_share_last_pass(now, urgent, urgent_s)):
             return fill_s, _NEVER
+        most_s = predictor.work_s(predictor.fill_s(urgent[0].due - now)) - urgent_s
         return min(fill_s, most_s), most_s
+
+    def _may_share_last_pass(self, now: float, urgent: Sequence[Query], ahead_s: float) -> bool:
+        """Those urgent queries that may be in the last pass are in time also where others fill it. `ahead_s`: the work
+        of all urgent ones.
+        """
+        predictor, pass_s, urgent_s = self.limits.predictor, self.limits.pass_s, ahead_s
+        for query in reversed(urgent):
+            ahead_s -= query.cost_s
+            if urgent_s - ahead_s > pass_s:
+                break
+            if predictor.work_s(predictor.fill_s(query.due - now)) < ahead_s + pass_s:
+                return False
+        return True
 
     def bulk_s(self, now: float, urgent: Sequence[Query]) -> float:
         """Where runs of its own cost bulk little, it lengthens no urgent query's, unless none ran for an SLO."""
@@ -277,7 +290,9 @@ class DeadlineAdmission(Admission):
                 0.0, f * (predictor.seconds(work_s) + predictor.seconds(limits.pass_s + cost_s)) - slo_s
             )
         beta_s = predictor.seconds(0.0)
-        latest_s = (slo_s - f * beta_s) / (1 + f * rho)  # of a run's rest, for somebody to open the next
+        latest_s = (slo_s - f * beta_s) / (
+            1 + f * predictor.slope * rho
+        )  # of a run's rest, for somebody to open the next
         if is_running and not queue.urgent and until_s > latest_s:
             return until_s - latest_s
         return until_s + max(0.0, f * predictor.seconds(work_s) - latest_s)

@@ -49,7 +49,7 @@ class Limits:
         policy, alpha_s, predictor = self.policy, self.model.alpha_s, self.predictor
         self.run_s = self.run_within_s(policy.slo_s)
         self.deferrable_run_s = _SURE_DEFERRABLE * policy.bulk_share * self.run_s
-        self.between_s = _BETWEEN_BETAS * self.model.beta_s
+        self.between_s = _BETWEEN_BETAS * max(self.model.beta_s, predictor.intercept_s / predictor.slope)
         self.bulk_run_s = min(_SURE_BULK * policy.bulk_share * self.run_s, self.between_s)
         bulk_s = predictor.work_s(predictor.fill_s(policy.bulk_share * policy.slo_s))
         self.bulk_s = max(self.bulk_run_s, bulk_s, alpha_s)

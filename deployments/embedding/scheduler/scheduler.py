@@ -77,7 +77,9 @@ class Scheduler:
             self._given = self.limits.model = model
             self.demand.long_queries = LongQueries(model.alpha_s)
             self.limits.predictor = Predictor(planned_s=model.beta_s, slo_s=policy.slo_s)
-        self.limits.policy, self.limits.predictor.slo_s = policy, policy.slo_s
+        if policy.slo_s != self.limits.policy.slo_s:
+            self.limits.predictor.promise(policy.slo_s)
+        self.limits.policy = policy
         self._apply()
 
     def _apply(self) -> None:
@@ -190,7 +192,7 @@ class Scheduler:
         run = self.queue.urgent_ready()
         admission = self.admission
         run += self.queue.deferrable_ready(*admission.deferrable_s(now, run), admission.bulk_s(now, run))
-        self.remove(run)
+        self._forget(run)
         self.runs += 1
         self.run.begin(now, run)
         return run
@@ -201,7 +203,10 @@ class Scheduler:
 
     def ended(self, now: float, *, whole: bool = True) -> None:
         """The running run has ended; not `whole`: it failed or was stopped, and its time teaches nothing."""
-        self.run.ended(now, whole=whole, probe=self._by_finish.is_probe)
+        probe = self._by_finish.is_probe and self.limits.is_slow(
+            self.run.work_s
+        )  # what it shows of a well device is usual
+        self.run.ended(now, whole=whole, probe=probe)
         self._by_finish.ended(whole=whole)
         self._apply()
         self._first = self._last = now
@@ -209,7 +214,13 @@ class Scheduler:
             self._first = now - self.limits.pacing.longest_s
 
     def remove(self, queries: Iterable[Query]) -> None:
-        """These do not wait any more: they run from now on, or nobody wants them."""
+        """Nobody wants these any more."""
+        self._forget(queries)
+        if not (self.queue.count or self.run.is_running):
+            self._by_finish.is_probe = False  # it was called off
+
+    def _forget(self, queries: Iterable[Query]) -> None:
+        """These do not wait any more."""
         gone = set(map(id, queries))
         if gone:
             self.queue.remove(gone)
@@ -250,7 +261,7 @@ class Scheduler:
             self.most, self.runs,
             (model.query_s, model.token_s, model.token2_s, predictor.seconds(0.0) / predictor.slope),
             slowdown, predictor.margin, (refusals.full, refusals.never, refusals.closed),
-            under_share_opens_s, over_share or (),
+            under_share_opens_s, over_share or (), depth=self.limits.policy.depth,
         )  # fmt: skip
 
     def utilization(self, now: float) -> float:

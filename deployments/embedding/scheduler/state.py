@@ -70,6 +70,7 @@ class ReplicaState(NamedTuple):
     under_share_opens_s: float = 0.0
     over_share: Sequence[str] = ()
     routers: int = 1  # connected to it
+    depth: int | None = None  # that bounds it; one that goes by its own model has none
 
 
 @dataclass(slots=True)
