@@ -177,7 +177,7 @@ def any_calls(seed: int) -> None:
             depth = draw.choice([None, 0, 20]) if admission == "deadline" else draw.choice([4, 20])
             model = CostModel.of_curve(*draw.choice([V100, XEON, ATLAS]))
             share = draw.choice([None, 0.1])
-            schedule.configure(Policy(1.0, admission, depth, 0.5, share), model, calibrated=draw.random() < 0.5)
+            schedule.configure(Policy(1.0, admission, depth, 0.5, share), model)
         schedule.state(now)
         schedule.utilization(now)
 

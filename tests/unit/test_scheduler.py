@@ -657,6 +657,7 @@ def test_a_run_is_in_the_order_of_deadlines_without_what_is_held():
 def part(queue, now, ms):
     """So many milliseconds of the run are answered at that time."""
     queue.run._done_s, queue.run.since = ms / 1000, now
+    queue.run._foresee()
     return queue
 
 

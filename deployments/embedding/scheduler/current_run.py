@@ -36,6 +36,8 @@ class CurrentRun:
     _fit: CostFit = field(default_factory=CostFit)
     _began: float = field(init=False)
     _done_s: float = field(init=False)  # work of its queries that are answered
+    _rest_s: float = field(init=False)  # what the others take since the last sign of progress
+    _passes_by_s: float = field(init=False)  # since its start: when the next pass should have ended
     _planned_by: LinePredictor | None = None
     _first_pass: tuple[float, float] | None = None  # work, seconds, where more follow
     _answers: list[tuple[float, float]] = field(default_factory=list)  # of each query: predicted, actual seconds
@@ -49,6 +51,7 @@ class CurrentRun:
         self.lengths = [query.tokens for query in queries]
         self.work_s, self._done_s = sum(query.cost_s for query in queries), 0.0
         self.predicted_s = self.limits.predictor.seconds(self.work_s)
+        self._foresee()
 
     def passed(self, now: float, queries: Sequence[Query]) -> None:
         """These are answered. Their predictions are compared with what happened."""
@@ -63,6 +66,7 @@ class CurrentRun:
         if self._first_pass is None and self.unanswered:
             self._first_pass = self._done_s, now - self._began
         self.since = now
+        self._foresee()
 
     def ended(self, now: float, *, whole: bool, probe: bool) -> None:
         """It has ended; what it took is learned if it was whole and planned by the model in force."""
@@ -78,12 +82,18 @@ class CurrentRun:
 
     def outlook(self, now: float) -> Outlook:
         """While it runs. An overdue run shows that the device is slower than it was known to be."""
-        limits, predictor, by_now_s = self.limits, self.limits.predictor, self.predicted_s
-        if limits.micro_batch_tokens:
-            by_now_s = predictor.seconds(min(self.work_s, self._done_s + limits.pass_s))
-        took_s = now - self._began
-        f = max(1.0, 1 + (took_s - by_now_s) / max(by_now_s, _LEAST_OVERDUE * limits.policy.slo_s))
+        took_s, by_s = now - self._began, self._passes_by_s
+        f = 1.0
+        if took_s > by_s:
+            f += (took_s - by_s) / max(by_s, _LEAST_OVERDUE * self.limits.policy.slo_s)
         if not self.unanswered:  # all is answered, and the run about to end
             return f, 0.0
-        rest_s = self.predicted_s - (predictor.seconds(self._done_s) if self._done_s else 0.0)
-        return f, max(f * rest_s - (now - self.since), _OVERDUE_SHARE * (took_s - self.predicted_s), 0.0)
+        return f, max(f * self._rest_s - (now - self.since), _OVERDUE_SHARE * (took_s - self.predicted_s), 0.0)
+
+    def _foresee(self) -> None:
+        """What the device should do from now on: `outlook` is asked for with each query."""
+        limits, predictor, done_s = self.limits, self.limits.predictor, self._done_s
+        self._rest_s = self.predicted_s - (predictor.seconds(done_s) if done_s else 0.0)
+        self._passes_by_s = self.predicted_s
+        if limits.micro_batch_tokens:
+            self._passes_by_s = predictor.seconds(min(self.work_s, done_s + limits.pass_s))

@@ -203,9 +203,8 @@ class Scheduler:
 
     def ended(self, now: float, *, whole: bool = True) -> None:
         """The running run has ended; not `whole`: it failed or was stopped, and its time teaches nothing."""
-        probe = self._by_finish.is_probe and self.limits.is_slow(
-            self.run.work_s
-        )  # what it shows of a well device is usual
+        # Of a device that is not slow a probe shows no more than any run.
+        probe = self._by_finish.is_probe and self.limits.is_slow(self.run.work_s)
         self.run.ended(now, whole=whole, probe=probe)
         self._by_finish.ended(whole=whole)
         self._apply()
