@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -18,10 +19,19 @@ LOOPBACK = "127.0.0.1"
 PROXY_TIMEOUT_S = 15.0  # for what listens a moment after it is said to be there
 TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 _LONGEST_RAY_FOLDER = 35  # a socket's path has 103 bytes on macOS, and what Ray puts behind its folder takes the rest
+_LONGEST_SCRATCH = 11  # HAProxy takes 97 bytes of a socket's path; our folder, Ray's and the file's name take 86
 
 
 class StartFailed(WindveError):
     """The application did not come up; the text is the first reason found."""
+
+
+def scratch_parent() -> str:
+    """Where the folder with HAProxy's sockets may lie: in the folder for temporary files, or in `/tmp` where that
+    one's path is too long.
+    """
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= _LONGEST_SCRATCH else "/tmp"  # noqa: S108 - a new folder is made in it
 
 
 def set_ray_environment(scratch: Path, console: Console) -> None:

@@ -28,6 +28,7 @@ from serve_app.local.ray_environment import (
     StartFailed,
     bind_problem,
     free_port,
+    scratch_parent,
     set_ray_environment,
 )
 from serve_app.local.service_file import LocalService
@@ -45,7 +46,7 @@ def serve_until_interrupted(path: Path) -> None:
     console = Console(highlight=False)
     stop = StopSignal()
     stop.listen()
-    with tempfile.TemporaryDirectory(prefix="windve-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="windve-", dir=scratch_parent()) as scratch:
         set_ray_environment(Path(scratch), console)  # before ray is imported for the first time: it reads it there
         from serve_app.config.service_config import args_of, load_config
 

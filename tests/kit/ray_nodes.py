@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from serve_app.local.ray_environment import scratch_parent
 from tests.kit.service import ROOT, SHARED, START_TIMEOUT_S, STOP_TIMEOUT_S, Service, free_port, wait_until
 
 _MARK = "WINDVE_REHEARSAL_NODE"  # in the environment of all that belongs to a node
@@ -81,7 +82,7 @@ class Cluster(Service):
     """A head node that offers no CPU, and as many others as are added; the application is deployed by Ray's command."""
 
     def __init__(self, config: dict):
-        self.scratch = Path(tempfile.mkdtemp(prefix="windve-"))  # a short path: Unix sockets lie in it
+        self.scratch = Path(tempfile.mkdtemp(prefix="windve-", dir=scratch_parent()))
         super().__init__({**config, "proxy_location": "HeadOnly"}, self.scratch)
         self.nodes: list[Node] = []
         self._gcs_port, self._dashboard_port = free_port(17_000), free_port(17_100)

@@ -1,11 +1,12 @@
-"""The ports that `make serve` looks for."""
+"""The ports and the folder that `make serve` looks for."""
 
 import contextlib
 import socket
+import tempfile
 
 import pytest
 
-from serve_app.local.ray_environment import StartFailed, free_port
+from serve_app.local.ray_environment import StartFailed, free_port, scratch_parent
 
 LOOPBACK = "127.0.0.1"
 
@@ -50,3 +51,10 @@ def test_where_none_is_free_it_is_said(monkeypatch):
     monkeypatch.setattr("serve_app.local.ray_environment.bind_problem", lambda host, port: "Address already in use")
     with pytest.raises(StartFailed, match="no 50 ports from 31100 on are free"):
         free_port(31100, block=50)
+
+
+@pytest.mark.parametrize(("usual", "chosen"), [("/tmp", "/tmp"), ("/var/tmp", "/var/tmp"), ("/" + 11 * "x", "/tmp")])
+def test_the_sockets_of_haproxy_have_paths_that_it_takes(monkeypatch, usual, chosen):
+    monkeypatch.setattr(tempfile, "tempdir", usual)
+    assert scratch_parent() == chosen
+    assert len(f"{chosen}/windve-12345678/{56 * 'f'}/metrics.sock") <= 97
