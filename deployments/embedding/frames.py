@@ -1,8 +1,8 @@
 """What travels between a Router and a replica: frames as `serving.frames` has them. Pure.
 
 A Router sends `Offers`: queries with the seconds that each has left (never clock times), the offers that it calls off,
-and the held offers that it confirms. A replica sends a `Report`: its state, and the offers that it refused, admitted,
-answered or failed. Each side collects what one turn of its event loop sends into one frame, and cuts large frames.
+and those that it confirms. A replica sends a `Report`: its state, and the offers that it refused, admitted, answered or
+failed. Each side collects what one turn of its event loop sends into one frame, and cuts large frames.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Offer(Head):
     - `left_s`: seconds until the deadline of all its queries.
     - `queries`: token ids int32 [tokens] of each; in the head their lengths.
     - `outputs`: what is wanted of each query.
-    - `bulk`: the queries are deferrable, and never held.
-    - `partial`: the replica may admit only the first few. It holds those until the Router confirms them; if it admits
-      all, it holds none.
+    - `bulk`: the queries are deferrable, and each is wanted by itself.
+    - `partial`: the replica may admit only the first few. Its next run waits a moment for the Router to confirm them,
+      or to call them off.
     - `again`: another replica of the pool has already counted this work as arriving.
     - `trial`: of a calibration. The replica admits by the count `depth`, or, where that is None, by predicted finish
       with `left_s` as the SLO. `depth` is None for all other offers.
@@ -49,8 +49,9 @@ class Offer(Head):
 
 class Offers(Head):
     """One frame of a Router. `offers` are in the order in which they were made; `called_off` and `confirmed` are
-    numbers of offers. `refused_s`: planned device seconds of work that the Router refused without asking, by tenant.
-    `settings`: see `Pool.configure`. `asks`: the replica should report its state at once.
+    numbers of offers, the latter of parts whose rest is admitted elsewhere. `refused_s`: planned device seconds of work
+    that the Router refused without asking, by tenant. `settings`: see `Pool.configure`. `asks`: the replica should
+    report its state at once.
     """
 
     offers: list[Offer] = msgspec.field(default_factory=list)

@@ -66,7 +66,7 @@ class Link(ReplicaLink[View, Channel]):
             self._channel.call_off(pending)
 
     def confirm(self, pending: PendingOffer) -> None:
-        """All parts of its request are admitted: the replica may run the queries that it holds."""
+        """All parts of its request are admitted: the replica need not wait any more before it runs this one."""
         if self._channel is not None:
             self._channel.confirm(pending)
 

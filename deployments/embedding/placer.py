@@ -1,7 +1,7 @@
 """Chooses replicas for a request: which ones the Router asks, in which order, and the error if none admits.
 
-Replicas decide; the Router only asks. A request of several queries may be spread over replicas. Each of them holds its
-part until all parts are admitted: the Router then confirms them, or calls them off.
+Replicas decide; the Router only asks. A request of several queries may be spread over replicas. The
+Router confirms the parts when all are admitted, or calls them off; their replicas wait for that a moment.
 """
 
 from __future__ import annotations
@@ -209,10 +209,10 @@ class Placer:
 
     def collect(self, request: Request, part: OfferedPart, found: list[Answered] | Refused, answers: Answers) -> None:
         """Take the answers of a part, and learn from them how long the transit takes. Raises ReplicaLost where the
-        replica has let a part go that waited too long for the others.
+        replica hung, was thought to have the query, and has refused it.
         """
         if isinstance(found, Refused):
-            raise ReplicaLost("a part of the request waited too long for the rest; please try again")
+            raise ReplicaLost("the replica that had the query has no room for it; please try again")
         for index, answer in zip(part.indices, found, strict=True):
             answers[index] = (part.pool, answer)
         if not request.bulk:

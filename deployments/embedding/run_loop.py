@@ -30,7 +30,6 @@ from deployments.serving.sessions import Connection, RouterSession, RouterSessio
 
 logger = logging.getLogger("ray.serve")
 
-_HOLD_S = 1.0  # a part of a request waits so long for the rest to be admitted elsewhere
 _QUICKER = 2.0  # times as quick as the pool's model: the depth and the model of slower devices do not bound it
 _LATE_S = 0.002  # a timer later than this was kept waiting by a busy loop
 
@@ -111,8 +110,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         if called_off:  # in one go: a client that goes may take thousands along
             self._drop([query for number in called_off for query in session.admitted.pop(number, {}).values()])
         for number in offers.confirmed:
-            for query in session.admitted.get(number, {}).values():
-                query.held = False
+            self.schedule.release((session, number))
         for offer in offers.offers:
             if offer.number not in called_off:  # offered and called off in one turn
                 self._take(session, offer, now)
@@ -172,27 +170,16 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         if offer.partial and count:
             self._tell(session).admitted.append((offer.number, count))
             if count < len(queries) and not offer.bulk:
-                self._hold(session, offer.number, queries[:count])
+                self.schedule.hold(now, (session, offer.number))
         elif not count:
             never = offer.depth is None and self.schedule.admission.never(max(q.cost_s for q in queries), offer.left_s)
             self._tell(session).refused.append((offer.number, never))
-
-    def _hold(self, session: RouterSession, number: int, queries: list[Query]) -> None:
-        for query in queries:
-            query.held = True
-
-        def lapse() -> None:
-            if queries[0].held and session.admitted.pop(number, None) is not None:
-                self._drop(queries)
-                self._tell(session).refused.append((number, False))
-                self._look()
-
-        later(_HOLD_S, lapse)
 
     def _drop(self, queries: Sequence[Query]) -> None:
         """Nobody waits for these any more: those that wait free their room at once, a run without others is stopped."""
         for query in queries:
             query.item.gone = True
+            self.schedule.release((query.item.session, query.item.number))
         waiting, run = self.schedule.queue.count, self._run
         self.schedule.remove(queries)
         if run is not None and all(run.queries[index].item.gone for index in run.left):
@@ -220,7 +207,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         if wait_s is None:
             return
         if wait_s > 0:
-            if self._timer is None:
+            if self._timer is None or now + wait_s < self._timer_due:
                 self._arm(wait_s)  # it looks again when it fires
             return
         if self._timer is not None:
@@ -249,6 +236,8 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             asyncio.get_running_loop().call_soon(ended, error)
 
     def _arm(self, wait_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer_due = self.now() + wait_s
         self._timer = later(wait_s, self._on_timer)
 

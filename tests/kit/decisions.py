@@ -134,11 +134,11 @@ def applications(seed: int) -> None:
 
 
 def any_calls(seed: int) -> None:
-    """Of a schedule's methods in any order: partial offers, trials, held queries, other policies and models."""
+    """Of a schedule's methods in any order: partial offers, trials, held parts, other policies and models."""
     draw = random.Random(seed)
     schedule = Scheduler(CostModel.of_curve(*draw.choice([V100, XEON, ATLAS])), Policy(1.0), draw.choice([0, 600]))
     now, runs = 0.0, []
-    held: list[Query] = []
+    held: list[list[Query]] = []
     for _ in range(2000):
         now += draw.choice([0.0, 0.001, 0.01, 0.1, 0.4])
         what = draw.random()
@@ -146,14 +146,15 @@ def any_calls(seed: int) -> None:
             deferrable, bulk = draw.random() < 0.2, draw.random() < 0.1
             left_s = draw.choice([0.3, 0.8, 1.0, 1.0, 5.0]) * (4 if deferrable else 1)
             tenant = draw.choice([None, Tenant("a"), Tenant("b")])
-            hold = draw.random() < 0.1
             queries = [
-                Query(draw.choice([4, 75, 300]), now + left_s, deferrable or bulk, bulk, None, tenant, held=hold)
+                Query(draw.choice([4, 75, 300]), now + left_s, deferrable or bulk, bulk, None, tenant)
                 for _ in range(draw.choice([1, 1, 1, 2, 8]))
             ]
             how: dict[str, Any] = draw.choice([{}, {}, {}, {"depth": 12}, {"slo_s": 0.7}, {"again": True}])
             taken = schedule.offer(now, queries, partial=draw.random() < 0.4, **how)
-            held += queries[:taken] if hold else []
+            if 0 < taken < len(queries):
+                schedule.hold(now, id(queries))
+                held.append(queries)
         elif what < 0.7:
             wait_s = schedule.start_in_s(now)
             if wait_s is not None:
@@ -168,10 +169,10 @@ def any_calls(seed: int) -> None:
                 schedule.ended(now, whole=draw.random() < 0.95)
                 runs = []
         elif what < 0.9 and held:
-            query = held.pop()
-            query.held = False
+            queries = held.pop()
+            schedule.release(id(queries))
             if draw.random() < 0.3:
-                schedule.remove([query])
+                schedule.remove(queries)
         elif what < 0.92:
             admission = draw.choice(["deadline", "deadline", "depth"])
             depth = draw.choice([None, 0, 20]) if admission == "deadline" else draw.choice([4, 20])

@@ -44,7 +44,7 @@ def dies(pending):
 
 
 def lapses(pending):
-    """What it held has waited for too long."""
+    """It seemed to have them."""
     pending.admitted.set_result(pending.size)
     pending.refuse()
 

@@ -240,10 +240,10 @@ async def test_parts_are_called_off_where_another_is_lost_while_they_are_placed(
     assert sorted(found) == [0, 1, 2]
 
 
-async def test_a_part_that_waited_too_long_is_lost():
+async def test_what_a_replica_refuses_after_all_is_lost():
     (a1,) = replicas(lapses)
     a1.scripts.append(lapses)
-    with pytest.raises(ReplicaLost, match="waited too long for the rest"):
+    with pytest.raises(ReplicaLost, match="no room for it"):
         await placer_of(a1).answer(request_of(1, 2))
 
 

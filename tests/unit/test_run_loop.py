@@ -172,31 +172,49 @@ async def test_what_a_router_had_waiting_is_dropped_with_its_connection():
     assert engine.runs[1] == 1
 
 
-async def test_a_hold_lapses_and_is_told():
+@pytest.mark.parametrize(("outcome", "began_s"), [(None, 0.01), ("confirm", 0.004), ("call_off", None)])
+async def test_a_run_waits_a_moment_for_the_rest_of_a_request_to_be_admitted_elsewhere(outcome, began_s):
     router, runner, engine = served()
-    number = router.offer(60, partial=True)
-    await asyncio.sleep(0)
+    began, number = asyncio.get_running_loop().time(), router.offer(60, partial=True)
+    await asyncio.sleep(0.004)
     assert 0 < router.admitted[number] < 60
-    await asyncio.sleep(0.9)
     assert engine.runs == []
-    assert runner.schedule.queue.count == router.admitted[number]
-    await asyncio.sleep(0.2)
-    assert router.ends[number] == ("refused", False)
-    assert runner.schedule.in_flight == 0
+    if outcome is not None:
+        getattr(router, outcome)(number)
+    await asyncio.sleep(0.007)
+    if began_s is None:
+        assert (runner._run, runner.schedule.in_flight) == (None, 0)
+    else:
+        assert runner._run.began - began == pytest.approx(began_s, abs=1e-6)
     router.confirm(number)  # too late, and no error
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    assert len(router.answers()) == sum(engine.runs) == (0 if began_s is None else router.admitted[number])
+    assert not runner.schedule._held
 
 
-@pytest.mark.parametrize(
-    ("queries", "how", "confirmed"), [(60, {}, True), (60, {"bulk": True, "left_s": 600.0}, False), (10, {}, False)]
-)
-async def test_what_is_confirmed_or_bulk_or_admitted_whole_is_not_held(queries, how, confirmed):
-    router, _, engine = served()
-    number = router.offer(queries, partial=True, **how)
-    await asyncio.sleep(0)
-    if confirmed:
-        router.confirm(number)
-    await asyncio.sleep(3)
-    assert len(router.answers()) == sum(engine.runs) == router.admitted[number]
+@pytest.mark.parametrize(("queries", "how"), [(60, {"bulk": True, "left_s": 600.0}), (10, {})])
+async def test_no_run_waits_for_the_rest_of_bulk_or_of_what_is_admitted_whole(queries, how):
+    router, runner, _ = served()
+    router.offer(queries, partial=True, **how)
+    assert not runner.schedule._held
+
+
+async def test_a_query_that_cannot_wait_cuts_the_wait_for_a_part_short():
+    router, runner, engine = served(micro_batch_queries=None)
+    loop, schedule = asyncio.get_running_loop(), runner.schedule
+    router.offer(10)
+    await asyncio.sleep(0.1)
+    router.offer()
+    ends = runner._run.began + 0.27 + 10 * 0.018
+    await asyncio.sleep(ends - 0.001 - loop.time())
+    schedule.hold(loop.time(), "part")
+    await asyncio.sleep(0.003)
+    assert engine.runs == [10]
+    predictor = schedule.limits.predictor
+    router.offer(left_s=(predictor.seconds(2 * 0.018) + 0.003) * (1 + predictor.margin))
+    await asyncio.sleep(0.004)
+    assert runner._run.began == pytest.approx(ends + 0.005, abs=1e-4)
 
 
 async def test_an_engines_failure_is_told_to_its_own_queries():

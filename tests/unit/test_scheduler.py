@@ -640,15 +640,86 @@ def test_bulk_that_runs_has_its_places_until_it_is_answered():
     assert takes(queue, 0.1, *[bulk(1) for _ in range(9)], partial=True) == 3
 
 
-def test_a_run_is_in_the_order_of_deadlines_without_what_is_held():
-    late, early, held, last, kept = query(1, 0.9), query(1, 0.8), query(1, 0.7), deferrable(1, 5.0), deferrable(1, 4.0)
-    queue = admit(queue_of(), 0.0, late, last, early, held, kept)
-    held.held = kept.held = True
-    assert queue.start(0.0) == [early, late, last]
+def test_a_run_is_in_the_order_of_deadlines():
+    late, early, last, first = query(1, 0.9), query(1, 0.8), deferrable(1, 5.0), deferrable(1, 4.0)
+    queue = admit(queue_of(), 0.0, late, last, early, first)
+    assert queue.start(0.0) == [early, late, first, last]
     queue.ended(0.3)
     assert queue.start_in_s(0.3) is None
-    held.held = False
-    assert queue.start_in_s(0.3) == 0
+
+
+# --- parts of requests ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("queue", "room_ms"),
+    [
+        (queue_of(), 800 - 6 - 10 - 200),  # an idle device's pause, and a hundredth of the SLO
+        (queue_of(slo_s=2.0), 800 - 6 - 20 - 200),
+        (running(100, micro_batch_tokens=100), 800 - 300 - 10 - 200 - 100),
+    ],
+)
+def test_a_part_has_room_where_its_run_may_wait_for_the_rest(queue, room_ms):
+    parts = [[query(room_ms + more), query(500)] for more in (-STEP, STEP)]
+    assert [takes(queue, 0.0, *part, partial=True, again=True) for part in parts] == [1, 0]
+    assert takes(queue, 0.0, query(room_ms + STEP), partial=True, again=True) == 1  # it is all of its request
+
+
+def test_a_part_of_a_bulk_request_needs_no_more_room():
+    assert takes(queue_of(), 0.0, *[bulk(3) for _ in range(99)], partial=True) == 66
+
+
+@pytest.mark.parametrize(
+    ("waits", "hold_at", "wait_s"),
+    [
+        (query(100), 0.495, 0.005),  # a hundredth of the SLO from then on
+        (query(100), 0.4904, 0.0),  # a timer cannot tell less than half a millisecond
+        (query(100), 0.4, 0.0),
+        (query(100, 0.8775), 0.5, 0.002),  # 302 ms less the run's 300
+        (query(100, 0.87), 0.5, 0.0),
+        (deferrable(50, 1.75375), 0.5, 0.003),  # one SLO before its end
+        (bulk(50), 0.5, 0.01),
+    ],
+)
+def test_a_run_waits_for_what_becomes_of_a_part_while_all_stays_in_time(waits, hold_at, wait_s):
+    queue = running(300, waits)
+    queue.hold(hold_at, "part")
+    assert queue.start_in_s(0.5) is None
+    queue.ended(0.5)
+    assert queue.start_in_s(0.5) == pytest.approx(wait_s)
+    queue.hold(0.5, "another")
+    queue.release("another")
+    assert queue.start_in_s(0.5) == pytest.approx(wait_s)
+    queue.release("part")
+    assert queue.start_in_s(0.5) == 0
+
+
+def test_an_idle_device_waits_for_parts_after_its_pause():
+    queue = queue_of()
+    queue.offer(0.0, [query(1)])
+    for hold_at, wait_s in ((-0.001, 0.009), (-0.006, 0.006), (queue._start_by - 0.004, 0.004)):
+        queue.hold(hold_at, "part")
+        assert queue.start_in_s(max(0.0, hold_at)) == pytest.approx(wait_s)
+
+
+def test_the_next_run_takes_all_parts_along_and_the_one_after_it_does_not_wait_for_them():
+    queue = running(300, one := query(100), deferrable(100, 600.0))
+    queue.ended(0.5)
+    queue.hold(0.5, "part")
+    assert one in queue.start(0.508)
+    admit(queue, 0.509, query(1))
+    queue.ended(0.509)
+    assert queue.start_in_s(0.509) == 0
+
+
+def test_that_a_run_waited_for_parts_is_no_error_of_the_prediction():
+    queue = running(300)
+    queue.offer(0.2, [one := query(100, 1.2)])
+    queue.ended(0.5)
+    queue.start(0.508)
+    queue.passed(0.808, [one])
+    queue.ended(0.808)
+    assert queue.limits.predictor.runs[-1].answers == [(pytest.approx(0.6), pytest.approx(0.6))]
 
 
 # --- predictions ------------------------------------------------------------------------------------------------------

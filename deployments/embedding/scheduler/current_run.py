@@ -35,6 +35,7 @@ class CurrentRun:
     lengths: Sequence[int] = ()  # of its queries, in tokens
     _fit: CostFit = field(default_factory=CostFit)
     _began: float = field(init=False)
+    _held_s: float = field(init=False)  # that the device waited for it, though queries were there
     _done_s: float = field(init=False)  # work of its queries that are answered
     _rest_s: float = field(init=False)  # what the others take since the last sign of progress
     _passes_by_s: float = field(init=False)  # since its start: when the next pass should have ended
@@ -43,6 +44,7 @@ class CurrentRun:
     _answers: list[tuple[float, float]] = field(default_factory=list)  # of each query: predicted, actual seconds
 
     def begin(self, now: float, queries: Sequence[Query]) -> None:
+        self._held_s = now - self.since
         self.is_running, self._began, self.since = True, now, now
         self.unanswered, self.bulk = len(queries), sum(query.bulk for query in queries)
         if self.bulk:
@@ -61,7 +63,7 @@ class CurrentRun:
             self.bulk -= query.bulk
             if not query.deferrable:
                 joined_s = query.slow * max(0.0, self._done_s - query.ahead_s)  # later, and ran before it
-                since = self._began if query.was_idle else query.admitted_at
+                since = self._began if query.was_idle else query.admitted_at + self._held_s
                 self._answers.append((query.predicted_s + joined_s, now - since))
         if self._first_pass is None and self.unanswered:
             self._first_pass = self._done_s, now - self._began

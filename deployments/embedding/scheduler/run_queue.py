@@ -37,12 +37,10 @@ class Line:
         """At most so much of it is in a run that has no room but for its sure part."""
         return min(self.work_s, sure_s + self.largest_s)
 
-    def ready(self, sure_s: float, fill_s: float, most_s: float) -> tuple[list[Query], float]:
-        """The first that may run, and their work: `fill_s` of it, or their sure part; at most `most_s`."""
+    def first(self, sure_s: float, fill_s: float, most_s: float) -> tuple[list[Query], float]:
+        """The first that run, and their work: `fill_s` of it, or their sure part; at most `most_s`."""
         taken, work_s = list[Query](), 0.0
         for query in self.queries:
-            if query.held:
-                continue
             if work_s + query.cost_s > (fill_s if work_s >= sure_s and work_s else most_s):
                 break
             work_s += query.cost_s
@@ -83,13 +81,8 @@ class RunQueue:
 
     @property
     def count(self) -> int:
-        """Queries that wait, held ones included."""
+        """Queries that wait."""
         return len(self.urgent_line.queries) + len(self.deferrable_line.queries) + len(self.bulk_line.queries)
-
-    @property
-    def ready(self) -> int:
-        """Those that may run now."""
-        return sum(not query.held for line in self._lines for query in line.queries)
 
     @property
     def next_deferrable_s(self) -> float:
@@ -123,16 +116,12 @@ class RunQueue:
         if self.shares.accounts:
             self.shares.wait((query.account, query.cost_s) for query in self.urgent if query.account is not None)
 
-    def urgent_ready(self) -> list[Query]:
-        """All urgent queries that may run: the next run takes them."""
-        return [query for query in self.urgent if not query.held]
-
-    def deferrable_ready(self, fill_s: float, most_s: float, bulk_s: float) -> Sequence[Query]:
+    def deferrable_first(self, fill_s: float, most_s: float, bulk_s: float) -> Sequence[Query]:
         """The deferrable queries and the bulk of the next run: `fill_s` of work, or their sure parts; at most `most_s`,
         and `bulk_s` of bulk. Beside deferrable queries it makes the run no longer than it may be.
         """
         limits, bulk = self.limits, self.bulk_line
         kept_s = max(0.0, min(bulk.work_s, limits.bulk_run_s, bulk_s))
-        taken, work_s = self.deferrable_line.ready(limits.deferrable_run_s, fill_s - kept_s, most_s)
+        taken, work_s = self.deferrable_line.first(limits.deferrable_run_s, fill_s - kept_s, most_s)
         most_s = min(most_s, bulk_s, limits.run_s if taken else bulk_s) - work_s
-        return taken + bulk.ready(limits.bulk_run_s, fill_s - work_s, most_s)[0]
+        return taken + bulk.first(limits.bulk_run_s, fill_s - work_s, most_s)[0]

@@ -23,7 +23,7 @@ Three classes of queries wait:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from deployments.admission.predictor import LinePredictor, Predictor
 from deployments.embedding.scheduler.admission import Admission, DeadlineAdmission
@@ -37,6 +37,7 @@ from deployments.embedding.scheduler.starvation import LongQueries
 from deployments.embedding.scheduler.state import Policy, Query, Refusals, ReplicaState
 
 _NOW_S = 0.0005  # who would wait for less starts: the loop's timers count milliseconds
+_HOLD_SLO = 0.01  # of the SLO: so long a run waits for what becomes of a part of a request
 _NEVER = math.inf
 
 
@@ -44,6 +45,10 @@ class Scheduler:
     """The queue of one device: `offer` admits, `start_in_s` and `start` begin a run, `passed` and `ended` follow it.
 
     `most`: most queries in flight at once since the start. `runs`: since then.
+
+    Of a request that is spread over replicas, each admits a part. While the rest is being offered elsewhere (`hold`,
+    `release`), the next run waits for the outcome: a hundredth of the SLO at most, and only while all that waits stays
+    in time. Then it takes the part along. If nobody admits the rest, its answers are computed in vain.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Scheduler:
         self._by_finish, self._by_depth = DeadlineAdmission(*parts), DepthAdmission(*parts)
         self._by_trial = DepthAdmission(*parts)
         self.admission: Admission
+        self._held: dict[Hashable, float] = {}  # parts, and until when the next run waits for their outcome
         self._trials: list[Query] = []  # a calibration's, admitted by the depth that they name, that wait
         # Of what waits for an idle device: its first and last arrival, and when it starts or somebody would be late.
         self._first = self._last = self._start_by = _NEVER
@@ -132,8 +138,9 @@ class Scheduler:
         if not (again or first.deferrable):
             self.demand.arrives(now, total_s)
         taken = admission.fitting(now, queries, total_s, outlook, run_s)
-        if taken < len(queries) and not partial:
-            taken = 0
+        if 0 < taken < len(queries):
+            later = outlook[0], outlook[1] + (0.0 if first.bulk else self._hold_s)  # its run may wait for the rest
+            taken = admission.fitting(now, queries, total_s, later, run_s) if partial else 0
         if depth is None and not first.deferrable:
             self.demand.note(now, queries, taken, total_s)
         if taken:
@@ -141,6 +148,18 @@ class Scheduler:
         if taken < len(queries):
             self._count_refused(len(queries) - taken, queries[taken], now)
         return taken
+
+    def hold(self, now: float, part: Hashable) -> None:
+        """The rest of a request, of which this part is admitted, is being offered elsewhere."""
+        self._held[part] = now + self._hold_s
+
+    def release(self, part: Hashable) -> None:
+        """The rest is admitted, or nobody wants the part any more."""
+        self._held.pop(part, None)
+
+    @property
+    def _hold_s(self) -> float:
+        return _HOLD_SLO * self.limits.policy.slo_s
 
     def _admit(self, now: float, queries: Sequence[Query], outlook: Outlook, admission: Admission) -> None:
         is_running, queue, (f, until_s) = self.run.is_running, self.queue, outlook
@@ -172,16 +191,26 @@ class Scheduler:
     # --- what runs ----------------------------------------------------------------------------------------------------
 
     def start_in_s(self, now: float) -> float | None:
-        """Seconds until the next run should start; None where none can: one runs, or nothing waits that may."""
-        ready = 0 if self.run.is_running else self.queue.ready
-        if not ready:
+        """Seconds until the next run should start; None where none can: one runs, or nothing waits."""
+        if self.run.is_running or not self.queue.count:
             return None
+        return max(self._pause_s(now), self._held_s(now))
+
+    def _pause_s(self, now: float) -> float:
+        """For a burst to end."""
         admission = self._by_trial if self._trials else self.admission
         if admission.is_full(now, self._outlook(now)):
             return 0.0
         if self._trials:  # a calibration's burst, which is to be one run
             return max(0.0, min(self._start_by, self._first + self.limits.pacing.longest_s) - now)
-        wait_s = self._start_at(ready, self._last) - now
+        wait_s = self._start_at(self.queue.count, self._last) - now
+        return wait_s if wait_s > _NOW_S else 0.0
+
+    def _held_s(self, now: float) -> float:
+        """For the outcome of parts, while all that waits stays in time."""
+        if not self._held:
+            return 0.0
+        wait_s = min(max(self._held.values()), self._start_by) - now
         return wait_s if wait_s > _NOW_S else 0.0
 
     def _start_at(self, waiting: int, last: float) -> float:
@@ -189,10 +218,11 @@ class Scheduler:
 
     def start(self, now: float) -> list[Query]:
         """Begin the next run: its queries in the order of their deadlines, the deferrable ones and bulk last."""
-        run = self.queue.urgent_ready()
+        run = self.queue.urgent.copy()
         admission = self.admission
-        run += self.queue.deferrable_ready(*admission.deferrable_s(now, run), admission.bulk_s(now, run))
+        run += self.queue.deferrable_first(*admission.deferrable_s(now, run), admission.bulk_s(now, run))
         self._forget(run)
+        self._held.clear()
         self.runs += 1
         self.run.begin(now, run)
         return run
@@ -211,6 +241,9 @@ class Scheduler:
         self._first = self._last = now
         if self.queue.count:  # what waits has waited already: no pause
             self._first = now - self.limits.pacing.longest_s
+            heads = [line[0] for line in (self.queue.urgent, self.queue.deferrable_line.queries) if line]
+            waits_s = (self.admission.may_wait_s(now, query, 1.0) for query in heads)
+            self._start_by = now + max(0.0, min(waits_s, default=_NEVER))
 
     def remove(self, queries: Iterable[Query]) -> None:
         """Nobody wants these any more."""

@@ -38,7 +38,6 @@ class Query:
     tenant: Tenant | None = None
     account: Account | None = None  # the tenant's, from admission on
     cost_s: float = 0.0
-    held: bool = False  # admitted, and not to run before the rest of its request is admitted elsewhere
     # Set by admission. What it predicts, `passed` compares with what happens.
     admitted_at: float = field(init=False, repr=False)
     predicted_s: float = field(init=False, repr=False)  # from admission (`was_idle`: from the start of the run) to the
