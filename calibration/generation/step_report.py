@@ -123,7 +123,7 @@ def _host(name: str, pool: StepPoolReport) -> Sheet:
     caption = (
         f"At {mean.context} tokens two batches {end}: {mean.ratio:.3g} {sign} {mean.largest_ratio:.3g}. The host has "
         f"{pool.num_cpu_blocks} blocks. Predicted by APEX's equations (5) and (6), arXiv:2506.03296, for steps without "
-        "prompts while the accelerator's cache is full."
+        "prompts while the accelerator's cache is full; for answers that join later by no equation of the paper."
     )
     columns = ["tokens of each answer", *(str(one.context) for one in overlaps)]
     rows = [[label, *cells] for label, cells in lines.items()]

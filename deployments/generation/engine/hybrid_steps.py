@@ -7,7 +7,7 @@ another may use the accelerator. There are two ways to hide the host's attention
 - Two batches take turns (NEO, arXiv:2411.01142, Section 3.2): while the host computes for one, the accelerator computes
   the other. The accelerator's order is begin 0, begin 1, end 0, begin 0, end 1, begin 1, ...
 - A row *parks* in a layer while the host computes its attention there, and nobody waits for it (APEX, arXiv:2506.03296,
-  Section 3.2, asynchronous overlap). It *joins* the first batch of a later step: from behind the attention of this
+  Section 3.3, asynchronous overlap). It *joins* the first batch of a later step: from behind the attention of this
   layer to that of the next one, where it parks again. Behind the last layer it *arrives*: its token takes as many
   steps as the model has layers, or more.
 """

@@ -62,7 +62,7 @@ class Work(NamedTuple):
     arXiv:2411.01142, Section 3.2).
     `parking`: host rows that park in this step, each under a number. The host computes their attention of one layer,
     and nobody waits for it. A later step that `joins` takes along those whose attention is done, up to the attention
-    of the next layer, where they are parked again (APEX, arXiv:2506.03296, Section 3.2).
+    of the next layer, where they are parked again (APEX, arXiv:2506.03296, Section 3.3).
     `called_off`: numbers of parked rows that nobody wants any more; their blocks may be others' in this step.
     """
 

@@ -15,7 +15,7 @@ A step T has one of these forms:
     two batches   T = max(T_l0, T_ca1) + max(T_l1 + T_ga0, T_ca0): while one's attention is at the host, the other is at
                   the accelerator, which reads the weights twice (NEO, arXiv:2411.01142, Section 3.2)
     parked        T = T_l0 + T_ga0: a host row joins a later step when its attention is done. The accelerator never
-                  waits for it; a token takes a step for each layer, at least (APEX, arXiv:2506.03296, Section 3.2)
+                  waits for it; a token takes a step for each layer, at least (APEX, arXiv:2506.03296, Section 3.3)
 
 Host rows take part as long as the accelerator does not wait for the host (NEO's two inequalities): T_ca1 <= T_l0 and
 T_ca0 <= T_l1 + T_ga0; in one batch the second, without T_l1. The plan that most rows take part in which are due soon is
