@@ -240,7 +240,8 @@ def _table_one(found: dict[str, Any]) -> Sheet:
 
 
 def _markdown(found: dict[str, Any], sheets: Sequence[Sheet]) -> str:
-    lines = ["# Tables I and III over emulated devices, Figures 5 and 6 on this CPU", "", f"By `make paper` on {found['machine']}.", ""]
+    title = "# Tables I and III over emulated devices, Figures 5 and 6 on this CPU"
+    lines = [title, "", f"By `make paper` on {found['machine']}.", ""]
     if "tables" in found:
         lines += [
             f"Tables: the whole application over emulated devices, time stretched {found['tables']['scale']:g}-fold.",

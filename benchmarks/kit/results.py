@@ -45,5 +45,6 @@ def write_summary(out: Path) -> None:
         lines += goal_sheet(comparison(name).goals(found), f"[{name}]({name}.md): {ABOUT[name]}").markdown()
         lines += [machine_line(found), ""]
     if (out / "paper.md").exists():
-        lines += ["## [paper](paper.md): the paper's Tables I and III over emulated devices, its Figures 5 and 6 on this CPU", ""]
+        about = "the paper's Tables I and III over emulated devices, its Figures 5 and 6 on this CPU"
+        lines += [f"## [paper](paper.md): {about}", ""]
     (out / "README.md").write_text("\n".join(lines), encoding="utf-8")
