@@ -168,6 +168,7 @@ class ApplicationSettings(Strict):
     """What `args` say, whatever is computed."""
 
     api_keys: str | None = None  # where the keys are that clients must show: file:PATH or env:NAME; none: all may ask
+    page: bool = True  # a browser that asks for / sees how the service does; false: it gets an error
     cpu_overflow: bool = True  # CPU helps the accelerator; off: the accelerator's queue only
     accelerator: AcceleratorPlace = AcceleratorPlace()
     cpu: CpuPlace = CpuPlace()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from deployments.serving.metrics import (
     BUCKETS_S,
+    BUSY,
     CANCELLED,
     ERROR,
     NO_POOL,
@@ -23,6 +24,7 @@ from deployments.serving.metrics import (
     pool_gauges,
     tally,
 )
+from deployments.serving.recent import LATE, REFUSED, Recent
 
 
 class PoolState(NamedTuple):
@@ -72,11 +74,13 @@ class RouterMetrics:
         }
         self._gauges = pool_gauges(instruments, gauges)
         self._slo: Gauge = instruments.Gauge("windve_slo_seconds", "The latency that is promised")
+        self.recent = Recent()
 
     def answered(self, pools: Iterable[str], *, tokenization_s: float, queue_s: float) -> None:
         """One request, by the pool of each of its queries."""
         for pool in pools:
             self._queries.add(1, pool, OK)
+            self.recent.add(pool)
         self._tokenising.observe(tokenization_s)
         self._queueing.observe(queue_s)
 
@@ -88,14 +92,18 @@ class RouterMetrics:
         self._total.observe(total_s)
         if total_s > allowed_s:
             self._slo_missed.add(1)
+            self.recent.add(LATE)
 
     def failed(self, error: BaseException, queries: int, *, late: bool = False) -> None:
         """A request of so many queries ended with this error; `late`: after the deadline that was promised."""
         outcome = outcome_of(error)
         self._queries.add(queries, NO_POOL, outcome)
+        if outcome == BUSY:
+            self.recent.add(REFUSED, queries)
         if outcome == ERROR or (late and outcome == CANCELLED):  # not only late answers break the promise
             self._requests.add(1)
             self._slo_missed.add(1)
+            self.recent.add(LATE)
 
     def publish(self, slo_s: float, pools: Mapping[str, PoolState]) -> None:
         """Give Ray what was counted since the last call, and the gauges of each pool."""

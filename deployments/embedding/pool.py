@@ -180,6 +180,7 @@ class Pool(ReplicaSet[Link]):
             "live_replicas": len(self.live),
             "in_flight": sum(state.in_flight for state in states),  # of all Routers
             "waiting": sum(state.waiting for state in states),
+            "free_s": round(max((state.free_s for state in states), default=0.0), 4),  # until the last one is idle
             "latency_model": {
                 "alpha_s": round(alpha_s, 6),
                 "beta_s": round(beta_s, 6),

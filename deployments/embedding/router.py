@@ -12,6 +12,7 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from deployments.embedding.config import RouterConfig
 from deployments.embedding.metrics import RouterMetrics
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
-from deployments.embedding.request import Answers, Embedded, Request, Wanted, embedded
+from deployments.embedding.request import Answers, Embedded, Record, Request, Wanted, embedded
 from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.errors import DeadlineExceeded, TimedOut, WrongKind
 from deployments.hardware.device_detector import Topology
@@ -99,8 +100,8 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             raise
         rows_of = partial(self._encoder.rows, outputs=request.outputs, role=wanted.role)
         done = embedded(request, answers, rows_of)
-        if wanted.record is not None:
-            wanted.record.done = done
+        if request.wanted.record is not None:
+            request.wanted.record.done = done
         self._count(request, answers, done)
         return done
 
@@ -150,6 +151,8 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
     def _open(self, queries: Sequence[Query], wanted: Wanted) -> Request:
         """Raises WrongKind, InvalidInput, Forbidden or DeadlineExceeded."""
         outputs = self._outputs(wanted)
+        if self.metrics.recent.wants_finish() and wanted.record is None:
+            wanted = replace(wanted, record=Record())
         if wanted.timeout_s is not None and wanted.timeout_s <= 0:
             raise _too_late(wanted.timeout_s)
         prompt = self._encoder.prompt(wanted.prompt_name)
@@ -161,8 +164,8 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         deferrable = is_deferrable(self.config.admission, slo_s, allowed_s, trial=wanted.trial is not None)
         bulk = wanted.bulk and wanted.trial is None
         request = Request(queries, wanted, prompt, now, now + allowed_s, deferrable, bulk, outputs)
-        if wanted.record is not None:
-            wanted.record.model, wanted.record.request = self.card.name, request
+        if (record := wanted.record) is not None:
+            record.model, record.request = self.card.name, request
         return request
 
     def _outputs(self, wanted: Wanted) -> Outputs:
@@ -249,6 +252,9 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         if not (request.bulk or request.wanted.trial):
             allowed_s = self.config.slo_s if request.wanted.timeout_s is None else request.allowed_s
             self.metrics.promised(done.total_s, allowed_s)
+            record = request.wanted.record
+            if record is not None and record.predicted_s is not None:
+                self.metrics.recent.finished(record.predicted_s, done.total_s, pools[-1])
 
     # --- texts and tokens ---------------------------------------------------------------------------------------------
 
@@ -285,6 +291,11 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         return int(self._placer.capacity(75))
 
     @property
+    def routers(self) -> int:
+        """Routers that live, this one included, as far as the replicas know."""
+        return self._placer.routers
+
+    @property
     def refused(self) -> int:
         """Requests answered busy since the start."""
         return self._placer.refused
@@ -293,6 +304,12 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         """Before `describe_pools`: each replica's state as it is now."""
         links = [link for pool in self.pools.values() for link in pool.live]
         await asyncio.gather(*(link.ask_state() for link in links))
+
+    def _about(self, pool: str) -> dict[str, Any]:
+        """`capacity`, `room`: queries of 75 tokens that it has room for when it is idle, and now."""
+        found, slo_s = self.pools[pool], self.config.slo_s
+        room = found.room_queries(asyncio.get_running_loop().time(), 75, slo_s)
+        return {"capacity": int(found.capacity(75, slo_s)), "room": int(room)}
 
     def _publish(self) -> None:
         self.metrics.publish(self.config.slo_s, {name: pool.state() for name, pool in self.pools.items()})

@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 from deployments.generation.scheduler.hybrid.host_cache import HostState
 from deployments.generation.scheduler.hybrid.planner import MODES
 from deployments.serving.metrics import (
+    BUSY,
     CANCELLED,
     ERROR,
     NO_POOL,
@@ -39,6 +40,7 @@ from deployments.serving.metrics import (
     pool_gauges,
     tally,
 )
+from deployments.serving.recent import LATE, REFUSED, Recent
 
 End = Literal["stop", "length", "cancelled", "failed"]
 REFUSED_BECAUSE = (  # of a replica, in the order of `GeneratorState.refusals`
@@ -108,6 +110,7 @@ class GenerationMetrics:
         self._gap = measure("worst_gap_seconds", "The longest wait for more of an answer after its first token", _GAP_S)
         self.tenants = TenantMetrics(instruments)
         self._gauges = pool_gauges(instruments, REACHED)
+        self.recent = Recent()
         self._slo: Gauge = instruments.Gauge("windve_slo_seconds", "The latency that is promised")
         self._tpot: Gauge = instruments.Gauge("windve_tpot_seconds", "The time for each further token that is promised")
 
@@ -193,6 +196,7 @@ class Streamed:
         self.first_at: float | None = None  # its first token came
         self.over_at: float | None = None
         self.is_broken = False  # by an error of ours
+        self.predicted_s: float | None = None  # from its arrival to its first token, as it was offered last
 
     @property
     def arrived_at(self) -> float:
@@ -240,6 +244,8 @@ class Streamed:
             self.first_at = now
             if (allowed_s := self._asked.promise.ttft_s) is not None:
                 self._metrics.first_token(self._pool, now - self._asked.arrived_s, allowed_s)
+                if self.predicted_s is not None and self._metrics.recent.wants_finish():
+                    self._metrics.recent.finished(self.predicted_s, now - self._asked.arrived_s, self._pool)
         self._answers[answer].more(now, tokens)
         self._metrics.count("answer_tokens", tokens, self._pool)
 
@@ -267,9 +273,17 @@ class Streamed:
             for answer, found in enumerate(self._answers):
                 if found.ended is None:
                     self.ended(answer, "failed" if outcome == ERROR else "cancelled")
-        if self.first_at is None and self._breaks_promise(now, outcome):
+        never_came = self.first_at is None and self._breaks_promise(now, outcome)
+        if never_came:
             self._metrics.judge("ttft", self._pool, late=True)
         self._metrics.count("queries", 1, self._pool if outcome == OK else NO_POOL, outcome)
+        for name, holds in (
+            (self._pool, outcome == OK),
+            (REFUSED, outcome == BUSY),
+            (LATE, never_came or self.is_broken or self.is_late),
+        ):
+            if holds:
+                self._metrics.recent.add(name)
         if self._asked.client is not None:
             self._charge(self._asked.client, error, device_s)
 

@@ -27,6 +27,7 @@ from deployments.generation.request import Asked
 from deployments.generation.settings import GenerationConfig
 from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard
+from deployments.generation.view import StepView
 
 logger = logging.getLogger("ray.serve")
 
@@ -93,7 +94,10 @@ class GenerationPlacer:
         """Raises Busy, InvalidInput, DeadlineExceeded or Unavailable."""
         for pool, link in self._candidates(request):
             record, clock = request.asked.record, asyncio.get_running_loop().time
-            offered = None if record is None else record.offer(pool.name, link.view.replica, clock())
+            now = clock()
+            offered = None if record is None else record.offer(pool.name, link.view.replica, now)
+            first_s = link.view.first_s(now, len(request.asked.ids))
+            request.record.predicted_s = now - request.started + first_s
             request.offered.append(link)
             found = await self._ask(request, pool, link)
             if offered is not None:
@@ -238,13 +242,22 @@ class GenerationPlacer:
             "here, even an idle one; ask for fewer tokens or fewer answers"
         )
 
+    @property
+    def routers(self) -> int:
+        """Routers that live, this one included, as far as the replicas know."""
+        return max((view.routers for view in self._views), default=1)
+
+    @property
+    def _views(self) -> list[StepView]:
+        return [link.view for pool in self.pools.values() for link in pool.live]
+
     def charge(self, charged: Charged, *, let_in: bool) -> None:
         """The prompt at once, so that the next request finds less: as the first live replica computes it. Each Router
         that is connected to the replicas grants its part of a quota. Raises OverQuota.
         """
-        views = [link.view for pool in self.pools.values() for link in pool.live]
+        views = self._views
         if not let_in:
-            charged.check(asyncio.get_running_loop().time(), max((view.routers for view in views), default=1))
+            charged.check(asyncio.get_running_loop().time(), self.routers)
         if views and views[0].state is not None:
             charged.prompt(views[0].state)
 

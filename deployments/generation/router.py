@@ -200,11 +200,13 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
             "tpot_s": self.config.tpot_s,
             "config_problem": self.config_problem,
             "trial_seconds_ago": self.trial_seconds_ago,
+            "routers": self._placer.routers,
             "refused": self._placer.refused,
+            "recent": self.metrics.recent.describe(),
             "pools": self.describe_pools(),
         }
 
-    def _calibrated(self, pool: str) -> dict[str, Any]:
+    def _about(self, pool: str) -> dict[str, Any]:
         """`step_time` and `host_time`: that are in force; None: what each replica measured at its start."""
         settings = self.settings.cpu if pool == CPU else self.settings.accelerator
         step_time, host_time = self.config.step_time(pool), self.config.host_time(pool)

@@ -159,10 +159,10 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
         """Each pool as `/info` shows it."""
         expected = self.topology.replicas
         return {
-            name: {"expected_replicas": expected[name], **self._calibrated(name), **pool.describe()}
+            name: {"expected_replicas": expected[name], **self._about(name), **pool.describe()}
             for name, pool in self.pools.items()
         }
 
-    def _calibrated(self, _pool: str) -> dict[str, Any]:
+    def _about(self, _pool: str) -> dict[str, Any]:
         """What `/info` says of a pool beside its replicas."""
         return {}

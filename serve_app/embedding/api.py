@@ -19,6 +19,7 @@ from deployments.models.tokenizer import Query
 from deployments.settings import Kind
 from serve_app.api_keys import ApiKeys
 from serve_app.embedding import dialects
+from serve_app.embedding.burst import burst
 from serve_app.embedding.document import document
 from serve_app.embedding.facts import record_of
 from serve_app.embedding.input_types import prompt_names
@@ -60,7 +61,8 @@ class HttpApi(ModelApi):
         self._router = router
         limits, card, called = router.settings.limits, router.card, router.settings.model
         rules = Rules(card.name, card.dimension, limits.max_inputs_per_request, tuple(called.aliases), called.any_name)
-        super().__init__(rules, router, api_keys, observer, emulated=router.settings.emulated)
+        settings = router.settings
+        super().__init__(rules, router, api_keys, observer, emulated=settings.emulated, has_page=settings.page)
         self._max_body_bytes = limits.max_body_bytes
         self._prompt_names = prompt_names(card.prompts)
         self._document = document([(rules, card)], api_keys=api_keys is not None)
@@ -89,6 +91,8 @@ class HttpApi(ModelApi):
             SEVERAL: self.encode,
         }
         chosen = {("POST", path): handlers[path] for path in routes_of(card.kinds)}
+        if self._has_page and self._router.settings.emulated and card.kind == "embedding":
+            chosen["POST", "/burst"] = self.burst
         return {
             **chosen,
             ("POST", "/"): handlers[ROOT[card.kind]],
@@ -240,6 +244,10 @@ class HttpApi(ModelApi):
             **admission(request.headers),
         )
         return await self._router.embed(queries, wanted)
+
+    async def burst(self, request: HttpRequest) -> Answer:
+        """For the page."""
+        return json_answer(await burst(self._router, request.client))
 
     async def info(self, _: HttpRequest) -> Answer:
         await self._router.hear_replicas()

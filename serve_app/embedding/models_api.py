@@ -31,7 +31,7 @@ class ModelsApi(DocumentedApi):
         self, routers: ByModel[Router], api_keys: ApiKeys | None = None, observer: Observer | None = None
     ) -> None:
         settings = routers.first.settings
-        super().__init__(api_keys, observer, emulated=settings.emulated)
+        super().__init__(api_keys, observer, emulated=settings.emulated, has_page=settings.page)
         self._max_body_bytes = settings.limits.max_body_bytes  # the same for all
         self._routers = routers
         self._apis = apis = routers.each(lambda router: HttpApi(router, api_keys))

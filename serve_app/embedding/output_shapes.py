@@ -91,11 +91,13 @@ def describe(router: Router) -> dict[str, Any]:
             "normalize": card.normalize,
             "parameters": card.parameters,
             "router": router.replica,
+            "routers": router.routers,
             "busy_answers": router.refused,
             "config_problem": router.config_problem,
             "calibration": config.calibration.model_dump() if config.calibration else None,
             "admission": config.admission,
             "trial_seconds_ago": router.trial_seconds_ago,
             "pools": pools,
+            "recent": router.metrics.recent.describe(),
         },
     }

@@ -33,13 +33,16 @@ Body = TypeVar("Body", bound=Fields)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiOptions:
-    """`parse_special_tokens`: see `PromptEncoder`. `emulated`: answers say that they come from no real device."""
+    """`parse_special_tokens`: see `PromptEncoder`. `emulated`: answers say that they come from no real device.
+    `has_page`: a browser gets the page at `/`.
+    """
 
     rules: CompletionRules
     stream: StreamBounds = field(default_factory=StreamBounds)
     max_body_bytes: int = 16 * 2**20
     parse_special_tokens: bool = False
     emulated: bool = False
+    has_page: bool = True
 
     @classmethod
     def of(cls, settings: GenerationSettings) -> ApiOptions:
@@ -58,6 +61,7 @@ class ApiOptions:
             max_body_bytes=limits.max_body_bytes,
             parse_special_tokens=limits.special_tokens_in_chats,
             emulated=settings.emulated,
+            has_page=settings.page,
         )
 
 
@@ -72,7 +76,8 @@ class CompletionsApi(ModelApi):
         observer: Observer | None = None,
     ) -> None:
         """Raises SettingsError where the model's chat template or its tokenizer cannot be used."""
-        super().__init__(options.rules, router, api_keys, observer, emulated=options.emulated)
+        shown = {"emulated": options.emulated, "has_page": options.has_page}
+        super().__init__(options.rules, router, api_keys, observer, **shown)
         self._router, self._options = router, options
         self.names = TokenNames(router.tokenizer)
         self._tokenizer = Tokenizer(router.card.model, router.tokenizer)

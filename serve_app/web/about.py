@@ -18,6 +18,7 @@ from serve_app.observe.observer import ONE_MODEL, Observer
 from serve_app.web.asgi import PROBES, Answer, Asgi, Handler, HttpRequest, json_answer
 from serve_app.web.errors import NoRoute, WrongMethod
 from serve_app.web.fields import Rules
+from serve_app.web.page import page
 
 SHARED_ROUTES = ("/", "/tokenize", "/decode", "/v1/models", "/info", "/docs", "/openapi.json", *PROBES)
 NO_REPLICA = "no live replica with an open queue"
@@ -63,6 +64,10 @@ class DocumentedApi(Asgi):
         headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"max-age=86400")]
         return headers, await asyncio.to_thread(_swagger_ui)  # it reads two megabytes the first time
 
+    async def page(self, _: HttpRequest) -> Answer:
+        """How the service does, for a browser."""
+        return page()
+
     async def openapi(self, request: HttpRequest) -> Answer:
         return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})
 
@@ -71,9 +76,16 @@ class ModelApi(DocumentedApi):
     """The routes to one model, of one Router replica: those of every service, and `_own_routes`."""
 
     def __init__(
-        self, rules: Rules, router: Served, api_keys: ApiKeys | None, observer: Observer | None, *, emulated: bool
+        self,
+        rules: Rules,
+        router: Served,
+        api_keys: ApiKeys | None,
+        observer: Observer | None,
+        *,
+        emulated: bool,
+        has_page: bool,
     ) -> None:
-        super().__init__(api_keys, observer, emulated=emulated)
+        super().__init__(api_keys, observer, emulated=emulated, has_page=has_page)
         self._rules, self._served = rules, router
         self._routes: dict[tuple[str, str], Handler] = {
             **self._own_routes(),
@@ -82,6 +94,7 @@ class ModelApi(DocumentedApi):
             ("GET", "/ping"): self.ping,
             ("GET", "/docs"): self.docs,
             ("GET", "/openapi.json"): self.openapi,
+            **({("GET", "/"): self.page} if has_page else {}),
         }
 
     @abstractmethod

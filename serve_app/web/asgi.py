@@ -129,8 +129,11 @@ Handler = Callable[[HttpRequest], Awaitable[Answer]]
 class Asgi(ABC):
     """An ASGI application: checks API keys, and writes answers and errors."""
 
-    def __init__(self, api_keys: ApiKeys | None, observer: Observer | None, *, emulated: bool) -> None:
+    def __init__(
+        self, api_keys: ApiKeys | None, observer: Observer | None, *, emulated: bool, has_page: bool = False
+    ) -> None:
         self._api_keys = api_keys
+        self._has_page = has_page
         self._observer = observer or Observer()
         self._headers = [(b"x-windve-emulated", b"true")] if emulated else []
 
@@ -148,7 +151,7 @@ class Asgi(ABC):
         if self._observer.on:
             request.traced = self._observer.begin(request.headers)
         try:
-            if self._api_keys is not None and request.path not in PROBES:
+            if self._api_keys is not None and not self._is_open(request):
                 self._let_in(request, self._api_keys)
             headers, body = await self.answer(request)
             status = 200
@@ -179,6 +182,11 @@ class Asgi(ABC):
             status, headers, body = error_answer(Defect(_DEFECT), request.path)
             await send({"type": "http.response.start", "status": status, "headers": [*headers, *self._headers]})
             await send({"type": "http.response.body", "body": body})
+
+    def _is_open(self, request: HttpRequest) -> bool:
+        """It needs no key: a probe; or the page, which is the same for everybody and asks for a key itself."""
+        is_page = self._has_page and request.path == "/" and request.method in {"GET", "HEAD"}
+        return is_page or request.path in PROBES
 
     @staticmethod
     def _let_in(request: HttpRequest, api_keys: ApiKeys) -> None:

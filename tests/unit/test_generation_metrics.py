@@ -224,3 +224,19 @@ def test_a_replica_tells_what_its_host_did_only_where_it_has_one():
     metrics.publish(STATE._replace(host=HOST._replace(steps=(50, 35, 19), gained=110.0, alone=350.0)))
     assert written.of("windve_mode_steps")[3:] == [(5, ("accelerator", "pipelined"))]
     assert written.of("windve_hybrid_tokens")[1:] == [(39.5, ("accelerator",))]
+
+
+def test_the_last_five_minutes_have_generations_by_what_came_of_them():
+    told = Told()
+    for times, error in (([10.5, 10.6], None), ([11.5, 11.6], None), ([10.5, 11.5], None), ([], EngineFailed("x"))):
+        stream(told, times, end="stop" if times else None, error=error)
+    told.begin().over(10.1, Busy("full", retry_after_s=1))
+    streamed = told.begin()
+    streamed.predicted_s = 0.4
+    streamed.admitted("cpu")
+    streamed.arrived(10.5, 0, 1)
+    streamed.over(10.6, asyncio.CancelledError())
+    recent = told.metrics.recent.describe()
+    counts = sum(recent["answered"]["cpu"]), sum(recent["refused"]), sum(recent["late"])
+    assert counts == (3, 1, 3)  # late: a first token, a pace, and the one that failed
+    assert recent["finishes"] == [[0.4, 0.5, "cpu"]]

@@ -128,7 +128,7 @@ def test_a_stream_that_a_defect_breaks_off_has_one_beginning():
         ("GET", "/metrics", 404, None, "Prometheus metrics are Ray's"),
         ("POST", "/embed/", 404, None, "there is no route /embed/"),
         ("GET", "/embed", 405, "POST", "GET is not for /embed, only POST"),
-        ("GET", "/", 405, "POST", "GET is not for /, only POST"),
+        ("PUT", "/", 405, "POST, GET, HEAD", "PUT is not for /, only POST and GET and HEAD"),
         ("POST", "/info", 405, "GET, HEAD", "POST is not for /info, only GET and HEAD"),
         ("DELETE", "/v1/models/m", 405, "GET, HEAD", "DELETE is not for /v1/models/m"),
         ("BREW", "/ping", 405, "GET, HEAD", "BREW is not for /ping"),
@@ -195,7 +195,7 @@ def test_health_follows_the_pools():
 def test_keys_are_wanted_before_anything_else():
     router = FakeRouter()
     api = HttpApi(router, ApiKeys(["sk-one"]))
-    for path in ("/embed", "/", "/nowhere", "/v1/embeddings", "/docs", "/openapi.json", "/info"):
+    for path in ("/embed", "/burst", "/nowhere", "/v1/embeddings", "/docs", "/openapi.json", "/info"):
         for method in ("GET", "POST", "OPTIONS"):
             reply = call(api, method, path, b"{}")
             assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
@@ -228,7 +228,7 @@ def test_the_document_is_of_this_service():
     assert guarded["security"] == [{"key": []}]
     known = set(HttpApi(FakeRouter())._routes)
     documented = {(method.upper(), path) for path, methods in bare["paths"].items() for method in methods}
-    assert known - documented == {("GET", "/docs"), ("GET", "/openapi.json")}
+    assert known - documented == {("GET", "/"), ("GET", "/docs"), ("GET", "/openapi.json")}
     assert documented - known == {("GET", "/v1/models/{id}")}
 
 

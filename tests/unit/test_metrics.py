@@ -118,6 +118,7 @@ def test_a_promise_is_kept_or_missed():
     metrics.publish(1.0, {})
     assert written.of("windve_request_seconds_sum") == [(pytest.approx(10.2), ())]
     assert written.of("windve_slo_missed") == [(2, ())]
+    assert sum(metrics.recent.describe()["late"]) == 2
     assert written.of("windve_requests") == [(5, ())]
 
 
@@ -139,6 +140,8 @@ def test_what_fails_by_us_or_ends_late_without_an_answer_misses_the_slo(error, l
     metrics = RouterMetrics(written)
     metrics.failed(error, 1, late=late)
     metrics.publish(1.0, {})
+    assert sum(metrics.recent.describe()["late"]) == missed
+    assert sum(metrics.recent.describe()["refused"]) == isinstance(error, Busy)
     assert (written.of("windve_slo_missed"), written.of("windve_requests")) == ([(1, ())] * missed, [(1, ())] * missed)
 
 

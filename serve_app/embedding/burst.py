@@ -1,0 +1,47 @@
+"""A burst for the page of an emulated service: a browser by itself sends a server six requests at once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from deployments.admission.quota import Client
+from deployments.embedding.request import Embedded, Wanted
+from deployments.embedding.router import Router
+from deployments.errors import Busy, WindveError
+
+_OF_CAPACITY, _LEAST, _MOST = 1.5, 6, 2000
+_TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
+
+
+async def burst(router: Router, client: Client | None) -> dict[str, Any]:
+    """Ask for one text each, all at once, half as often again as all pools have room for, and say what came of it."""
+    count = min(_MOST, max(_LEAST, math.ceil(_OF_CAPACITY * router.capacity)))
+    wanted = Wanted(client=client)
+    asked = [asyncio.create_task(router.embed([f"{_TEXT}{number}"], wanted)) for number in range(count)]
+    try:
+        found = await asyncio.gather(*asked, return_exceptions=True)
+    finally:
+        for task in asked:
+            task.cancel()
+    return {"slo_s": router.config.slo_s, "sent": count, **_outcome(found)}
+
+
+def _outcome(found: Sequence[Embedded | BaseException]) -> dict[str, Any]:
+    """Raises what is no WindveError."""
+    pools, refused, failed, slowest_s = Counter[str](), 0, 0, 0.0
+    for one in found:
+        match one:
+            case Embedded():
+                pools.update(one.pools)
+                slowest_s = max(slowest_s, one.total_s)
+            case Busy():
+                refused += 1
+            case WindveError():
+                failed += 1
+            case _:
+                raise one
+    return {"answered": pools, "refused": refused, "failed": failed, "slowest_s": round(slowest_s, 4)}
