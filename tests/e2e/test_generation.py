@@ -5,6 +5,7 @@ beside them in an application of its own. Promises are so loose, and caches so s
 import asyncio
 import os
 import random
+import re
 import signal
 import socket
 from contextlib import suppress
@@ -12,6 +13,7 @@ from contextlib import suppress
 import grpc
 import openai
 import pytest
+from chromium import browser
 from test_observed import MARKER, PARENT_ID, by_id
 from test_with_keys import session_logs
 from tokenizers import Tokenizer, decoders
@@ -109,6 +111,19 @@ async def stream(openai_client, model, prompt, tokens, **more):
     except openai.APIError as error:
         return text, finish, error
     return text, finish, None
+
+
+def test_the_page_streams_an_answer(service):
+    """Also of an application under a prefix, whose model has no chat template."""
+    with browser() as tab:
+        tab.open(f"{service.address}/real")
+        tab.wait_for("#pools", "blocks of the cache are free")
+        assert "a first token within 20 s" in tab.text("#promise")
+        tab.write("#text", "w1w2w3")
+        tab.click("#go")
+        said = tab.wait_for("#said", "First token after")
+        assert re.match(r"(w\d+)+\n\nFirst token after ", said)
+        tab.wait_for("#totals", "answered by the CPU")
 
 
 async def until_room(ask):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from chromium import browser
 
 from calibration.load import burst, request_bytes
 from tests.kit import tei_wire
@@ -46,6 +47,24 @@ def test_a_key_opens_both_protocols_and_another_none(service):
             call, metadata = tei_wire.request("Info/Info"), [("authorization", f"Bearer {key}")]
             answer = client.unary("Info/Info").future(call, timeout=30, metadata=metadata)
             assert answer.exception() is None if code is None else answer.code() is code
+
+
+def test_the_page_asks_for_a_key(service):
+    with browser() as tab:
+        tab.open(f"{service.address}/")
+        tab.wait_for("#ask-key", "needs an API key")
+        for key, selector, words in (
+            (f"{OURS}x", "#problem", "does not know this API key"),
+            (OURS, "#pools", "% full"),
+        ):
+            tab.write("#key", key)
+            tab.click("#ask-key button")
+            tab.wait_for(selector, words)
+        assert (tab.text("#ask-key"), tab.text("#problem")) == ("", "")
+        tab.write("#text", "a")
+        tab.click("#go")
+        tab.wait_for("#said", "Answered by the accelerator")
+        assert OURS not in str(tab.asked)
 
 
 def test_the_keys_show_nowhere(service, keys):

@@ -21,6 +21,7 @@ MODULES = {
     "deployments/admission/fair_share.py": "test_fair_share",
     "deployments/admission/trial.py": "test_trial",
     "deployments/embedding/bulk.py": "test_bulk",
+    "deployments/serving/recent.py": "test_recent",
     "deployments/serving/replica_set.py": "test_link test_pool",
     "deployments/serving/frames.py": "test_frames test_generation_frames",
     "deployments/serving/replica_link.py": "test_link test_pool",
