@@ -308,8 +308,9 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
     def _about(self, pool: str) -> dict[str, Any]:
         """`capacity`, `room`: queries of 75 tokens that it has room for when it is idle, and now."""
         found, slo_s = self.pools[pool], self.config.slo_s
-        room = found.room_queries(asyncio.get_running_loop().time(), 75, slo_s)
-        return {"capacity": int(found.capacity(75, slo_s)), "room": int(room)}
+        capacity = found.capacity(75, slo_s)
+        room = min(capacity, found.room_queries(asyncio.get_running_loop().time(), 75, slo_s))
+        return {"capacity": int(capacity), "room": int(room)}
 
     def _publish(self) -> None:
         self.metrics.publish(self.config.slo_s, {name: pool.state() for name, pool in self.pools.items()})

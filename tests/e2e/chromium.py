@@ -62,8 +62,9 @@ class Tab:
         return done["result"].get("value")
 
     def text(self, selector):
-        """What is seen of an element; empty where there is none."""
-        return self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
+        """What is seen of an element; empty where there is none, or where it is hidden."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        return self.run(f"{found}?.checkVisibility() ? {found}.innerText : ''")
 
     def wait_for(self, selector, words):
         """Until the element shows these words. Returns all that it shows."""
