@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from deployments.serving.metrics import (
@@ -76,11 +76,12 @@ class RouterMetrics:
         self._slo: Gauge = instruments.Gauge("windve_slo_seconds", "The latency that is promised")
         self.recent = Recent()
 
-    def answered(self, pools: Iterable[str], *, tokenization_s: float, queue_s: float) -> None:
+    def answered(self, pools: Sequence[str], *, tokenization_s: float, queue_s: float) -> None:
         """One request, by the pool of each of its queries."""
-        for pool in pools:
-            self._queries.add(1, pool, OK)
-            self.recent.add(pool)
+        for pool in set(pools):
+            count = pools.count(pool)
+            self._queries.add(count, pool, OK)
+            self.recent.add(pool, count)
         self._tokenising.observe(tokenization_s)
         self._queueing.observe(queue_s)
 
