@@ -46,8 +46,8 @@ def test_finishes_are_a_sample_that_ages():
     assert wanted == [*range(1, 17), 24, 32, 40]
     clock.now += BUCKET_S
     assert found.wants_finish()
-    found.finished(0.123456, 0.2, "cpu")
-    assert found.describe()["finishes"] == [[0.1235, 0.2, "cpu"]]
+    found.finished(0.123456, 0.234567, "cpu")
+    assert found.describe()["finishes"] == [[0.1235, 0.2346, "cpu"]]
     clock.now += BUCKET_S * (BUCKETS - 1)
     assert len(found.describe()["finishes"]) == 1
     for number in range(300):
