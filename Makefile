@@ -9,7 +9,7 @@
 # make check    ruff and mypy
 # make docs     the documentation with search, on http://127.0.0.1:8001
 # make proto    the gRPC messages anew, after a change to serve_app/proto/*.proto
-# make manifests   what k8s/ has generated anew: the dashboard, and the Serve configs of its overlays
+# make manifests   what is generated, anew: k8s/'s dashboard and Serve configs, the schema of a Serve config
 
 PYTHON ?= python3
 CONFIG ?= serve_app/config.yaml
@@ -30,16 +30,16 @@ help:
 
 # exec: Ctrl-C reaches the service itself, and make does not print an error over its last words.
 serve: $(VENV)/.serve
-	@exec $(BIN)/python -m serve_app $(CONFIG)
+	@exec $(BIN)/windve serve $(CONFIG)
 
 calibrate: $(VENV)/.calibration
-	@$(BIN)/python -m calibration --config $(CONFIG) --apply $(if $(SLO),--slo $(SLO)) $(ARGS)
+	@$(BIN)/windve calibrate --config $(CONFIG) --apply $(if $(SLO),--slo $(SLO)) $(ARGS)
 
 paper: $(VENV)/.calibration
-	@$(BIN)/python -m benchmarks.paper $(ARGS)
+	@$(BIN)/windve bench paper $(ARGS)
 
 bench: $(VENV)/.bench
-	@$(BIN)/python -m benchmarks $(ARGS)
+	@$(BIN)/windve bench $(ARGS)
 
 test: $(VENV)/.test
 ifeq ($(TESTS),)
@@ -73,6 +73,7 @@ proto: $(VENV)/.test
 manifests: $(VENV)/.test
 	$(BIN)/python -m k8s.dashboard
 	$(BIN)/python -m k8s.serve_config
+	$(BIN)/python -m serve_app.config.schema
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix $(SOURCES)

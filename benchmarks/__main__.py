@@ -1,9 +1,10 @@
-"""`python -m benchmarks`: windve beside its floor, its peers and itself. Each comparison is one run on one machine."""
+"""`windve bench`: windve beside its floor, its peers and itself. Each comparison is one run on one machine."""
 
 import argparse
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -18,9 +19,9 @@ _SCRATCH = ROOT / "reports" / "bench"
 _INTERRUPTED = 130
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     """Exit status: 0 measured, 1 something could not be (a sentence says what), 130 interrupted."""
-    arguments = _parser().parse_args()
+    arguments = _parser().parse_args(words)
     if arguments.true_speed:
         arguments.names = ["streams" if name == "generation" else name for name in arguments.names]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what runs is taken down, as on Ctrl-C
@@ -61,10 +62,10 @@ def _all(out: Path, *, show: bool) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
+        prog="windve bench",
         description=f"{__doc__}\n\ncomparisons:\n"
         + "\n".join(f"  {name:<11}{about}" for name, about in ABOUT.items())
-        + "\n  paper      the paper's tables and figures: python -m benchmarks.paper",
+        + "\n  paper      the paper's tables and figures: windve bench paper",
         epilog=(
             "examples:\n"
             "  make bench                              all of them, about an hour\n"
@@ -101,4 +102,4 @@ def _name(word: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

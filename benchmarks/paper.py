@@ -68,11 +68,11 @@ PAIRS = (  # beta: Section V-B; alpha: from Table III and the printed ratios; ga
 )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=__doc__.split("\n\n")[0])
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="windve bench paper", description=__doc__.split("\n\n")[0])
     parser.add_argument("--scale", type=float, default=4.0, help="stretch the devices' time (default: %(default)s)")
     parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be given several times")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     console = Console(highlight=False)
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / "paper.json"
@@ -267,7 +267,3 @@ def _plots(found: dict[str, Any]) -> None:
             axes.grid(alpha=0.3)
             axes.legend()
             figure_of([axes]).savefig(RESULTS / f"{name}.png", dpi=120)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

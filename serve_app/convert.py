@@ -1,4 +1,4 @@
-"""`python -m serve_app convert`: a model as a folder of safetensors, for hosts that reach no hub."""
+"""`windve convert`: a model as a folder of safetensors, for hosts that reach no hub."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Weights that the model has as pickles only (pytorch_model.bin, bge-m3's sparse_l
 by torch.load(weights_only=True), which runs no code, in a process of its own. Everything else is copied as it is."""
 _EPILOG = """\
 examples:
-  python -m serve_app convert BAAI/bge-m3 models/bge-m3              from the hub (HF_ENDPOINT: from a mirror)
-  python -m serve_app convert ./downloaded/bge-m3 models/bge-m3      from a folder
-  python -m serve_app convert BAAI/bge-m3 models/bge-m3 --revision 5617a9f61b028005a4858fdac845db406aefb181"""
+  windve convert BAAI/bge-m3 models/bge-m3              from the hub (HF_ENDPOINT: from a mirror)
+  windve convert ./downloaded/bge-m3 models/bge-m3      from a folder
+  windve convert BAAI/bge-m3 models/bge-m3 --revision 5617a9f61b028005a4858fdac845db406aefb181"""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Raises SettingsError where the model cannot be had or written."""
     parser = argparse.ArgumentParser(
-        prog="python -m serve_app convert",
+        prog="windve convert",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -118,8 +118,18 @@ class Service:
     environment: Mapping[str, str]
 
     def calibrate(self, out: Path, *words: str) -> dict[str, Any]:
-        """Run `python -m calibration` and return its report. Raises RuntimeError with the reason if it is refused."""
-        command = [sys.executable, "-m", "calibration", "--dashboard", self.dashboard, "--out", str(out), *words]
+        """Run `windve calibrate` and return its report. Raises RuntimeError with the reason if it is refused."""
+        command = [
+            sys.executable,
+            "-m",
+            "serve_app",
+            "calibrate",
+            "--dashboard",
+            self.dashboard,
+            "--out",
+            str(out),
+            *words,
+        ]
         done = subprocess.run(  # noqa: S603 - our own command
             command, cwd=ROOT, env={**os.environ, **self.environment}, capture_output=True, text=True, check=False
         )
@@ -131,13 +141,13 @@ class Service:
 
 @contextmanager
 def serving(config: Mapping[str, Any], **environment: str) -> Iterator[Service]:
-    """`python -m serve_app` on this Serve config until the block ends. Raises RuntimeError if it does not start."""
+    """`windve serve` on this Serve config until the block ends. Raises RuntimeError if it does not start."""
     port = free_port()
     here = {"http_options": {"host": "127.0.0.1", "port": port}, "grpc_options": {}}  # HTTP is what is measured
     with tempfile.TemporaryDirectory(prefix="windve-bench-") as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(yaml.safe_dump({**config, **here}), encoding="utf-8")
-        command = [sys.executable, "-m", "serve_app", str(file)]
+        command = [sys.executable, "-m", "serve_app", "serve", str(file)]
         with running(command, lambda told: "curl -s" in told, {"COLUMNS": "200", **environment}) as told:
             lines = told.splitlines()
             words = next(line for line in lines if "serve deploy CONFIG" in line).split()

@@ -1,4 +1,4 @@
-"""`python -m calibration plan`: how many devices a demand takes with and without the CPU's help, from a report.
+"""`windve plan`: how many devices a demand takes with and without the CPU's help, from a report.
 
 Reads a finished report (`instance`) and calculates (`cost`); it measures nothing and asks no service.
 """
@@ -67,16 +67,29 @@ class CapacityPlan:
     cores: Cores | None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `plan`, each with what it changes."""
-    parser.description = (
-        "How many devices your traffic needs, with and without the CPU's help, and what that costs. Calculated from a "
-        "finished calibration report: nothing is measured, no service is asked."
+def main(words: Sequence[str]) -> int:
+    """Print the plan. Raises SettingsError, which names the option and says what is wrong with it."""
+    return run(parser().parse_args(words), Console(highlight=False))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options, each with what it changes."""
+    made = argparse.ArgumentParser(
+        prog="windve plan",
+        description=(
+            "How many devices your traffic needs, with and without the CPU's help, and what that costs. Calculated "
+            "from a finished calibration report: nothing is measured, no service is asked."
+        ),
+        epilog=(
+            "example: at most 1000 queries at once, 400 queries/s on average, 2000 EUR for a device: "
+            "windve plan reports/calibration --peak 1000 --average 400 --price 2000"
+        ),
     )
-    parser.epilog = (
-        "example: at most 1000 queries at once, 400 queries/s on average, 2000 EUR for a device: "
-        "python -m calibration plan calibration/report.json --peak 1000 --average 400 --price 2000"
-    )
+    _add_arguments(made)
+    return made
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("report", type=Path, metavar="REPORT", help="report.json of a calibration, or the folder that holds it")
     add(

@@ -78,7 +78,7 @@ def safe_folder(folder: Path) -> Path:
         raise SettingsError(
             "args.model.id",
             f"{folder} holds pickled weights, and the safetensors made of them cannot be kept: {error}; "
-            "make them elsewhere by: python -m serve_app convert",
+            "make them elsewhere by: windve convert",
         ) from None
     return kept
 

@@ -36,7 +36,7 @@ U = TypeVar("U")
 
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
 # What `user_config` may say of all models.
-_SHARED_CONFIG = ("slo_s", "admission", "request_timeout_s", "bulk", "access_log")
+SHARED_CONFIG = ("slo_s", "admission", "request_timeout_s", "bulk", "access_log")
 
 
 class ApplicationArgs(Protocol):
@@ -166,7 +166,7 @@ def split_config(raw: Any, names: tuple[str, ...]) -> tuple[dict[str, Any], dict
 
 
 def _of_one_model(key: str) -> bool:
-    return key in RouterConfig.model_fields and key not in _SHARED_CONFIG
+    return key in RouterConfig.model_fields and key not in SHARED_CONFIG
 
 
 def _config_of(

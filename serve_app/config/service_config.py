@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,21 @@ from ray.serve.schema import (
 
 from deployments.errors import SettingsError
 from serve_app.config.models import ApplicationArgs, Args
+from serve_app.config.overrides import NONE, Overrides
 
 IMPORT_PATH = "serve_app.app:build"
 GENERATION = "serve_app.generation.generation_app:build"
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "http_options": HTTPOptionsSchema,
+    "grpc_options": gRPCOptionsSchema,
+    "logging_config": LoggingConfig,
+}
 
 
-def load_config(path: Path) -> dict[str, Any]:
-    """The checked content of a Serve config file. Raises SettingsError that names the file or the key."""
+def load_config(path: Path, overrides: Overrides = NONE) -> dict[str, Any]:
+    """The content of a Serve config file with `overrides`, checked. Raises SettingsError that names the file, the
+    option or the key.
+    """
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -34,23 +43,15 @@ def load_config(path: Path) -> dict[str, Any]:
         raise SettingsError(str(path), f"is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
         raise SettingsError(str(path), "is not a Serve config (a mapping with `applications`)")
+    _check_all_keys(config)
+    overrides.apply(config, ours(config))
     check_config(config)
     return config
 
 
 def check_config(config: dict[str, Any]) -> None:
     """Refuse unknown keys at every level, and settings that would fail later. Raises SettingsError."""
-    _check_keys(config, ServeDeploySchema, "")
-    _check_keys(config.get("http_options"), HTTPOptionsSchema, "http_options")
-    _check_keys(config.get("grpc_options"), gRPCOptionsSchema, "grpc_options")
-    _check_keys(config.get("logging_config"), LoggingConfig, "logging_config")
-    applications = config.get("applications") or []
-    for index, application in enumerate(applications):
-        where = f"applications[{index}]"
-        _check_keys(application, ServeApplicationSchema, where)
-        _check_keys(application.get("logging_config"), LoggingConfig, f"{where}.logging_config")
-        for number, deployment in enumerate(application.get("deployments") or []):
-            _check_keys(deployment, DeploymentSchema, f"{where}.deployments[{number}]")
+    _check_all_keys(config)
     try:
         ServeDeploySchema.model_validate(config)
     except ValidationError as error:
@@ -90,6 +91,27 @@ def router_config(application: dict[str, Any]) -> dict[str, Any] | None:
             found: dict[str, Any] | None = deployment.get("user_config")
             return found
     return None
+
+
+def _check_all_keys(config: dict[str, Any]) -> None:
+    for key, schema in _SECTIONS.items():
+        _check_keys(config.get(key), schema, key)
+    _check_keys(config, ServeDeploySchema, "")
+    for where, application in _entries(config.get("applications"), "applications"):
+        _check_keys(application, ServeApplicationSchema, where)
+        _check_keys(application.get("logging_config"), LoggingConfig, f"{where}.logging_config")
+        for inner, deployment in _entries(application.get("deployments"), f"{where}.deployments"):
+            _check_keys(deployment, DeploymentSchema, inner)
+
+
+def _entries(given: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Each entry of a list, with its place."""
+    if not isinstance(given, list | None):
+        raise SettingsError(where, "should be a list")
+    for index, entry in enumerate(given or []):
+        if not isinstance(entry, dict):
+            raise SettingsError(f"{where}[{index}]", "should be a mapping")
+        yield f"{where}[{index}]", entry
 
 
 def _check_keys(given: Any, schema: type[BaseModel], where: str) -> None:

@@ -1,4 +1,4 @@
-"""`python -m serve_app small-model`: the toy that `id: small:docstrings` means, as a folder."""
+"""`windve small-model`: the toy that `id: small:docstrings` means, as a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ need the same one: write FOLDER once, and copy it."""
 def main(arguments: Sequence[str]) -> None:
     """Raises SettingsError where it cannot be made or written."""
     parser = argparse.ArgumentParser(
-        prog="python -m serve_app small-model",
+        prog="windve small-model",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -19,6 +19,7 @@ from deployments.hardware.device_detector import probe_machine
 from deployments.serve_adapter.local_ray import accept_messages, serve_client, start_local_ray
 from serve_app.api_keys import read_keys
 from serve_app.config.models import ApplicationArgs
+from serve_app.config.overrides import NONE, Overrides
 from serve_app.local.console import show_application, show_examples, show_machine, show_ports
 from serve_app.local.progress import Reporter, deployment_models, waits
 from serve_app.local.ray_environment import (
@@ -39,9 +40,9 @@ _LAST_WORKERS_S = 2.0  # workers see in milliseconds that their raylet has gone
 _METRICS_PORT = 8080  # as on KubeRay
 
 
-def serve_until_interrupted(path: Path) -> None:
-    """Serve the config file `path` here until SIGINT or SIGTERM. Raises SettingsError or StartFailed; leaves nothing
-    behind.
+def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
+    """Serve the config file `path`, changed by `overrides`, here until SIGINT or SIGTERM. Raises SettingsError or
+    StartFailed; leaves nothing behind.
     """
     console = Console(highlight=False)
     stop = StopSignal()
@@ -50,7 +51,7 @@ def serve_until_interrupted(path: Path) -> None:
         set_ray_environment(Path(scratch), console)  # before ray is imported for the first time: it reads it there
         from serve_app.config.service_config import args_of, load_config
 
-        config = load_config(path)
+        config = load_config(path, overrides)
         addresses, grpc_address = _http_addresses(config), _grpc_address(config)
         keys, applications = [], args_of(config)
         for args in applications.values():

@@ -39,7 +39,7 @@ def service(shared):
 
 
 class Job:
-    """`python -m calibration` in a folder of its own, on a copy of the service's config with a comment. It finds
+    """`windve calibrate` in a folder of its own, on a copy of the service's config with a comment. It finds
     dashboard and token as the service has announced them.
     """
 
@@ -48,7 +48,17 @@ class Job:
         self.before = f"# ours\n{service.file.read_text()}"
         self.config.write_text(self.before)
         self.said = folder / "said.txt"
-        self.command = [sys.executable, "-m", "calibration", *words, "--config", self.config, "--out", self.out]
+        self.command = [
+            sys.executable,
+            "-m",
+            "serve_app",
+            "calibrate",
+            *words,
+            "--config",
+            self.config,
+            "--out",
+            self.out,
+        ]
 
     def start(self):
         environment = {**os.environ, "COLUMNS": "200"}

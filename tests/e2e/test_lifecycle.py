@@ -117,7 +117,7 @@ def refuse(folder, config, sentence):
     file.write_text(yaml.safe_dump(config))
     with one_at_a_time():
         done = subprocess.run(
-            [sys.executable, "-m", "serve_app", str(file)],
+            [sys.executable, "-m", "serve_app", "serve", str(file)],
             cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr

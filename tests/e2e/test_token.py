@@ -321,14 +321,24 @@ def test_neither_texts_nor_secrets_are_logged_or_told(service, dashboard, owner)
 # --- commands
 
 UNAUTHORIZED = "Authentication required: Unauthorized: Missing authentication token"
-WANTED = "calibration: Ray's dashboard at {dashboard} wants its cluster's token"
+WANTED = "windve: Ray's dashboard at {dashboard} wants its cluster's token"
 UNSET = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
 NOT_IT = "there is none, or another, in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
 INVALID = "InvalidAuthToken: Authentication token is missing or incorrect"
 CODE = "import ray; ray.init(address='{gcs}', _node_ip_address='127.0.0.1', log_to_driver=False); print('IN')"
 DRIVER = (sys.executable, "-c", CODE)
 SUBMIT = (BIN / "ray", "job", "submit", "--address", "{dashboard}", "--")
-CALIBRATION = (sys.executable, "-m", "calibration", "--most", "1", "--estimate-only", "--out", "{folder}/{who}")
+CALIBRATION = (
+    sys.executable,
+    "-m",
+    "serve_app",
+    "calibrate",
+    "--most",
+    "1",
+    "--estimate-only",
+    "--out",
+    "{folder}/{who}",
+)
 ELSEWHERE = (*CALIBRATION, "--dashboard", "{dashboard}")
 COMMANDS = [  # whose token, what is typed, what is said; None: it is done
     ("nobody's", (BIN / "serve", "deploy", "{config}", "-a", "{dashboard}"), UNAUTHORIZED),

@@ -1,4 +1,4 @@
-"""A real service for tests: `python -m serve_app CONFIG`, as `make serve` starts it."""
+"""A real service for tests: `windve serve CONFIG`, by its module: tests need no installed script."""
 
 import contextlib
 import fcntl
@@ -62,6 +62,8 @@ class Service:
         self.port, self.grpc_port = free_port(), free_port(19000)
         self.file, self.log = folder / "config.yaml", folder / "terminal.txt"
         self._take(config)
+        self.command = [sys.executable, "-m", "serve_app", "serve", str(self.file)]
+        self.started_in = ROOT
         self.headers = {}  # of our own requests: an API key
         self.process = None
         self.family: list[psutil.Process] = []
@@ -91,8 +93,7 @@ class Service:
         with self.log.open("w") as log:
             # A session of its own, so that Ctrl-C can be sent as a terminal does: to the whole process group.
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "serve_app", str(self.file)],
-                cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                self.command, cwd=self.started_in, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, **ENVIRONMENT},
             )  # fmt: skip
         ends = time.monotonic() + START_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""`python -m serve_app convert`: what it writes is the model, as safetensors, and nothing else."""
+"""`windve convert`: what it writes is the model, as safetensors, and nothing else."""
 
 import pytest
 import torch
@@ -7,19 +7,18 @@ from safetensors.torch import load_file
 from deployments.engines.pooled_model import PooledModel
 from deployments.models.model_folder import read_json
 from deployments.models.pickles import pickles_of
-from serve_app.__main__ import main
+from serve_app.cli.main import main
 from tests.kit.engines import card_of
 from tests.kit.pickled_models import pickled, poison
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(capsys):
     """The command; (its exit status, what it says, and what it says of errors)."""
 
     def convert(*arguments):
-        monkeypatch.setattr("sys.argv", ["serve_app", "convert", *map(str, arguments)])
         capsys.readouterr()  # what transformers said when the test's model was saved
-        status = main()
+        status = main(["convert", *map(str, arguments)])
         return status, *capsys.readouterr()
 
     return convert
@@ -80,7 +79,7 @@ def test_its_help_teaches(run, capsys):
         run("--help")
     said = capsys.readouterr().out
     for words in (
-        "usage: python -m serve_app convert",
+        "usage: windve convert",
         "args.model.id",
         "weights_only=True",
         "BAAI/bge-m3",

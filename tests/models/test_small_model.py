@@ -16,7 +16,7 @@ from deployments.generation.text.model_card import read_generation_card
 from deployments.generation.text.small_model import make, small_model_folder
 from deployments.generation.text.train_docstrings import Recipe, loss_of
 from deployments.settings import ModelSettings
-from serve_app.__main__ import main as serve_app
+from serve_app.cli.main import main
 
 SHORT = Recipe(vocabulary=512, hidden=64, layers=1, steps=150, batch=4, length=64, characters=200_000)
 TINY = Recipe(vocabulary=300, hidden=64, layers=1, steps=2, batch=1, length=16, characters=40_000)
@@ -88,8 +88,7 @@ def test_two_processes_make_it_once_and_the_command_makes_the_same(tmp_path, mon
     (folder,) = found
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, f".{folder.name}.lock"}
     monkeypatch.setattr(small_model, "Recipe", lambda: TINY)
-    monkeypatch.setattr("sys.argv", ["serve_app", "small-model", str(tmp_path / "toy")])
-    assert serve_app() == 0
+    assert main(["small-model", str(tmp_path / "toy")]) == 0
     assert "It is a toy: it writes like docstrings, and knows nothing" in capsys.readouterr().err
     assert {path.name for path in folder.iterdir()} == {
         "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
@@ -110,8 +109,7 @@ def test_a_training_that_fails_says_why_and_leaves_nothing(tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == [broken]
 
 
-def test_the_command_writes_no_folder_that_is_there(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["serve_app", "small-model", str(tmp_path)])
-    assert serve_app() == 1
+def test_the_command_writes_no_folder_that_is_there(tmp_path, capsys):
+    assert main(["small-model", str(tmp_path)]) == 1
     said = f"windve: FOLDER: {tmp_path} is there already; remove it, or write somewhere else\n"
     assert capsys.readouterr().err == said

@@ -1,4 +1,4 @@
-"""`python -m calibration` of embeddings: what is refused before anything is measured, in one sentence that says why."""
+"""`windve calibrate` of embeddings: what is refused before anything is measured, in one sentence that says why."""
 
 import asyncio
 
@@ -6,11 +6,11 @@ import pytest
 import yaml
 from test_calibration_run import Application as Formula
 
-from calibration.__main__ import main
 from calibration.load import Address
 from calibration.measure.journal import Journal
 from calibration.measure.trials import TrialLoads
 from deployments.errors import SettingsError
+from serve_app.cli.main import main
 from tests.kit.service import ROOT
 
 REHEARSAL = ROOT / "serve_app" / "rehearsal.yaml"
@@ -40,21 +40,21 @@ class Application(Formula):
     ],
 )
 def test_bad_input_gets_one_sentence(monkeypatch, capsys, tmp_path, words, problem):
-    monkeypatch.setattr("calibration.__main__._find", lambda *_: Application())
-    refused(monkeypatch, capsys, ["--out", str(tmp_path), *words], problem)
+    monkeypatch.setattr("calibration.command._find", lambda *_: Application())
+    refused(capsys, ["--out", str(tmp_path), *words], problem)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dashboard_that_does_not_answer_is_named(monkeypatch, capsys):
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     where = "http://127.0.0.1:1"
-    refused(monkeypatch, capsys, ["--dashboard", where], f"Ray's dashboard does not answer at {where}: ")
+    refused(capsys, ["--dashboard", where], f"Ray's dashboard does not answer at {where}: ")
 
 
-def refused(monkeypatch, capsys, words, problem):
-    monkeypatch.setattr("sys.argv", ["calibration", *words])
-    assert main() == 1
-    told = capsys.readouterr()
+def refused(capsys, words, problem):
+    """Status 2: an option is wrong; 1: what it meets is."""
+    status, told = main(["calibrate", *words]), capsys.readouterr()
+    assert status == (2 if told.err.startswith("windve: --") else 1)
     assert problem in told.err
     assert told.err.count("\n") == 1
     assert "Traceback" not in told.out + told.err

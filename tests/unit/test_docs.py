@@ -1,6 +1,9 @@
 """What the documentation names is there: links, anchors, files, commands, settings and metrics."""
 
+import contextlib
+import functools
 import importlib.util
+import io
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +16,7 @@ from deployments.embedding.config import CostConfig, RouterConfig
 from deployments.embedding.metrics import EmbedderMetrics, RouterMetrics
 from deployments.generation.metrics import GenerationMetrics, GeneratorMetrics
 from deployments.settings import Autoscaled, CpuSettings, EmulatedDevice, Settings
+from serve_app.cli.main import main
 from serve_app.config.models import SeveralSettings
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +104,7 @@ def test_comparisons(path):
     known = set(re.findall(r'^    "(\w+)": "', registry, re.MULTILINE))
     benches = [command for command in commands(path, "make") if command.startswith("bench ARGS=")]
     asked = [word for command in benches for word in command.partition("=")[2].strip("'").split()]
-    asked += [word for command in commands(path, "python -m benchmarks") for word in command.split()]
+    asked += [word for command in commands(path, "windve bench") for word in command.split()]
     assert {word for word in asked if not word.startswith("-")} <= known
 
 
@@ -113,6 +117,23 @@ def test_modules_and_their_options(path):
         told = "".join(file.read_text() for file in folder.rglob("*.py"))
         options = {word for word in words if word.startswith("--")} - {"--help"}
         assert {option for option in options if f'"{option}"' not in told} == set(), command
+
+
+@functools.cache
+def help_of(command):
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main([command, "--help"])
+    return said.getvalue()
+
+
+@on_each_page
+def test_subcommands_and_their_options(path):
+    for line in "\n".join(code(path.read_text())).splitlines():
+        if line.startswith("windve "):
+            _, command, *words = line.partition("#")[0].split()
+            if command != "COMMAND":
+                options = {word for word in words if word.startswith("--")}
+                assert {option for option in options if option not in help_of(command)} == set(), line
 
 
 def test_readme_is_short():

@@ -23,6 +23,7 @@ ORDER = (  # from the top
     "calibration.progress",
     "calibration.load",
     "serve_app",
+    "serve_app.cli",
     "serve_app.local",
     "serve_app.generation",
     "serve_app.ingress",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from calibration.__main__ import _check, parser
+from calibration.options import check, parser
 from deployments.serve_adapter.local_ray import HAPROXY_RULES
 from k8s import serve_config
 from serve_app.config.service_config import args_of, check_config, router_config
@@ -354,10 +354,10 @@ def test_keys_and_tokens_come_from_secrets_that_are_not_here(name):
 def test_the_calibration_s_command_is_one_that_there_is(overlay):
     job = one(f"{overlay}/calibration", "RayJob")["spec"]
     words = shlex.split(job["entrypoint"])
-    assert words[:3] == ["python", "-m", "calibration"]
+    assert words[:2] == ["windve", "calibrate"]
     assert not re.search(r"[$;&|<>*'\"\\`]", job["entrypoint"]), "two shells read it: KubeRay's and Ray's"
-    arguments = parser().parse_args(words[3:])
-    _check(arguments)
+    arguments = parser().parse_args(words[2:])
+    check(arguments)
     assert arguments.rayservice == one(overlay, "RayService")["metadata"]["name"]
     (mount,) = [each for each in container(head(overlay))["volumeMounts"] if each["name"] == "serve"]
     assert arguments.deploy == Path(mount["mountPath"]) / "serve.yaml"

@@ -1,4 +1,3 @@
-import argparse
 import copy
 import io
 import json
@@ -50,10 +49,8 @@ def planned(tmp_path, capsys):
 
 
 def call(words, capsys, width=100):
-    parser = argparse.ArgumentParser()
-    plan.add_arguments(parser)
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    assert plan.run(parser.parse_args(words), console) == 0
+    assert plan.run(plan.parser().parse_args(words), console) == 0
     return console.file.getvalue() or capsys.readouterr().out
 
 

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from rich.console import Console
 
-from calibration.__main__ import check_options, main, parser
 from calibration.generation import generation_run, request_capacity, step_plots, step_report
 from calibration.generation.generation_result import GenerationOptions
 from calibration.generation.generation_run import GenerationCalibration
@@ -22,6 +21,7 @@ from calibration.generation.step_report_model import GenerationReport
 from calibration.generation.step_series import MeasuredStep, StepFit, StepRoom, all_series, measure
 from calibration.generation.token_stream import ClientStream
 from calibration.load import Address
+from calibration.options import check_options, parser
 from calibration.progress import Progress
 from calibration.report.report_model import CalibrationReport, WrittenReport
 from calibration.service.application import CalibrationFailed
@@ -31,6 +31,7 @@ from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.settings import StepTimeSettings
+from serve_app.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 ROOM = StepRoom(max_num_batched_tokens=2048, blocks=512, context=8192)
@@ -432,17 +433,16 @@ def test_options_of_embeddings_are_refused_by_name(words, problem):
 
 @pytest.fixture
 def command(monkeypatch, wired, tmp_path):
-    """`python -m calibration` with these words, on a copy of generation.yaml."""
+    """`windve calibrate` with these words, on a copy of generation.yaml."""
     application, config = Application(), tmp_path / "generation.yaml"
     config.write_text((ROOT / "serve_app" / "generation.yaml").read_text())
     application.deployed = yaml.safe_load(config.read_text())["applications"][0]
 
     def run(*words, seen=()):
         wired(*seen)
-        words = ["calibration", "--config", str(config), "--out", str(tmp_path / "report"), *words]
-        monkeypatch.setattr("sys.argv", words)
-        monkeypatch.setattr("calibration.__main__._find", lambda *_: application)
-        return main()
+        words = ["calibrate", "--config", str(config), "--out", str(tmp_path / "report"), *words]
+        monkeypatch.setattr("calibration.command._find", lambda *_: application)
+        return main(words)
 
     run.application, run.config = application, config
     return run
@@ -477,6 +477,6 @@ def test_the_command_writes_and_applies_and_a_dry_run_shows_the_change_alone(com
 )
 def test_a_command_that_is_refused_says_why_and_writes_nothing(command, capsys, words, seen, problem):
     before = command.config.read_bytes()
-    assert command(*words, seen=seen) == 1
+    assert command(*words, seen=seen) == (2 if problem.startswith("--") else 1)
     assert problem in capsys.readouterr().err
     assert (command.config.read_bytes(), command.application.applied) == (before, [])

@@ -1,0 +1,187 @@
+"""The options of `windve calibrate`, and what they ask for."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deployments.errors import SettingsError
+
+if TYPE_CHECKING:
+    from calibration.generation.generation_result import GenerationOptions
+    from calibration.result import CalibrationOptions
+
+_DEFAULT_OUT = Path("reports/calibration")
+_PROMPT_TOKENS, _ANSWER_TOKENS = 512, 128  # on average, where the model takes so many
+_OF_EMBEDDINGS = ("slo", "shape", "tokens", "quantile", "most", "stress_step", "fresh", "model")
+_OF_GENERATION = ("prompt_tokens", "answer_tokens")
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="windve calibrate",
+        description=(
+            "Measure each pool of a running windve application with bursts of queries, fit latency = alpha*C +\n"
+            "beta and the cost of a query by its length, fine-tune the queue depths with all pools at work, verify\n"
+            "them, prove streams above the capacity, write all into the Serve config, apply it live.\n"
+            "Of an application that generates: measure planned steps, fit what they take, prove both promises by\n"
+            "streams, write and apply `step_time`. Leaves a report (HTML, pictures, JSON).\n"
+            "Calibrate when it is quiet: while it runs, clients are told busy more often."
+        ),
+        epilog=(
+            "examples:\n"
+            "  make calibrate SLO=1\n"
+            "  windve calibrate --slo 1 --config serve_app/config.yaml --apply\n"
+            "  windve calibrate --config serve_app/generation.yaml --apply     # an application that generates\n"
+            "  ray job submit -- windve calibrate --slo 1 --apply\n"
+            "  windve calibrate --deploy serve.yaml --rayservice windve        # on a cluster that serves nothing yet"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for add in (_add_promise, _add_generation, _add_measuring, _add_result, _add_application):
+        add(made)
+    return made
+
+
+def _add_promise(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("embeddings: what is promised, and to what traffic").add_argument
+    add("--slo", type=float, metavar="S", help="seconds in which an admitted query is answered (default: what runs)")
+    add(
+        "--shape",
+        choices=("burst", "steady"),
+        default="burst",
+        help="traffic that the depths are for. burst: all at once, alpha*C + beta, as in the paper; steady: at any "
+        "moment, a query may wait for a running batch: alpha*C + 2*beta, so depths are smaller (default: %(default)s)",
+    )
+    add("--tokens", type=int, default=75, help="length of a query; longer ones cost depth (default: %(default)s)")
+    add(
+        "--quantile",
+        type=float,
+        default=1.0,
+        help="share of each burst that has to meet the SLO; 1 is the slowest query (default: %(default)s)",
+    )
+
+
+def _add_generation(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("generation: the requests by which the capacity is meant").add_argument
+    add("--prompt-tokens", type=int, metavar="N", help="of a prompt, on average (default: 512, or 1/4 of the context)")
+    add("--answer-tokens", type=int, metavar="N", help="of an answer, on average (default: 128, or 1/8 of the context)")
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("how it is measured").add_argument
+    add(
+        "--most",
+        type=int,
+        default=2048,
+        help="embeddings: never more queries at once for one replica (default: %(default)s)",
+    )
+    add(
+        "--stress-step",
+        type=int,
+        default=0,
+        metavar="N",
+        help="embeddings: also run a stress test by steps of N, for comparison",
+    )
+    add("--seed", type=int, default=0, help="of the texts that are sent (default: %(default)s)")
+    add("--estimate-only", action="store_true", help="stop after the fit: no fine-tuning, no proof, nothing written")
+    add("--fresh", action="store_true", help="embeddings: forget what an interrupted run has measured")
+
+
+def _add_result(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what is done with the result").add_argument
+    add("--config", type=Path, help="Serve config or RayService manifest to write the result into; none: not written")
+    add("--apply", action="store_true", help="update the running application in place, without a restart")
+    add("--dry-run", action="store_true", help="measure and show the change of the config as a diff; write nothing")
+    add("--out", type=Path, default=_DEFAULT_OUT, help="folder of the report (default: %(default)s)")
+
+
+def _add_application(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("which application").add_argument
+    add("--application", metavar="NAME", help="which application, if several run")
+    add("--model", metavar="NAME", help="embeddings: which of its models, if it serves several")
+    add("--url", help="where it answers, if not where its config says")
+    add(
+        "--api-keys",
+        metavar="WHERE",
+        help="where the key is that the application wants, if not where its config says: file:PATH or env:NAME",
+    )
+    add(
+        "--dashboard",
+        metavar="URL",
+        help="Ray's dashboard (default: this Ray job's, what `make serve` started, or http://127.0.0.1:8265); a token "
+        "comes from RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH",
+    )
+    add(
+        "--deploy",
+        type=Path,
+        metavar="CONFIG",
+        help="first deploy this Serve config on the cluster, which serves nothing yet, with a replica for each device",
+    )
+    add(
+        "--rayservice",
+        metavar="NAME",
+        help="with --deploy: end with the kubectl command that gives this RayService the config with the depths",
+    )
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raises SettingsError that names the option."""
+    if arguments.slo is not None and not 0 < arguments.slo < 3600:
+        raise SettingsError("--slo", f"should be seconds above 0, not {arguments.slo:g}")
+    if not 0.99 <= arguments.quantile <= 1:
+        raise SettingsError("--quantile", f"should be 0.99 to 1, not {arguments.quantile:g}: less is not proven")
+    if arguments.estimate_only and (arguments.config or arguments.apply):
+        raise SettingsError(
+            "--estimate-only", "an estimate is not proven, so not written: leave --config and --apply out"
+        )
+    if arguments.rayservice is not None and (arguments.deploy is None or arguments.estimate_only):
+        raise SettingsError("--rayservice", "needs --deploy, whose config it gets, and depths that are proven")
+    for option, least in (("tokens", 3), ("most", 1), ("stress_step", 0)):
+        if getattr(arguments, option) < least:
+            raise SettingsError(f"--{option.replace('_', '-')}", f"should be at least {least}")
+
+
+def check_options(arguments: argparse.Namespace, *, generates: bool) -> None:
+    """Raises SettingsError that names an option that is for applications of the other kind."""
+    others, kind = (_OF_EMBEDDINGS, "embeddings") if generates else (_OF_GENERATION, "generation")
+    defaults = parser()
+    given = [name for name in others if getattr(arguments, name) != defaults.get_default(name)]
+    if given:
+        this = "generates" if generates else "embeds"
+        raise SettingsError(
+            f"--{given[0].replace('_', '-')}", f"is for {kind}, and this application {this}: leave it out"
+        )
+
+
+def generation_options(arguments: argparse.Namespace, context: int) -> GenerationOptions:
+    """Raises SettingsError that names the option."""
+    from calibration.generation.generation_result import GenerationOptions
+
+    prompt, answer = arguments.prompt_tokens, arguments.answer_tokens
+    for option, tokens in (("--prompt-tokens", prompt), ("--answer-tokens", answer)):
+        if tokens is not None and not 1 <= tokens < context:
+            raise SettingsError(
+                option, f"should be at least 1 and below the model's context of {context}, not {tokens}"
+            )
+    prompt = prompt or max(1, min(_PROMPT_TOKENS, context // 4))
+    return GenerationOptions(prompt, answer or max(1, min(_ANSWER_TOKENS, context // 8)), arguments.seed)
+
+
+def options(arguments: argparse.Namespace, configured_slo_s: float | None) -> CalibrationOptions:
+    """Raises SettingsError that names the option."""
+    from calibration.result import CalibrationOptions
+
+    slo_s = arguments.slo or configured_slo_s
+    if not slo_s:
+        raise SettingsError("--slo", "missing: the running application has none either")
+    return CalibrationOptions(
+        slo_s=float(slo_s),
+        shape=arguments.shape,
+        tokens=arguments.tokens,
+        quantile=arguments.quantile,
+        most=arguments.most,
+        seed=arguments.seed,
+        stress_step=arguments.stress_step,
+    )

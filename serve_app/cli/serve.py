@@ -1,0 +1,71 @@
+"""`windve serve`: a local Ray, the application, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+
+from serve_app.cli.options import add_config, add_setting
+from serve_app.config.overrides import Overrides
+
+_DESCRIPTION = """\
+Start a Ray of its own on this machine's loopback, deploy a Serve config on it, say what was detected, and serve until
+Ctrl-C, which takes down exactly what was started.
+
+Each option replaces what CONFIG says of it. The file stays as it is."""
+_EPILOG = """\
+examples:
+  windve serve                                       all-MiniLM-L6-v2 on http://127.0.0.1:8000
+  windve serve --model BAAI/bge-m3 --slo 0.5         a hub's model; answers within half a second, or busy at once
+  windve serve --port 8001 --grpc-port 9001          a second service beside the first
+  windve serve serve_app/generation.yaml             generated text (paths of the repository)
+
+What is not here is said in CONFIG: `windve check CONFIG` checks it, `windve schema` lets an editor complete it."""
+
+
+def main(words: Sequence[str]) -> None:
+    """Raises WindveError where a setting is bad or the start fails."""
+    wanted = _parser().parse_args(words)
+    from serve_app.local.serve import serve_until_interrupted
+
+    overrides = Overrides(wanted.model, wanted.slo, wanted.host, wanted.port, wanted.grpc_port)
+    serve_until_interrupted(wanted.config, overrides)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="windve serve",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_config(parser)
+    add = parser.add_argument
+    # WINDVE_PORT and WINDVE_SERVICE_HOST are taken: Kubernetes sets them in pods beside a Service named windve.
+    add_setting(add, "--model", "WINDVE_MODEL", metavar="ID", help="hub name, folder, or package:NAME/FOLDER")
+    add_setting(
+        add, "--slo", "WINDVE_SLO", type=_seconds, metavar="S", help="seconds in which an admitted query is answered"
+    )
+    add_setting(
+        add, "--host", "WINDVE_HTTP_HOST", metavar="ADDRESS", help="where it listens; 0.0.0.0: all can reach it"
+    )
+    add_setting(add, "--port", "WINDVE_HTTP_PORT", type=_port, metavar="N", help="of HTTP")
+    add_setting(add, "--grpc-port", "WINDVE_GRPC_PORT", type=_port, metavar="N", help="of gRPC")
+    return parser
+
+
+def _seconds(word: str) -> float:
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"should be seconds above 0, not '{word}'")
+    return seconds
+
+
+def _port(word: str) -> int:
+    if not word.isdecimal() or not 1 <= int(word) <= 65535:
+        raise argparse.ArgumentTypeError(f"should be a port from 1 to 65535, not '{word}'")
+    return int(word)

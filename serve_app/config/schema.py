@@ -1,0 +1,143 @@
+"""The JSON Schema of a Serve config with windve's applications: Ray's own, and windve's settings in their places.
+
+`make manifests` writes it to `schema.json`, which `windve schema` prints. It refuses what `check_config` refuses by
+keys, types and bounds; what settings mean together only the check knows.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import json
+import textwrap
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.embedding.config import RouterConfig
+from deployments.generation.settings import GenerationConfig, GenerationSettings
+from deployments.settings import Settings, Strict
+from serve_app.config.models import SHARED_CONFIG, SeveralSettings
+from serve_app.config.service_config import GENERATION, IMPORT_PATH
+
+PATH = Path(__file__).with_name("schema.json")
+_OURS: tuple[type[BaseModel], ...] = (Settings, SeveralSettings, RouterConfig, GenerationSettings, GenerationConfig)
+_STRICT_OF_RAY = (
+    "ServeApplicationSchema",
+    "DeploymentSchema",
+    "HTTPOptionsSchema",
+    "gRPCOptionsSchema",
+    "LoggingConfig",
+)
+
+
+def schema() -> dict[str, Any]:
+    """Draft 2020-12. A description is a class's docstring, or the comment beside a setting."""
+    whole: dict[str, Any] = models_json_schema([(model, "validation") for model in (ServeDeploySchema, *_OURS)])[1]
+    kinds: dict[str, Any] = whole["$defs"]
+    for model in _every(Strict):
+        if model.__name__ in kinds:
+            for name, comment in _comments(model).items():
+                kinds[model.__name__]["properties"][name]["description"] = comment
+    kinds["EmulatedWithHost"].pop("required")  # what is left out may follow from its `device`
+    root = kinds.pop("ServeDeploySchema")
+    for kind in (root, *(kinds[name] for name in _STRICT_OF_RAY)):
+        kind["additionalProperties"] = False  # Ray would ignore them; windve refuses them
+    kinds["SeveralRouterConfig"] = _config_of_several(kinds["RouterConfig"])
+    kinds["ServeApplicationSchema"]["allOf"] = [
+        _application(IMPORT_PATH, ["Settings", "SeveralSettings"], ["RouterConfig", "SeveralRouterConfig"]),
+        _application(GENERATION, ["GenerationSettings"], ["GenerationConfig"]),
+    ]
+    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Serve config of windve"}
+    return {**about, **_without_titles(root), "$defs": _without_titles(kinds)}
+
+
+def text() -> str:
+    """As it is kept: a line for each definition."""
+    *others, definitions = schema().items()
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in others]
+    inner = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in definitions[1].items()]
+    return "{{\n{},\n{}: {{\n{}\n}}\n}}\n".format(",\n".join(lines), json.dumps(definitions[0]), ",\n".join(inner))
+
+
+def _application(import_path: str, args: list[str], user_config: list[str]) -> dict[str, Any]:
+    """What holds for an application of this import path: its `args`, and its Router's `user_config`."""
+    router = {"if": _says("name", "Router"), "then": {"properties": {"user_config": _one_of(user_config)}}}
+    properties = {"args": _one_of(args), "deployments": {"items": router}}
+    return {"if": _says("import_path", import_path), "then": {"required": ["args"], "properties": properties}}
+
+
+def _says(key: str, value: str) -> dict[str, Any]:
+    return {"properties": {key: {"const": value}}, "required": [key]}
+
+
+def _one_of(names: list[str]) -> dict[str, Any]:
+    references = [{"$ref": f"#/$defs/{name}"} for name in names]
+    return references[0] if len(references) == 1 else {"anyOf": references}
+
+
+def _config_of_several(one: dict[str, Any]) -> dict[str, Any]:
+    """Of several models: what is said of all, and under `models` what is said of each by its name."""
+    own = {"type": ["object", "null"], "properties": one["properties"], "additionalProperties": False}
+    return {
+        "description": "The Router's `user_config` where it serves several models.",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            **{key: one["properties"][key] for key in SHARED_CONFIG},
+            "models": {"description": "What is said of one model, by its name.", "additionalProperties": own},
+        },
+    }
+
+
+def _without_titles(of: Any) -> Any:
+    """Pydantic's titles say each key again."""
+    if isinstance(of, dict):
+        return {
+            key: _without_titles(value) for key, value in of.items() if not (key == "title" and isinstance(value, str))
+        }
+    return [_without_titles(one) for one in of] if isinstance(of, list) else of
+
+
+def _every(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for inner in model.__subclasses__():
+        yield inner
+        yield from _every(inner)
+
+
+def _comments(model: type[BaseModel]) -> dict[str, str]:
+    """The comments beside the settings of a class and of those that it inherits from, or above them."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if issubclass(base, Strict):
+            found |= _own_comments(textwrap.dedent(inspect.getsource(base)))
+    return {name: comment for name, comment in found.items() if name in model.model_fields}
+
+
+def _own_comments(source: str) -> dict[str, str]:
+    lines, comments = source.splitlines(), {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and not token.string.startswith("# noqa"):
+            comments[token.start[0]] = token.string.removeprefix("#").strip()
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
+    found = {}
+    for node in definition.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            first = node.lineno
+            while lines[first - 2].strip().startswith("#"):
+                first -= 1
+            last = node.end_lineno or node.lineno
+            if said := [comments[line] for line in range(first, last + 1) if line in comments]:
+                found[node.target.id] = " ".join(said)
+    return found
+
+
+if __name__ == "__main__":
+    PATH.write_text(text(), encoding="utf-8")

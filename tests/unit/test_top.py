@@ -1,0 +1,194 @@
+"""`windve top`: what it makes of `/info`, and what it says where none is."""
+
+import copy
+import io
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from rich.console import Console
+
+from serve_app.cli import top
+from serve_app.cli.main import main
+from serve_app.cli.top import Reading, render
+
+REPLICA = {
+    "queries": 100,
+    "opens_s": 0.0,
+    "slowdown": 1.02,
+    "margin": 0.1,
+    "refusals": {"full": 3, "never": 0, "closed": 1},
+}
+POOL = {
+    "expected_replicas": 2,
+    "live_replicas": 1,
+    "queue_depth": None,
+    "in_flight": 7,
+    "waiting": 2,
+    "latency_model": {"alpha_s": 0.01, "beta_s": 0.2, "source": "measured at warm-up"},
+    "replicas": {"r": REPLICA},
+}
+WINDVE = {
+    "topology": "CPU only",
+    "slo_s": 1.0,
+    "router": "one",
+    "busy_answers": 5,
+    "config_problem": None,
+    "emulated": False,
+    "pools": {"cpu": POOL},
+}
+INFO = {"model_id": "m3", "windve": WINDVE}
+
+
+def changed(*changes):
+    """INFO with `(path, value)` set."""
+    info = copy.deepcopy(INFO)
+    for path, value in changes:
+        *parents, last = path.split(".")
+        place = info
+        for key in parents:
+            place = place[key]
+        place[last] = value
+    return info
+
+
+def shown(now, last=None, since_s=2.0):
+    console = Console(width=200, file=io.StringIO())
+    before = None if last is None else Reading(10.0, last)
+    console.print(render(Reading(10.0 + since_s, now), before))
+    return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+
+
+def test_a_model_and_its_pool():
+    assert shown(INFO) == [
+        "m3 CPU only; promise 1 s; told busy 5",
+        "pool replicas in flight waiting room answered refused slowdown margin learned",
+        "cpu 1 of 2 7 2 now 100 4 1.02 0.10 0.0100 C + 0.2000",
+    ]
+
+
+ONE = "windve.pools.cpu.replicas.r"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ((f"{ONE}.opens_s", 0.25), "2 in 0.25 s 100"),
+        ((f"{ONE}.opens_s", None), "2 - 100"),
+        (("windve.pools.cpu.queue_depth", 0), "2 closed 100"),
+        (
+            ("windve.pools.cpu.replicas.s", {**REPLICA, "opens_s": 3.0, "slowdown": 10.5}),
+            "now 200 8 1.02 to 10.50 0.10",
+        ),
+        (("windve.pools.cpu.replicas", {}), "1 of 2 7 2 - - 0 - - 0.0100"),
+        (("windve.pools.cpu.latency_model.source", "calibrated"), "0.0100 C + 0.2000, calibrated"),
+        (("windve.emulated", True), "told busy 5; EMULATED devices"),
+        (("windve.config_problem", "user_config.slo: no"), "told busy 5; user_config.slo: no"),
+        (("windve.recent", {"answered": 9, "late": 1, "of": "10 s"}), "told busy 5; recently answered 9, late 1"),
+    ],
+)
+def test_what_is_told_is_shown(change, words):
+    assert words in "\n".join(shown(changed(change)))
+
+
+def test_answers_a_second_are_of_the_same_replicas():
+    later = changed((f"{ONE}.queries", 130))
+    assert "now 130 (15.0/s) 4" in shown(later, INFO)[2]
+    another = changed(("windve.pools.cpu.replicas", {"new": REPLICA}))
+    assert "now 100 4" in shown(another, INFO)[2]
+
+
+def test_each_of_several_models_is_shown():
+    second = {**INFO, "model_id": "m4"}
+    lines = shown({**INFO, "models": {"m3": INFO, "m4": second}})
+    assert [line.split()[0] for line in lines] == ["m3", "pool", "cpu", "m4", "pool", "cpu"]
+
+
+def test_an_application_that_generates():
+    pool = {"expected_replicas": 1, "live_replicas": 1, "rows": 3, "waiting": 1, "free_blocks": 40, "blocks": 64}
+    pool["replicas"] = {"r": {"opens_s": 0.0, "slowdown": 1.0, "margin": 0.0, "refusals": [2, 1]}}
+    windve = {
+        "topology": "CPU only",
+        "ttft_s": 2.0,
+        "tpot_s": 0.2,
+        "refused": 3,
+        "router": "one",
+        "pools": {"cpu": pool},
+    }
+    head, _, row = shown({"model_id": "toy", "windve": windve})
+    assert head == "toy CPU only; promise 2 s, then 0.2 s a token; told busy 3"
+    assert row == "cpu 1 of 1 3 1 40 blocks - 3 1.00 0.00 -"
+
+
+# --- over HTTP
+
+
+@pytest.fixture
+def service():
+    """Answers what `service.answers` holds, (status, body) in turn, and keeps the last one."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            server.asked.append((self.path, self.headers.get("authorization")))
+            status, body = server.answers.pop(0) if len(server.answers) > 1 else server.answers[0]
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.answers, server.asked = [(200, json.dumps(INFO).encode())], []
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_once_prints_one_table_and_shows_the_key(service, capsys, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    assert main(["top", f"{service.url}/prefix/", "--once", "--key", "env:MY_KEY"]) == 0
+    told = capsys.readouterr()
+    assert "m3  CPU only" in told.out
+    assert "sk-secret" not in told.out + told.err
+    assert service.asked == [("/prefix/info", "Bearer sk-secret")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        ((401, b"{}"), "answers 401: say with --key where its API key is"),
+        ((500, b"{}"), "answers 500"),
+        ((200, b"<html>"), "is not JSON: no windve service answers there"),
+        ((200, b'{"model_id": "tei"}'), "has no pools: no windve service answers there"),
+        ((200, b"[]"), "has no pools: no windve service answers there"),
+    ],
+)
+def test_what_is_not_windve_is_said_in_one_sentence(service, capsys, answer, sentence):
+    service.answers = [answer]
+    assert main(["top", service.url]) == 1
+    assert capsys.readouterr().err == f"windve: {service.url}/info {sentence}\n"
+
+
+def test_nobody_there(capsys):
+    assert main(["top", "http://127.0.0.1:1", "--once"]) == 1
+    assert capsys.readouterr().err.startswith("windve: http://127.0.0.1:1 does not answer: ")
+
+
+def test_it_goes_on_while_the_service_is_away_until_ctrl_c(service, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    later = json.dumps(changed((f"{ONE}.queries", 130))).encode()
+    service.answers = [*service.answers, (503, b""), (200, later)]
+    left = [None, None, KeyboardInterrupt]
+
+    def sleep(_):
+        if (raised := left.pop(0)) is not None:
+            raise raised
+
+    monkeypatch.setattr(top.time, "sleep", sleep)
+    assert main(["top", service.url, "--every", "0.1"]) == 0
+    assert "130 (" in capsys.readouterr().out
+    assert len(service.asked) == 3
