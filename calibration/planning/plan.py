@@ -1,17 +1,14 @@
-"""`windve plan`: how many devices a demand takes with and without the CPU's help, from a report.
+"""How many devices a demand takes with and without the CPU's help, from a report, and how that is shown.
 
 Reads a finished report (`instance`) and calculates (`cost`); it measures nothing and asks no service.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -32,13 +29,10 @@ from calibration.planning.cost import (
     slo_effect,
 )
 from calibration.planning.instance import Instance
-from calibration.report.report_model import MOST
-from calibration.report.tables import POOLS, Sheet, percent, plain, print_sheet
-from deployments.errors import SettingsError
+from calibration.report.tables import POOLS, Sheet, percent, print_sheet
 
 EMULATED = "The report is of EMULATED devices: the plan shows the method, not what real devices need."
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,87 +59,6 @@ class CapacityPlan:
     bound: Bound | None
     slos: Sequence[SloRow]
     cores: Cores | None
-
-
-def main(words: Sequence[str]) -> int:
-    """Print the plan. Raises SettingsError, which names the option and says what is wrong with it."""
-    return run(parser().parse_args(words), Console(highlight=False))
-
-
-def parser() -> argparse.ArgumentParser:
-    """The options, each with what it changes."""
-    made = argparse.ArgumentParser(
-        prog="windve plan",
-        description=(
-            "How many devices your traffic needs, with and without the CPU's help, and what that costs. Calculated "
-            "from a finished calibration report: nothing is measured, no service is asked."
-        ),
-        epilog=(
-            "example: at most 1000 queries at once, 400 queries/s on average, 2000 EUR for a device: "
-            "windve plan reports/calibration --peak 1000 --average 400 --price 2000"
-        ),
-    )
-    _add_arguments(made)
-    return made
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("report", type=Path, metavar="REPORT", help="report.json of a calibration, or the folder that holds it")
-    add(
-        "--peak",
-        type=int,
-        required=True,
-        metavar="N",
-        help="most queries at once, in flight together: sized for it, no query waits too long and none is told busy",
-    )
-    add(
-        "--average",
-        type=float,
-        required=True,
-        metavar="N",
-        help="queries per second on average: sized for it, fewer devices are busier, and bursts may be told busy",
-    )
-    add(
-        "--price",
-        type=float,
-        required=True,
-        metavar="P",
-        help="price of one device, for any period (bought, or per month): all money in the plan is for that period",
-    )
-    add(
-        "--devices-per-instance",
-        type=int,
-        metavar="D",
-        help="devices to pay for in one instance, which is all replicas of the report "
-        "(default: one for each replica on an accelerator, or on a CPU where there is none)",
-    )
-    add("--currency", default="EUR", metavar="NAME", help="written behind money, nothing is converted (%(default)s)")
-    add("--json", action="store_true", help="the same plan as JSON on standard output, and no tables")
-
-
-def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print the plan. Raises SettingsError, which names the option and says what is wrong with it."""
-    devices = arguments.devices_per_instance
-    demand = TrafficDemand(
-        peak=_positive("--peak", arguments.peak, "queries at once"),
-        average=_positive("--average", arguments.average, "queries per second"),
-        price=_positive("--price", arguments.price, "the price of one device"),
-        devices_per_instance=None if devices is None else _positive("--devices-per-instance", devices, "devices"),
-        currency=plain(arguments.currency).strip(),
-    )
-    plan = make_plan(Instance.read(arguments.report), demand)
-    if arguments.json:
-        print(json.dumps(as_json(plan), indent=2, allow_nan=False))
-    else:
-        show(plan, console)
-    return 0
-
-
-def _positive(option: str, value: _Number, what: str) -> _Number:
-    if not 0 < value <= MOST:
-        raise SettingsError(option, f"{what} must be above 0 and at most {MOST:.0e}, not {str(value)[:20]}")
-    return value
 
 
 def make_plan(instance: Instance, demand: TrafficDemand) -> CapacityPlan:

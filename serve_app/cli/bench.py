@@ -10,7 +10,9 @@ from pathlib import Path
 from deployments.errors import WindveError
 
 _ROOT = Path(__file__).parents[2]
-_OF_THEIR_OWN = {"paper": "benchmarks.paper"}  # first word -> a module whose `main` takes the words behind it
+_OF_THEIR_OWN = {  # first word -> a module whose `main` takes the words behind it
+    "paper": "benchmarks.paper",
+}
 
 
 def main(words: Sequence[str]) -> int:

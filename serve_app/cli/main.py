@@ -29,7 +29,7 @@ COMMANDS = {
     "check": Command("serve_app.cli.check", "check a Serve config: names the first bad key, if any"),
     "top": Command("serve_app.cli.top", "watch a service: pools, queues, room, answers, what was learned"),
     "calibrate": Command("calibration.command", "measure, prove and write what a query costs on this hardware"),
-    "plan": Command("calibration.planning.plan", "devices and money that a demand takes, from a calibration's report"),
+    "plan": Command("calibration.planning.command", "devices and money that a demand takes, by a calibration"),
     "bench": Command("serve_app.cli.bench", "measure windve beside its floor and its peers (in the repository)"),
     "convert": Command("serve_app.convert", "write a model as safetensors, for hosts that reach no hub"),
     "small-model": Command("serve_app.generation.write_small_model", "write the toy that generates text"),
@@ -52,7 +52,7 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     name = str(_parser().parse_args(words[:1]).command)
     try:
-        status = importlib.import_module(COMMANDS[name].module).main(words[1:])
+        status: int | None = importlib.import_module(COMMANDS[name].module).main(words[1:])
         sys.stdout.flush()  # a reader that has gone is met here, not when Python ends
     except WindveError as error:
         print(f"windve: {error}", file=sys.stderr)

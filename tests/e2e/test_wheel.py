@@ -12,7 +12,7 @@ import zipfile
 
 import pytest
 
-from tests.kit.service import ROOT, Service, load_yaml
+from tests.kit.service import ROOT, SHARED, Service, load_yaml
 
 PARTS = ("serve_app", "deployments", "calibration")  # as pyproject.toml has them
 FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
@@ -97,6 +97,7 @@ def test_it_serves_embeddings_from_an_empty_folder(installed, bare, tmp_path):
     service = Service(load_yaml("config.yaml"), tmp_path)  # whose ports it takes, by options
     ports = ("--port", str(service.port), "--grpc-port", str(service.grpc_port))
     service.command, service.started_in = [str(installed / "windve"), "serve", *ports, "--slo", "30"], bare
+    SHARED.stop()
     try:
         service.start()
         reply = service.ask("/v1/embeddings", {"input": "Where does the overflow go?"})

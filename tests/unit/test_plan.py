@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from calibration.planning import plan
+from calibration.planning import command, plan
 from deployments.errors import SettingsError
 
 REPORT = json.loads((Path(__file__).parents[1] / "kit" / "calibration_report.json").read_text())
@@ -50,7 +50,7 @@ def planned(tmp_path, capsys):
 
 def call(words, capsys, width=100):
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    assert plan.run(plan.parser().parse_args(words), console) == 0
+    assert command.run(command.parser().parse_args(words), console) == 0
     return console.file.getvalue() or capsys.readouterr().out
 
 
@@ -310,6 +310,6 @@ def test_a_spoilt_report_is_planned_or_refused_in_one_sentence(planned, place, v
 
 def test_needs_neither_numpy_nor_plots_nor_ray():
     names = ("ray", "torch", "numpy", "sklearn", "matplotlib")
-    code = f"import sys, calibration.planning.plan; print([name for name in {names} if name in sys.modules])"
+    code = f"import sys, calibration.planning.command; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
