@@ -1,7 +1,7 @@
 # make serve    set up, start, serve real embeddings until Ctrl-C     make serve CONFIG=serve_app/rehearsal.yaml
 # make calibrate SLO=1   find the depths of what `make serve` serves, write and apply them     (SLO in seconds)
 # make paper    replay the paper's tables and figures (half an hour)   make paper ARGS='--only tables'
-# make bench    beside a floor, peers and itself (an hour)         make bench ARGS='path service --quick'
+# make bench    beside a floor, peers and itself (some hours)       make bench ARGS='path service --quick'
 # make test     set up, run all tests                                 make test TESTS=tests/unit
 # make test-more ROUNDS=10   property tests with examples that nobody has seen
 # make mutants  plant faults in pure modules: which does no test notice?   make mutants ARGS='queueing/shares'

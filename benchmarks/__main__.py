@@ -13,14 +13,18 @@ from benchmarks.kit import results
 from benchmarks.kit.bench import Bench, NotAvailable
 from benchmarks.kit.registry import ABOUT, OPTIONAL, comparison
 from benchmarks.kit.serving import ROOT
+from benchmarks.overload.command import main as overload
 
 _RESULTS = ROOT / "benchmarks" / "results"
 _SCRATCH = ROOT / "reports" / "bench"
 _INTERRUPTED = 130
+OVERLOAD = "overload"
 
 
 def main(words: Sequence[str]) -> int:
     """Exit status: 0 measured, 1 something could not be (a sentence says what), 130 interrupted."""
+    if words[:1] == [OVERLOAD] and any(word.split("=")[0] == "--url" for word in words):
+        return overload(words[1:])  # of a server that runs already, not of those that are started here
     arguments = _parser().parse_args(words)
     if arguments.true_speed:
         arguments.names = ["streams" if name == "generation" else name for name in arguments.names]
@@ -65,10 +69,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="windve bench",
         description=f"{__doc__}\n\ncomparisons:\n"
         + "\n".join(f"  {name:<11}{about}" for name, about in ABOUT.items())
-        + "\n  paper      the paper's tables and figures: windve bench paper",
+        + "\n  paper      the paper's tables and figures: windve bench paper"
+        + "\n`overload --url URL` measures a server that runs already: windve bench overload --url URL --help",
         epilog=(
             "examples:\n"
-            "  make bench                              all of them, about an hour\n"
+            "  make bench                              all of them, some hours\n"
             "  make bench ARGS=path                    one\n"
             "  make bench ARGS='path service --quick'  shorter and fewer rounds, kept in reports/bench\n"
             "  make bench ARGS=--show                  write tables and pictures again from what was kept"

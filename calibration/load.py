@@ -60,12 +60,15 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """An answer as a client sees it; `seconds` from the first byte sent to the last byte read."""
+    """An answer as a client sees it; `seconds` from the first byte sent to the last byte read, which was at `ended_s`
+    of `time.perf_counter`.
+    """
 
     status: int
     headers: dict[str, str]
     body: bytes
     seconds: float
+    ended_s: float = 0.0
 
     @property
     def pool(self) -> str | None:
@@ -112,6 +115,11 @@ class ClientConnection:
     async def open(cls, address: Address) -> ClientConnection:
         return cls(address, *await address.open())
 
+    @property
+    def is_open(self) -> bool:
+        """False once the server has closed it, as many do after some idle seconds."""
+        return not (self._reader.at_eof() or self._writer.is_closing())
+
     async def ask(self, request: bytes, timeout_s: float = 60) -> HttpReply:
         """Send and read the answer. Raises OSError, EOFError or TimeoutError where there is none."""
         started = time.perf_counter()
@@ -123,7 +131,8 @@ class ClientConnection:
                 name, _, value = line.partition(":")
                 headers[name.lower()] = value.strip()
             body = b"" if request.startswith(b"HEAD ") else await self._read_body(headers)
-        reply = HttpReply(int(head[0].split()[1]), headers, body, time.perf_counter() - started)
+        ended_s = time.perf_counter()
+        reply = HttpReply(int(head[0].split()[1]), headers, body, ended_s - started, ended_s)
         if headers.get("connection") == "close":
             self.hang_up()
             self._reader, self._writer = await self._address.open()
@@ -180,6 +189,7 @@ class Clients:
     def __init__(self, address: Address, timeout_s: float = 60.0) -> None:
         self.address, self.timeout_s = address, timeout_s
         self._connections: list[ClientConnection] = []
+        self._free: list[ClientConnection] = []  # of them, those on which `ask` waits for nothing
 
     async def open(self, wanted: int) -> None:
         """Open connections until there are `wanted`, and use each once. If the server has closed any, open all anew.
@@ -191,11 +201,12 @@ class Clients:
         except (OSError, EOFError):  # the server has closed some
             self.hang_up()
             self._connections = await connect(self.address, wanted)
+        self._free = list(self._connections)
 
     def hang_up(self) -> None:
         for connection in self._connections:
             connection.hang_up()
-        self._connections = []
+        self._connections, self._free = [], []
 
     async def burst(self, requests: Sequence[bytes]) -> list[HttpReply]:
         """All at once, one on each open connection; their replies in the same order."""
@@ -222,25 +233,35 @@ class Clients:
         pairs = zip(self._connections[: len(clients)], clients, strict=True)
         return await _all_or_first_error(ask_again_and_again(*pair) for pair in pairs)
 
+    async def ask(self, request: bytes) -> HttpReply:
+        """On a connection that is free, or on another one where none is. Raises OSError, EOFError or TimeoutError where
+        no answer came.
+        """
+        while self._free:
+            connection = self._free.pop()
+            if connection.is_open:
+                break
+            self._drop(connection)
+        else:
+            async with asyncio.timeout(self.timeout_s):
+                connection = await ClientConnection.open(self.address)
+            self._connections.append(connection)
+        reply = await self._ask(connection, request)
+        if connection.is_open:  # nobody has hung up all of them meanwhile
+            self._free.append(connection)
+        return reply
+
     async def stream(self, arrivals: Iterable[tuple[float, bytes]]) -> list[HttpReply | Exception]:
         """Each request at its moment, in seconds from now, whatever became of those before; where no connection is
         free, on another one. What became of each in the same order: an OSError, EOFError or TimeoutError is no answer.
         """
-        free = list(self._connections)
         began, asking = time.monotonic(), []
-
-        async def another() -> ClientConnection:
-            self._connections.append(connection := await ClientConnection.open(self.address))
-            return connection
 
         async def ask(request: bytes) -> HttpReply | Exception:
             try:
-                connection = free.pop() if free else await another()
-                reply = await self._ask(connection, request)
+                return await self.ask(request)
             except (OSError, EOFError, TimeoutError) as error:
                 return error
-            free.append(connection)
-            return reply
 
         for at_s, request in arrivals:
             await asyncio.sleep(began + at_s - time.monotonic())
@@ -251,10 +272,14 @@ class Clients:
         try:
             return await connection.ask(request, self.timeout_s)
         except BaseException:  # its answer may still come, and would be taken for the next one's
-            connection.hang_up()
-            if connection in self._connections:  # nobody has hung up all of them meanwhile
-                self._connections.remove(connection)
+            self._drop(connection)
             raise
+
+    def _drop(self, connection: ClientConnection) -> None:
+        connection.hang_up()
+        for kept in (self._connections, self._free):
+            if connection in kept:  # nobody has hung up all of them meanwhile
+                kept.remove(connection)
 
 
 async def _all_or_first_error(calls: Iterable[Awaitable[T]]) -> list[T]:

@@ -19,10 +19,15 @@ def model_folder() -> Path:
     return Path(package.origin).parent / "model"
 
 
+def words(tokens: int, seed: int = 0) -> str:
+    """As `of_tokens`, but not checked, so that no tokenizer is needed. Models of another vocabulary may count otherwise."""
+    chance = random.Random(seed)  # noqa: S311 - not a secret
+    return " ".join(chance.choices(_WORDS, k=tokens - _SPECIAL))
+
+
 def of_tokens(tokens: int, seed: int = 0) -> str:
     """A text of exactly so many tokens, special ones included."""
-    chance = random.Random(seed)  # noqa: S311 - not a secret
-    text = " ".join(chance.choices(_WORDS, k=tokens - _SPECIAL))
+    text = words(tokens, seed)
     found = len(_tokenizer().encode(text).ids)
     assert found == tokens, f"{found} tokens instead of {tokens}"
     return text

@@ -1,0 +1,174 @@
+"""One server's sweep: its capacity first, then loads from below to far above it."""
+
+import asyncio
+import itertools
+import resource
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from benchmarks.overload.account import figures
+from benchmarks.overload.client import ClosedLoop, Endpoint, OpenLoop, answer_to
+from benchmarks.overload.schedule import ARRIVALS, LENGTHS, SEED, Shape, span_s
+from calibration.load import Clients
+
+T = TypeVar("T")
+LOADS, QUICK_LOADS = (0.3, 0.6, 0.9, 1.2, 2.0, 3.0, 4.0), (0.5, 1.0, 2.0, 4.0)
+_SECONDS, _QUICK_SECONDS = 60.0, 12.0  # of each load; MLPerf's minimum duration is 600
+_QUERIES, _QUICK_QUERIES = 662, 100  # of each load at least; 662 prove a p99 where one is late
+_GIVE_UP_SLOS = 5.0
+_CLOSED, _MOST_CLOSED = 4, 1024  # clients in the closed loop, first and at most
+_GROWTH, _FLAT_STEPS = 1.05, 2  # capacity is reached when two doublings gave less
+_TEXTS = 512
+_MOST_OPENED = 1000  # connections that are opened beforehand
+_MOST_RECOVERY_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured of a server. Loads are multiples of its capacity."""
+
+    slo_s: float
+    loads: Sequence[float]
+    seconds: float
+    queries: int
+    lengths: Sequence[str] = LENGTHS
+    arrivals: Sequence[str] = ARRIVALS
+    give_up_s: float = 0.0
+    closed_s: float = 4.0  # of each step of the closed loop
+    longest: int = 256
+    seed: int = SEED
+
+    @classmethod
+    def usual(cls, slo_s: float, *, quick: bool = False, **others: Any) -> "Plan":
+        """Minutes for a server: about 6 where it is quick, and about 45 otherwise. `others` that are None are left to
+        it.
+        """
+        loads, seconds, queries = (
+            (QUICK_LOADS, _QUICK_SECONDS, _QUICK_QUERIES) if quick else (LOADS, _SECONDS, _QUERIES)
+        )
+        usual = {"loads": loads, "seconds": seconds, "queries": queries, "give_up_s": _GIVE_UP_SLOS * slo_s}
+        usual["closed_s"] = 2.0 if quick else 4.0
+        return cls(slo_s, **usual | {key: value for key, value in others.items() if value is not None})  # type: ignore[arg-type]
+
+    def shape(self, arrivals: str, lengths: str) -> Shape:
+        return Shape(arrivals, lengths, self.slo_s, self.longest, self.seed)
+
+    @property
+    def points(self) -> Iterator[tuple[str, str, float]]:
+        """(lengths, arrivals, load)."""
+        return itertools.product(self.lengths, self.arrivals, self.loads)
+
+
+def check(endpoint: Endpoint) -> None:
+    """Raises RuntimeError where it does not answer a lone query with a vector."""
+
+    async def ask(clients: Clients) -> None:
+        reply = await answer_to(clients, endpoint.request(16, 0))
+        try:
+            vector = reply.json()["data"][0]["embedding"]
+        except (ValueError, KeyError, TypeError, IndexError):
+            vector = None
+        if reply.status != 200 or not vector:
+            raise RuntimeError(f"{endpoint.address}{endpoint.path} gives no embedding: {reply.problem}")
+
+    _with_clients(endpoint, 60.0, ask)
+
+
+def capacity(endpoint: Endpoint, plan: Plan, lengths: str) -> dict[str, Any]:
+    """`queries_s`: the most that a closed loop is answered, doubling its clients until that no longer grows or the
+    server refuses. `steps`: clients -> answers a second. Raises RuntimeError.
+    """
+    shape = plan.shape(ARRIVALS[0], lengths)
+    schedule = shape.schedule(1.0, 0.0, _TEXTS)
+    requests = [endpoint.request(query.tokens, number) for number, query in enumerate(schedule)]
+
+    async def double(clients: Clients) -> dict[str, Any]:
+        loop, steps, best, flat = ClosedLoop(clients, requests), {}, 0.0, 0
+        await loop.run(_CLOSED, plan.closed_s / 2)  # warm-up
+        connections = _CLOSED
+        while connections <= _MOST_CLOSED and flat < _FLAT_STEPS:
+            steps[connections] = rate = await loop.run(connections, plan.closed_s)
+            flat = 0 if rate > _GROWTH * best else flat + 1
+            best = max(best, rate)
+            if loop.refused > 0.01 * loop.answered:
+                break
+            connections *= 2
+        if not best:
+            raise RuntimeError(f"{endpoint.address} refuses even {_CLOSED} clients at once")
+        return {"queries_s": best, "steps": steps}
+
+    return _with_clients(endpoint, 60.0, double)
+
+
+def point(endpoint: Endpoint, plan: Plan, shape: Shape, queries_s: float) -> dict[str, Any]:
+    """What becomes of a load of `queries_s`: `account.figures`; `client_cores`, which the load generator itself took;
+    `recover_s`: from the load's end until a lone query is answered within the SLO, None where that takes too long.
+    Raises RuntimeError where the server does not even let clients connect.
+    """
+    schedule = shape.schedule(queries_s, plan.seconds, plan.queries)
+    lasts_s = span_s(schedule, plan.seconds, shape)
+
+    async def load(clients: Clients) -> dict[str, Any]:
+        try:
+            await clients.open(min(_MOST_OPENED, int(1.5 * queries_s * plan.slo_s) + 50))
+        except (OSError, EOFError) as error:
+            raise RuntimeError(f"{endpoint.address} takes no connections: {error!r}") from error
+        loop, used, began = OpenLoop(clients, endpoint), time.process_time(), time.perf_counter()
+        await loop.run(schedule)
+        used, lasted = time.process_time() - used, time.perf_counter() - began
+        found = figures(loop.outcomes, loop.comebacks, plan.slo_s, lasts_s)
+        found["raw"] = [(round(one.query.at_s, 3), round(one.seconds, 3), one.status or 0) for one in loop.outcomes]
+        return found | {
+            "offered_s": len(schedule) / lasts_s,
+            "span_s": lasts_s,
+            "client_cores": used / lasted,
+            "recover_s": await _recover(clients, endpoint, plan.slo_s),
+        }
+
+    return _with_clients(endpoint, plan.give_up_s, load)
+
+
+async def _recover(clients: Clients, endpoint: Endpoint, slo_s: float) -> float | None:
+    """Seconds until a lone query is answered within the SLO; those that are refused or late are asked again."""
+    began, number = time.perf_counter(), 0
+    while (so_far := time.perf_counter() - began) < _MOST_RECOVERY_S:
+        asked, number = time.perf_counter(), number + 1
+        try:
+            reply = await clients.ask(endpoint.request(16, number))
+        except (OSError, EOFError):
+            reply = None
+        if reply is not None and reply.status == 200 and reply.ended_s - asked <= slo_s:
+            return so_far
+        await asyncio.sleep(slo_s / 10)
+    return None
+
+
+def _with_clients(endpoint: Endpoint, timeout_s: float, use: Callable[[Clients], Awaitable[T]]) -> T:
+    async def run() -> T:
+        clients = Clients(endpoint.address, timeout_s)
+        try:
+            return await use(clients)
+        finally:
+            clients.hang_up()
+
+    return asyncio.run(run())
+
+
+def let_open_many_files() -> None:
+    """Of this process and those that it starts: an overloaded server holds a connection for each query."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 65_536 if hard == resource.RLIM_INFINITY or sys.platform == "darwin" else min(hard, 65_536)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def shown(found: dict[str, Any]) -> str:
+    """A line for the terminal."""
+    text = (
+        f"{found['goodput_s']:.1f}/s in time of {found['offered_s']:.1f}/s, late {found['late_share']:.1%}, "
+        f"refused {found['refused_share']:.1%}, failed {found['failed']}"
+    )
+    return text + (f", client behind by {found['lag_p99_s']:.2f} s" if found["lag_p99_s"] > 0.1 else "")
