@@ -26,11 +26,12 @@ class Peer:
     environment: str
     command: Callable[[Path, int], Sequence[str]]
     variables: Mapping[str, str] = field(default_factory=dict)
+    pip: Sequence[str] = ()  # options, where its environment needs some
 
     @contextmanager
     def running(self) -> Iterator[str]:
         """Yields its address once it has answered."""
-        folder, port = binaries(self.environment), free_port()
+        folder, port = binaries(self.environment, *self.pip), free_port()
         url = f"http://127.0.0.1:{port}"
         with running(
             self.command(folder, port),

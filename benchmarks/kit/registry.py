@@ -14,6 +14,7 @@ ABOUT = {
     "engine": "engines and number formats alone, by batch and length, against what the cores can multiply; memory",
     "families": "packed against the model's own code, for each family at the shape of its smallest public model",
     "promise": "late answers and goodput of whole services under bursts and streams, up to three times capacity",
+    "overload": "windve and its peers from 0.3 to 3 times the load that each can take, timed at the client",
     "overflow": "a peak that overflows to the CPU and goes, as Prometheus and the dashboard's panels see it",
     "admission": "admission by predicted finish in virtual time, beside the paper's depths and the plain rules",
     "zoo": "the promise on twenty devices that no cost model describes, in virtual time, beside an oracle",

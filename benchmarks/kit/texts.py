@@ -20,7 +20,7 @@ def model_folder() -> Path:
 
 
 def words(tokens: int, seed: int = 0) -> str:
-    """As `of_tokens`, but not checked, so that no tokenizer is needed. Models of another vocabulary may count otherwise."""
+    """As `of_tokens`, but not checked, so that no tokenizer is needed. Other vocabularies may count otherwise."""
     chance = random.Random(seed)  # noqa: S311 - not a secret
     return " ".join(chance.choices(_WORDS, k=tokens - _SPECIAL))
 

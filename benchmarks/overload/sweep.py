@@ -78,8 +78,9 @@ def check(endpoint: Endpoint) -> None:
 
 
 def capacity(endpoint: Endpoint, plan: Plan, lengths: str) -> dict[str, Any]:
-    """`queries_s`: the most that a closed loop is answered, doubling its clients until that no longer grows or the
-    server refuses. `steps`: clients -> answers a second. Raises RuntimeError.
+    """`queries_s`: the most that a closed loop is answered. Its clients are doubled until that no longer grows, the
+    server refuses, or a client waits longer than the SLO: clients / rate seconds, by Little's law. `steps`: clients ->
+    answers a second. Raises RuntimeError.
     """
     shape = plan.shape(ARRIVALS[0], lengths)
     schedule = shape.schedule(1.0, 0.0, _TEXTS)
@@ -93,7 +94,7 @@ def capacity(endpoint: Endpoint, plan: Plan, lengths: str) -> dict[str, Any]:
             steps[connections] = rate = await loop.run(connections, plan.closed_s)
             flat = 0 if rate > _GROWTH * best else flat + 1
             best = max(best, rate)
-            if loop.refused > 0.01 * loop.answered:
+            if loop.refused > 0.01 * loop.answered or connections > rate * plan.slo_s:
                 break
             connections *= 2
         if not best:

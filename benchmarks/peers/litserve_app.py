@@ -1,5 +1,8 @@
-"""LitServe with sentence-transformers, after its documentation: one worker, batches of up to 64."""
+"""LitServe with sentence-transformers, after its documentation: one worker, batches of up to MAX_BATCH (64). Requests
+that wait longer than TIMEOUT_S (60) are not computed.
+"""
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +31,7 @@ class Embedder(litserve.LitAPI):  # type: ignore[misc] # not installed here
 
 
 if __name__ == "__main__":
-    api = Embedder(max_batch_size=64, batch_timeout=0.001, api_path="/v1/embeddings")
-    server = litserve.LitServer(api, accelerator="cpu", timeout=60)
+    batch, timeout_s = int(os.environ.get("MAX_BATCH", "64")), float(os.environ.get("TIMEOUT_S", "60"))
+    api = Embedder(max_batch_size=batch, batch_timeout=0.001, api_path="/v1/embeddings")
+    server = litserve.LitServer(api, accelerator="cpu", timeout=timeout_s)
     server.run(host="127.0.0.1", port=int(sys.argv[1]), generate_client_file=False, log_level="warning")
