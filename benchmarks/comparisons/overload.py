@@ -93,7 +93,7 @@ class _Contest:
     def _score(self, endpoint: Endpoint, setting: Setting) -> float:
         """Goodput of capacity at twice the load, on average over lengths."""
         tuning = replace(self.plan, seconds=_TUNING_S, queries=0)
-        shares = []
+        shares: list[float] = []
         for lengths, most_s in self.capacities.items():
             found = sweep.point(endpoint, tuning, tuning.shape(POISSON, lengths), _TUNING_LOAD * most_s)
             shares.append(found["goodput_s"] / most_s)

@@ -115,10 +115,10 @@ def plot(samples: Sequence[Sample], slo_s: float) -> Figure:
         below[number].set_xlabel("offered load, of what the server can take")
     above[0].set_ylabel(f"answers within {slo_s:g} s, queries/s")
     below[0].set_ylabel("late, % of those not refused")
-    figure = figure_of(every)
+    whole = figure_of(every)
     handles, labels = above[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(names)), frameon=False, fontsize=9)
-    return figure
+    whole.legend(handles, labels, loc="outside lower center", ncols=min(4, len(names)), frameon=False, fontsize=9)
+    return whole
 
 
 def _line(axes: Axes, name: str, place: int, samples: Sequence[Sample], figure: str) -> None:

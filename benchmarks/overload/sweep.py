@@ -51,7 +51,7 @@ class Plan:
         )
         usual = {"loads": loads, "seconds": seconds, "queries": queries, "give_up_s": _GIVE_UP_SLOS * slo_s}
         usual["closed_s"] = 2.0 if quick else 4.0
-        return cls(slo_s, **usual | {key: value for key, value in others.items() if value is not None})  # type: ignore[arg-type]
+        return cls(slo_s, **usual | {key: value for key, value in others.items() if value is not None})
 
     def shape(self, arrivals: str, lengths: str) -> Shape:
         return Shape(arrivals, lengths, self.slo_s, self.longest, self.seed)

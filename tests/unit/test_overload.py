@@ -335,7 +335,7 @@ def no_signal_handlers(monkeypatch):
 
 def test_a_whole_sweep_of_a_server(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sweep, "capacity", lambda *_: {"queries_s": 20.0, "steps": {4: 20.0}})
-    options = "--name a/b --loads 0.5,2 --seconds 0.4 --queries 10 --slo 0.2 --bursts --model m"
+    options = "--name a/b --loads 0.5,2 --seconds 0.1 --queries 5 --slo 2 --bursts --model m"
 
     def use(port):
         words = ["--url", f"http://127.0.0.1:{port}", "--out", str(tmp_path), *options.split()]
@@ -348,7 +348,7 @@ def test_a_whole_sweep_of_a_server(tmp_path, capsys, monkeypatch):
         (lengths, arrivals, load) for lengths in LENGTHS for arrivals in ARRIVALS for load in (0.5, 2.0)
     ]
     for one in kept["samples"]:
-        assert one["sent"] == len(one["raw"]) >= 10
+        assert one["sent"] == len(one["raw"]) >= 5
         assert one["in_time"] + one["late"] + one["refused"] + one["failed"] == one["sent"]
         assert one["refused"] > 0
         assert one["failed"] == 0
