@@ -94,8 +94,9 @@ def write(out: Path, console: Console) -> None:
     slo_s = slos.pop()
     report.plot(samples, slo_s).savefig(out / _PICTURE, dpi=_DOTS_PER_INCH)
     lines = ["# Overload", "", f"![goodput and late share over offered load]({_PICTURE})", ""]
-    for sheet in filter(lambda sheet: sheet.rows, report.sheets(samples, slo_s)):
+    for sheet in filter(lambda sheet: sheet.rows, report.summary(samples, slo_s)):
         console.print(sheet.rich())
+    for sheet in filter(lambda sheet: sheet.rows, report.sheets(samples, slo_s)):
         lines += sheet.markdown()
     (out / _TABLES).write_text("\n".join(lines), encoding="utf-8")
     console.print(f"kept: {out}")

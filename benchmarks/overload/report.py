@@ -16,15 +16,21 @@ _OTHERS = (*(colour for colour in COLOURS if colour != BLUE), GREY, "#000000")
 _MARKS = "osD^vPX*"
 
 
-def sheets(samples: Sequence[Sample], slo_s: float) -> list[Sheet]:
-    """At twice the load first, then the worst of each server, then every load."""
+def summary(samples: Sequence[Sample], slo_s: float) -> list[Sheet]:
+    """At twice the load, the worst of each server, and Retry-After: narrow enough for a terminal."""
     twice = [one for one in samples if one["load"] == TWICE]
     worst = [max(_of(samples, name), key=badness) for name in servers(samples)]
-    made = [
-        _sheet(f"At twice the load that each server can take; SLO {slo_s:g} s", twice),
-        _sheet("The worst of each server", worst),
+    return [
+        _sheet(f"At twice the load that each server can take; SLO {slo_s:g} s", twice, _BRIEF),
+        _sheet("The worst of each server", worst, _BRIEF),
+        _truth_sheet(samples),
     ]
-    return [*made, *(_sheet(title, some) for title, some in _combinations(samples).items()), _truth_sheet(samples)]
+
+
+def sheets(samples: Sequence[Sample], slo_s: float) -> list[Sheet]:
+    """The summary, then every load."""
+    every = [_sheet(title, some, {**_BRIEF, **_MORE}) for title, some in _combinations(samples).items()]
+    return [*summary(samples, slo_s), *every]
 
 
 def badness(sample: Sample) -> tuple[float, float]:
@@ -51,15 +57,19 @@ def _combinations(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
     return found
 
 
-def _sheet(title: str, samples: Sequence[Sample]) -> Sheet:
-    columns = {
-        "": "{contestant}", "lengths": "{lengths}", "arrivals": "{arrivals}", "load": "{load:g}",
-        "offered/s": "{offered_s:.1f}", "in time/s": "{goodput_s:.1f}", "late": "{late_share:.2%}",
-        "refused": "{refused_share:.1%}", "failed": "{failed}", "p50, s": "{answer_p50_s:.2f}",
-        "p99, s": "{answer_p99_s:.2f}", "refused within, p99, s": "{refusal_p99_s:.2f}",
-        "requests for an answer": "{requests_per_answer:.2f}", "recovers in, s": "{recover_s:.1f}",
-        "p99 kept": "{kept}", "MLPerf valid": "{valid}", "client's cores": "{client_cores:.2f}",
-    }  # fmt: skip
+_BRIEF = {
+    "": "{contestant}", "load": "{load:g} x {arrivals}, {lengths}", "offered/s": "{offered_s:.1f}",
+    "in time/s": "{goodput_s:.1f}", "late": "{late_share:.2%}", "refused": "{refused_share:.1%}",
+    "p99, s": "{answer_p99_s:.2f}",
+}  # fmt: skip
+_MORE = {
+    "failed": "{failed}", "p50, s": "{answer_p50_s:.2f}", "refused within, p99, s": "{refusal_p99_s:.2f}",
+    "requests for an answer": "{requests_per_answer:.2f}", "recovers in, s": "{recover_s:.1f}",
+    "p99 kept": "{kept}", "MLPerf valid": "{valid}", "client's cores": "{client_cores:.2f}",
+}  # fmt: skip
+
+
+def _sheet(title: str, samples: Sequence[Sample], columns: Mapping[str, str]) -> Sheet:
     rows = [{**one, "kept": _proof(one), "valid": "yes" if one["mlperf_valid"] else "no"} for one in samples]
     return table(title, columns, rows)
 
@@ -98,37 +108,49 @@ def _mean(samples: Sequence[Sample], figure: str, weight: str) -> float | None:
 
 def plot(samples: Sequence[Sample], slo_s: float) -> Figure:
     """Goodput within the SLO above the late share, over offered load; a column for each kind of load, a line for each
-    server.
+    server. In brackets: its capacity with equal and with mixed lengths.
     """
     combinations = _combinations(samples)
     every = panels((max(7.0, 3.6 * len(combinations)), 6.2), len(combinations), 2)
     above, below = every[: len(combinations)], every[len(combinations) :]
     names = servers(samples)
+    labels = [f"{name} ({_capacities(_of(samples, name))}/s)" for name in names]
     for number, (title, some) in enumerate(combinations.items()):
         for figure, axes in (("goodput_s", above[number]), ("late_share", below[number])):
             for place, name in enumerate(names):
-                _line(axes, name, place, _of(some, name), figure)
+                _line(axes, labels[place], place, _of(some, name), figure)
             axes.axvline(1.0, color=GREY, linewidth=0.8, linestyle=":")
-            axes.set_ylim(bottom=0 if figure == "goodput_s" else -3)
+        above[number].set_ylim(0, 1.08 * max(one["goodput_s"] for one in some) or 1)
+        below[number].set_ylim(-3, 103)
         above[number].set_title(title, fontsize=11)
-        below[number].set_ylim(top=103)
         below[number].set_xlabel("offered load, of what the server can take")
     above[0].set_ylabel(f"answers within {slo_s:g} s, queries/s")
     below[0].set_ylabel("late, % of those not refused")
     whole = figure_of(every)
-    handles, labels = above[0].get_legend_handles_labels()
-    whole.legend(handles, labels, loc="outside lower center", ncols=min(4, len(names)), frameon=False, fontsize=9)
+    whole.legend(
+        *above[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=min(4, len(names)),
+        frameon=False,
+        fontsize=9,
+    )
     return whole
 
 
-def _line(axes: Axes, name: str, place: int, samples: Sequence[Sample], figure: str) -> None:
+def _capacities(samples: Sequence[Sample]) -> str:
+    """Of equal and of mixed lengths."""
+    return ", ".join(f"{most_s:.0f}" for most_s in dict.fromkeys(one["capacity_s"] for one in samples))
+
+
+def _line(axes: Axes, label: str, place: int, samples: Sequence[Sample], figure: str) -> None:
     if not samples:
         return
+    name = samples[0]["contestant"]
     ours = name.startswith(OURS)
     colour = BLUE if ours else _OTHERS[place % len(_OTHERS)]
     points = sorted((one["load"], one[figure] * (100 if figure == "late_share" else 1)) for one in samples)
     axes.plot(
         *zip(*points, strict=True), color=colour, marker=_MARKS[place % len(_MARKS)], markersize=4,
         linewidth=2.4 if ours else 1.4, linestyle="-" if name == OURS or not ours else "--",
-        label=f"{name} ({samples[0]['capacity_s']:.0f}/s)", zorder=3 if ours else 2,
+        label=label, zorder=3 if ours else 2,
     )  # fmt: skip

@@ -148,6 +148,21 @@ def use(test, *answers):
     return serve(run, *answers), *found
 
 
+SILENT_CLOSE = OK.replace(b"\r\n\r\n", b"\r\nx-note: connection: close\r\n\r\n")  # closed, and the client is not told
+
+
+def test_a_connection_that_the_server_closed_while_idle_is_not_used_again():
+    async def test(clients):
+        first = await clients.ask(request_bytes({"input": "a"}))
+        async with asyncio.timeout(60):
+            assert await clients._connections[0]._reader.read() == b""  # its end
+        return [first.status, (await clients.ask(request_bytes({"input": "b"}))).status]
+
+    server, statuses = use(test, SILENT_CLOSE)
+    assert statuses == [200, 200]
+    assert [number for number, _ in server.asked] == [0, 1]
+
+
 PING = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 
