@@ -28,9 +28,11 @@ def summary(samples: Sequence[Sample], slo_s: float) -> list[Sheet]:
 
 
 def sheets(samples: Sequence[Sample], slo_s: float) -> list[Sheet]:
-    """The summary, then every load."""
-    every = [_sheet(title, some, {**_BRIEF, **_MORE}) for title, some in _combinations(samples).items()]
-    return [*summary(samples, slo_s), *every]
+    """The summary, then every load in two tables."""
+    made = summary(samples, slo_s)
+    for title, some in _combinations(samples).items():
+        made += [_sheet(title, some, _BRIEF), _sheet(f"{title}: more", some, _MORE)]
+    return made
 
 
 def badness(sample: Sample) -> tuple[float, float]:
@@ -63,7 +65,7 @@ _BRIEF = {
     "p99, s": "{answer_p99_s:.2f}",
 }  # fmt: skip
 _MORE = {
-    "failed": "{failed}", "p50, s": "{answer_p50_s:.2f}", "refused within, p99, s": "{refusal_p99_s:.2f}",
+    "": "{contestant}", "load": "{load:g}", "failed": "{failed}", "p50, s": "{answer_p50_s:.2f}", "refused within, p99, s": "{refusal_p99_s:.2f}",
     "requests for an answer": "{requests_per_answer:.2f}", "recovers in, s": "{recover_s:.1f}",
     "p99 kept": "{kept}", "MLPerf valid": "{valid}", "client's cores": "{client_cores:.2f}",
 }  # fmt: skip

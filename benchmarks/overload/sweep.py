@@ -21,6 +21,7 @@ _QUERIES, _QUICK_QUERIES = 662, 100  # of each load at least; 662 prove a p99 wh
 _GIVE_UP_SLOS = 5.0
 _CLOSED, _MOST_CLOSED = 4, 1024  # clients in the closed loop, first and at most
 _GROWTH, _FLAT_STEPS = 1.05, 2  # capacity is reached when two doublings gave less
+_LEAST_STEPS, _LONGEST_WAIT_SLOS = 3, 2.0
 _TEXTS = 512
 _MOST_OPENED = 1000  # connections that are opened beforehand
 _MOST_RECOVERY_S = 120.0
@@ -79,8 +80,8 @@ def check(endpoint: Endpoint) -> None:
 
 def capacity(endpoint: Endpoint, plan: Plan, lengths: str) -> dict[str, Any]:
     """`queries_s`: the most that a closed loop is answered. Its clients are doubled until that no longer grows, the
-    server refuses, or a client waits longer than the SLO: clients / rate seconds, by Little's law. `steps`: clients ->
-    answers a second. Raises RuntimeError.
+    server refuses, or a client waits longer than twice the SLO: clients / rate seconds, by Little's law. `steps`:
+    clients -> answers a second. Raises RuntimeError.
     """
     shape = plan.shape(ARRIVALS[0], lengths)
     schedule = shape.schedule(1.0, 0.0, _TEXTS)
@@ -94,7 +95,8 @@ def capacity(endpoint: Endpoint, plan: Plan, lengths: str) -> dict[str, Any]:
             steps[connections] = rate = await loop.run(connections, plan.closed_s)
             flat = 0 if rate > _GROWTH * best else flat + 1
             best = max(best, rate)
-            if loop.refused > 0.01 * loop.answered or connections > rate * plan.slo_s:
+            waits_long = len(steps) >= _LEAST_STEPS and connections > _LONGEST_WAIT_SLOS * rate * plan.slo_s
+            if waits_long or loop.refused > 0.01 * loop.answered:
                 break
             connections *= 2
         if not best:

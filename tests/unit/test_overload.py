@@ -398,10 +398,13 @@ SAMPLES = [
 
 
 def test_tables():
-    twice, worst, truth, every = report.sheets(SAMPLES, 1.0)
+    twice, worst, truth, every, more = report.sheets(SAMPLES, 1.0)
     assert [row[0] for row in twice.rows] == ["windve", "LitServe"]
     assert [row[1] for row in worst.rows] == ["2 x Poisson, equal"] * 2
-    assert len(every.rows) == 4
+    assert len(every.rows) == len(more.rows) == 4
+    assert [(row[0], row[-3]) for row in more.rows] == [
+        ("windve", "449 queries too few"), ("windve", "450 queries too few"), ("LitServe", "no"), ("LitServe", "no")
+    ]  # fmt: skip
     assert truth.rows == [["windve", "100%", "0", "-", "-", "-"]]
 
 
