@@ -65,7 +65,8 @@ _BRIEF = {
     "p99, s": "{answer_p99_s:.2f}",
 }  # fmt: skip
 _MORE = {
-    "": "{contestant}", "load": "{load:g}", "failed": "{failed}", "p50, s": "{answer_p50_s:.2f}", "refused within, p99, s": "{refusal_p99_s:.2f}",
+    "": "{contestant}", "load": "{load:g}", "failed": "{failed}", "p50, s": "{answer_p50_s:.2f}",
+    "refused within, p99, s": "{refusal_p99_s:.2f}",
     "requests for an answer": "{requests_per_answer:.2f}", "recovers in, s": "{recover_s:.1f}",
     "p99 kept": "{kept}", "MLPerf valid": "{valid}", "client's cores": "{client_cores:.2f}",
 }  # fmt: skip
