@@ -33,8 +33,8 @@ class Overrides:
         ):
             if value is not None:
                 config[section] = {**(config.get(section) or {}), key: value}
-        for option, value in (("--model", self.model), ("--slo", self.slo_s)):
-            if value is not None and len(applications) != 1:
+        for option, is_given in (("--model", self.model is not None), ("--slo", self.slo_s is not None)):
+            if is_given and len(applications) != 1:
                 raise SettingsError(option, f"the config has {len(applications)} applications: change it there")
         if self.model is not None:
             _set_model(applications[0], self.model)

@@ -39,7 +39,8 @@ _STRICT_OF_RAY = (
 
 def schema() -> dict[str, Any]:
     """Draft 2020-12. A description is a class's docstring, or the comment beside a setting."""
-    whole: dict[str, Any] = models_json_schema([(model, "validation") for model in (ServeDeploySchema, *_OURS)])[1]
+    models: list[type[BaseModel]] = [ServeDeploySchema, *_OURS]
+    whole: dict[str, Any] = models_json_schema([(model, "validation") for model in models])[1]
     kinds: dict[str, Any] = whole["$defs"]
     for model in _every(Strict):
         if model.__name__ in kinds:
