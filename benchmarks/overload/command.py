@@ -1,4 +1,4 @@
-"""`python -m benchmarks.overload --url URL`: one server's sweep. Results of several servers in one folder make one
+"""`windve bench overload --url URL`: one server's sweep. Results of several servers in one folder make one
 picture.
 """
 
@@ -108,7 +108,7 @@ def _slug(name: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.overload",
+        prog="windve bench overload",
         description="An OpenAI endpoint for embeddings from below to far above the load it can take: goodput within "
         "the SLO, late and refused shares, time to refuse, truth of Retry-After.",
         epilog="Without --url: tables and picture again, of what the folder has.",

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from calibration import __main__ as command_line
+from calibration import command
 from calibration.service import deployment
 from calibration.service.application import CalibrationFailed
 from calibration.service.deployment import all_run, deploy, for_the_devices_there, patch_command
-from deployments.errors import SettingsError
+from deployments.errors import SettingsError, WindveError
 
 CONFIG = """\
 # A remark.
@@ -108,7 +108,6 @@ def test_the_command_hands_kubectl_the_config_byte_for_byte(tmp_path):
 
 
 @pytest.mark.parametrize("words", [["--rayservice", "x"], ["--deploy", "a", "--rayservice", "x", "--estimate-only"]])
-def test_the_command_needs_a_config_and_a_proof(monkeypatch, capsys, words):
-    monkeypatch.setattr("sys.argv", ["calibration", *words])
-    assert command_line.main() == 1
-    assert "--rayservice: needs --deploy" in capsys.readouterr().err
+def test_the_command_needs_a_config_and_a_proof(words):
+    with pytest.raises(WindveError, match="--rayservice: needs --deploy"):
+        command.main(words)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import sys
 from collections import Counter
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -339,8 +338,7 @@ def test_a_whole_sweep_of_a_server(tmp_path, capsys, monkeypatch):
 
     def use(port):
         words = ["--url", f"http://127.0.0.1:{port}", "--out", str(tmp_path), *options.split()]
-        monkeypatch.setattr(sys, "argv", ["benchmarks", "overload", *words])
-        return benchmarks.main()
+        return benchmarks.main(["overload", *words])
 
     assert beside(lambda number: HINTED if number % 3 == 2 else ANSWER, use) == 0
     kept = json.loads((tmp_path / "a-b.json").read_text())
