@@ -18,7 +18,7 @@ from deployments.embedding.frames import Answered
 from deployments.embedding.link import Link
 from deployments.models.colbert import Role
 from deployments.models.outputs import TEXT, Output, Outputs
-from deployments.models.text_pairs import Pair, Side
+from deployments.models.text_pairs import NO_BOUNDS, Pair, Side, TokenBounds
 from deployments.models.tokenizer import Query, TokenIds
 from deployments.settings import Kind
 
@@ -56,6 +56,7 @@ class Wanted:
     - `kinds`: the kinds of model whose answers the caller can use; a model of no such kind raises WrongKind.
     - `truncate`: cut inputs that are too long, or refuse them; None: as `limits.auto_truncate` says.
     - `truncation_direction`: the side on which they are cut.
+    - `bounds`: on tokens, where they are to be fewer than the model takes.
     - `prompt_name`: the prompt to put before each input; empty: none; None: the model's default, if it has one.
     - `bulk`: answer it as a bulk request.
     - `trial`: admit it by a calibration's rule. It is then never bulk.
@@ -69,6 +70,7 @@ class Wanted:
     kinds: tuple[Kind, ...] = ("embedding",)
     truncate: bool | None = None
     truncation_direction: Side = "right"
+    bounds: TokenBounds = NO_BOUNDS
     prompt_name: str | None = None
     bulk: bool = False
     trial: Trial | None = None

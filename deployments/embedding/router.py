@@ -220,6 +220,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             side=wanted.truncation_direction,
             role=wanted.role,
             characters=request.characters,
+            bounds=wanted.bounds,
         )
         request.tokenised = asyncio.get_running_loop().time()
         if request.outputs != TEXT:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -15,7 +14,7 @@ from deployments.models.colbert import Role
 from deployments.models.model_files import ModelCard
 from deployments.models.outputs import Numbers, Output, Outputs, split
 from deployments.models.sparse import largest_weights
-from deployments.models.text_pairs import Pair, Side
+from deployments.models.text_pairs import NO_BOUNDS, Pair, Side, TokenBounds
 from deployments.models.tokenising import Tokenising
 from deployments.models.tokenizer import Query, Token, TokenIds, Tokenizer, check_texts
 
@@ -41,6 +40,7 @@ class Encoder:
         side: Side,
         role: Role,
         characters: int,
+        bounds: TokenBounds = NO_BOUNDS,
     ) -> list[TokenIds]:
         """Token ids int32 [tokens] of each query, which have so many `characters` in all, with `prompt` before each.
 
@@ -49,26 +49,34 @@ class Encoder:
         cut = self._auto_truncate if truncate is None else truncate
 
         def encode(some: Sequence[Query], first: int) -> list[TokenIds]:
-            return self._token_ids(some, prompt, first, truncate=cut, side=side, role=role)
+            return self._token_ids(some, prompt, first, role, truncate=cut, side=side, bounds=bounds)
 
         return await self.tokenising.encode(queries, characters, encode)
 
     def _token_ids(
-        self, queries: Sequence[Query], prompt: str, first: int, *, truncate: bool, side: Side, role: Role
+        self,
+        queries: Sequence[Query],
+        prompt: str,
+        first: int,
+        role: Role,
+        *,
+        truncate: bool,
+        side: Side,
+        bounds: TokenBounds,
     ) -> list[TokenIds]:
         if prompt:
             queries = [prompt + self._text(query, index) for index, query in enumerate(queries, first)]
+        cuts: dict[str, Any] = {"truncate": truncate, "side": side, "bounds": bounds}
         found: list[TokenIds] = []
         for kind, group in itertools.groupby(queries, type):
             some: Any = list(group)
             at = first + len(found)
             if kind is str:
-                found += self._tokenizer.encode(some, truncate=truncate, side=side, first=at, role=role)
+                found += self._tokenizer.encode(some, first=at, role=role, **cuts)
             elif kind is Pair:
-                found += self._tokenizer.encode_pairs(some, truncate=truncate, side=side, first=at)
+                found += self._tokenizer.encode_pairs(some, first=at, **cuts)
             else:
-                check = partial(self._tokenizer.check, truncate=truncate, side=side, role=role)
-                found += [check(ids, index) for index, ids in enumerate(some, at)]
+                found += [self._tokenizer.check(ids, index, role=role, **cuts) for index, ids in enumerate(some, at)]
         return found
 
     def _text(self, query: Query, index: int) -> str:

@@ -104,34 +104,41 @@ class RerankPrompts:
         self._before, self._after = before, list(itertools.chain(*after))
         self._excerpts = excerpts
         self.special_tokens = len(self._before) + len(self._after)
-        self._room = max_tokens - self.special_tokens
         first, *others = judge.texts
         instruction = judge.instructed if judge.instruction else ""
         self._texts = [(instruction + first).replace("{instruction}", judge.instruction), *others]
-        if self._room < _LEAST_ROOM:
+        if max_tokens <= self.least_tokens:
             raise SettingsError("args.model.max_tokens", f"{max_tokens} leaves no room beside the model's prompt")
 
-    def fill(self, pairs: Sequence[Pair], side: Side) -> Iterator[tuple[int | None, npt.NDArray[np.int32]]]:
+    @property
+    def least_tokens(self) -> int:
+        """A bound must be above this, so that some of the texts is read."""
+        return self.special_tokens + _LEAST_ROOM - 1
+
+    def fill(
+        self, pairs: Sequence[Pair], side: Side, max_tokens: int
+    ) -> Iterator[tuple[int | None, npt.NDArray[np.int32]]]:
         """Of each pair, the tokens that it has (None: too many to count) and the ids of those that there is room for:
         what is too much is cut from the document.
         """
+        room = max_tokens - self.special_tokens
         pieces = [[_filled(text, pair) for text in self._texts] for pair in pairs]
         texts = list(dict.fromkeys(itertools.chain(*pieces)))  # a query is the same in all its pairs
-        most = self._room if side == "right" else math.inf  # from the left a prompt is cut in its middle
+        most = room if side == "right" else math.inf  # from the left a prompt is cut in its middle
         found = dict(zip(texts, self._excerpts.of_all(texts, most, side), strict=True))
         for pair, some in zip(pairs, pieces, strict=True):
             parts: Sequence[Sequence[int]] = [found[text].ids for text in some]
             total = sum(map(len, parts))
-            if total > self._room:
-                parts = self._cut(parts, pair, side)
+            if total > room:
+                parts = self._cut(parts, pair, side, room)
             tokens = total + self.special_tokens if all(found[text].is_whole for text in some) else None
             yield tokens, np.array([*self._before, *itertools.chain(*parts), *self._after], np.int32)
 
-    def _cut(self, parts: Sequence[Sequence[int]], pair: Pair, side: Side) -> list[Sequence[int]]:
+    def _cut(self, parts: Sequence[Sequence[int]], pair: Pair, side: Side, room: int) -> list[Sequence[int]]:
         *firsts, last = parts
         if firsts:
-            firsts[0] = firsts[0][: self._room * 3 // 4]
-        room = self._room - sum(map(len, firsts))
+            firsts[0] = firsts[0][: room * 3 // 4]
+        room -= sum(map(len, firsts))
         if side == "left":
             at = self._document_at(pair)
             over = min(len(last) - room, len(last) - at)

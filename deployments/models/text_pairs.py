@@ -27,6 +27,23 @@ class Pair:
         return len(self.first) + len(self.second)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenBounds:
+    """The most tokens that a request allows; None: what the model takes. A query that has more is cut or refused, as
+    one that is too long for the model.
+
+    - `query`: of each query, special tokens included.
+    - `first`, `second`: of the texts of a pair, without special tokens. These are cut behind so many in any case.
+    """
+
+    query: int | None = None
+    first: int | None = None
+    second: int | None = None
+
+
+NO_BOUNDS = TokenBounds()
+
+
 class Template:
     """What a tokenizer puts before, between and behind two texts."""
 

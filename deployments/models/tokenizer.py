@@ -20,7 +20,7 @@ from deployments.models.llm_reranker import RerankPrompts
 from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import read_json
 from deployments.models.model_kind import SCORING
-from deployments.models.text_pairs import Pair, Side, Template, cut_longest_first
+from deployments.models.text_pairs import NO_BOUNDS, Pair, Side, Template, TokenBounds, cut_longest_first
 from deployments.models.tokenizer_files import add_ends, ends_of, read_tokenizer
 
 TokenIds = npt.NDArray[np.int32]  # shape [tokens]
@@ -68,22 +68,28 @@ class Tokenizer:
         side: Side = "right",
         first: int = 0,
         role: Role = "document",
+        bounds: TokenBounds = NO_BOUNDS,
     ) -> list[TokenIds]:
         """One int32 array of token ids for each text, special tokens included; these stay where a text is cut. `first`
         is the number of the first text, for the errors. `role` counts for models that read queries in their own way.
         Of texts longer than `whole_characters` only an excerpt is tokenised, if their tokens allow it.
 
-        Raises EmptyInput for an empty text, and InvalidInput where a text has more than the model's `max_tokens` and
-        `truncate` is off.
+        Raises EmptyInput for an empty text, and InvalidInput where a text has more than the model's `max_tokens`, or
+        than `bounds` allow, and `truncate` is off.
         """
         check_texts(texts, first)
         if self._judge is not None:  # a lone text is a document for no query
-            return self.encode_pairs([Pair("", text) for text in texts], truncate=truncate, side=side, first=first)
+            pairs = [Pair("", text) for text in texts]
+            return self.encode_pairs(pairs, truncate=truncate, side=side, first=first, bounds=bounds)
         texts = self._cased(texts)
         if self._late is not None:
             texts = [self._late.prompt(role) + text for text in texts]
-        found = self._excerpts.of_all(texts, self._max_tokens, side)
-        return [self._whole(one, index, truncate, side, role) for index, one in enumerate(found, first)]
+        most = self._most(bounds, len(self._first) + len(self._last))
+        found = self._excerpts.of_all(texts, most, side)
+        return [
+            self._whole(one, index, truncate=truncate, side=side, role=role, most=most)
+            for index, one in enumerate(found, first)
+        ]
 
     @property
     def whole_characters(self) -> float:
@@ -91,20 +97,28 @@ class Tokenizer:
         return self._excerpts.characters(self._max_tokens)
 
     def encode_pairs(
-        self, pairs: Sequence[Pair], *, truncate: bool, side: Side = "right", first: int = 0
+        self,
+        pairs: Sequence[Pair],
+        *,
+        truncate: bool,
+        side: Side = "right",
+        first: int = 0,
+        bounds: TokenBounds = NO_BOUNDS,
     ) -> list[TokenIds]:
         """As `encode`, for pairs: by the tokenizer's own template; token types within the ids, if the model has such.
 
         Raises EmptyInput where both texts are empty, InvalidInput where a pair is too long and `truncate` is off, or
         where the model takes no pairs.
         """
+        pairs = self._bounded(pairs, bounds)
         if self._judge is not None:
-            return self._judged(pairs, truncate, side, first)
+            return self._judged(pairs, truncate, side, first, bounds)
         if self._pair is None:
             raise InvalidInput("this model takes single texts, not pairs", param="input")
         # a reranker's query is the same in all its pairs, so that each text is encoded once
         texts = list(dict.fromkeys(text for pair in pairs for text in (pair.first, pair.second)))
-        room = self._max_tokens - self._pair.special_tokens
+        most = self._most(bounds, self._pair.special_tokens)
+        room = most - self._pair.special_tokens
         found = dict(zip(texts, self._excerpts.of_all(self._cased(texts), room, side), strict=True))
         filled = []
         for index, pair in enumerate(pairs, first):
@@ -113,24 +127,61 @@ class Tokenizer:
             is_whole = a.is_whole and b.is_whole
             if len(a.ids) + len(b.ids) > room and not truncate:
                 tokens = len(a.ids) + len(b.ids) + self._pair.special_tokens
-                raise self._too_long(index, tokens if is_whole else None, self._max_tokens)
+                raise self._too_long(index, tokens if is_whole else None, most)
             if room % 2 and not is_whole and min(len(a.ids), len(b.ids)) > room:  # the longer one gets the odd token
                 a, b = self._excerpts.of_all(self._cased([pair.first, pair.second]), math.inf, side)
             filled.append(self._pair.fill(*cut_longest_first(a.ids, b.ids, room, side)))
         return filled
 
-    def _judged(self, pairs: Sequence[Pair], truncate: bool, side: Side, first: int) -> list[TokenIds]:
+    def _bounded(self, pairs: Sequence[Pair], bounds: TokenBounds) -> Sequence[Pair]:
+        """Each text up to its bound."""
+        if bounds.first is None and bounds.second is None:
+            return pairs
+
+        def cut(texts: Sequence[str], tokens: int | None) -> Sequence[str]:
+            if tokens is None:
+                return texts
+            first = {text: self._excerpts.first_characters(text, tokens) for text in set(texts)}
+            return [first[text] for text in texts]
+
+        firsts = cut(self._cased([pair.first for pair in pairs]), bounds.first)
+        seconds = cut(self._cased([pair.second for pair in pairs]), bounds.second)
+        return [Pair(*texts) for texts in zip(firsts, seconds, strict=True)]
+
+    def _most(self, bounds: TokenBounds, special_tokens: int) -> int:
+        """Tokens of a query. Raises InvalidInput where the bound leaves no room for text."""
+        if bounds.query is None:
+            return self._max_tokens
+        if bounds.query <= special_tokens:
+            raise InvalidInput(
+                f"a bound of {bounds.query} tokens leaves no room for text: {special_tokens} are special tokens of the "
+                "model; allow more"
+            )
+        return min(bounds.query, self._max_tokens)
+
+    def _judged(
+        self, pairs: Sequence[Pair], truncate: bool, side: Side, first: int, bounds: TokenBounds
+    ) -> list[TokenIds]:
         assert self._judge is not None
+        most = self._most(bounds, self._judge.least_tokens)
+        found = self._judge.fill(pairs, side, most)
         filled = []
-        for index, (pair, (tokens, ids)) in enumerate(zip(pairs, self._judge.fill(pairs, side), strict=True), first):
+        for index, (pair, (tokens, ids)) in enumerate(zip(pairs, found, strict=True), first):
             _check_pair(pair, index)
-            if (tokens is None or tokens > self._max_tokens) and not truncate:
-                raise self._too_long(index, tokens, self._max_tokens)
+            if (tokens is None or tokens > most) and not truncate:
+                raise self._too_long(index, tokens, most)
             filled.append(ids)
         return filled
 
     def check(
-        self, ids: Sequence[int], index: int, *, truncate: bool, side: Side = "right", role: Role = "document"
+        self,
+        ids: Sequence[int],
+        index: int,
+        *,
+        truncate: bool,
+        side: Side = "right",
+        role: Role = "document",
+        bounds: TokenBounds = NO_BOUNDS,
     ) -> TokenIds:
         """Token ids as a client sent them, the special tokens included; cut as a text is.
 
@@ -145,7 +196,8 @@ class Tokenizer:
                 f"this model's special tokens: {_FOREIGN}",
                 param="input",
             )
-        return self._whole(Excerpt(ids[start:end]), index, truncate, side, role)
+        most = self._most(bounds, len(self._first) + len(self._last))
+        return self._whole(Excerpt(ids[start:end]), index, truncate=truncate, side=side, role=role, most=most)
 
     def compared(self, ids: TokenIds, role: Role) -> npt.NDArray[np.bool_]:
         """Which tokens of a text get a vector in its multi-vector; bge-m3 leaves its first token out."""
@@ -167,10 +219,10 @@ class Tokenizer:
     def _cased(self, texts: Sequence[str]) -> Sequence[str]:
         return [text.lower() for text in texts] if self._lower_case else texts
 
-    def _whole(self, content: Excerpt, index: int, truncate: bool, side: Side, role: Role) -> TokenIds:
+    def _whole(self, content: Excerpt, index: int, *, truncate: bool, side: Side, role: Role, most: int) -> TokenIds:
         if self._late is None:
-            return self._cut(content, index, truncate, side, self._max_tokens)
-        most = self._late.most(role, self._max_tokens)
+            return self._cut(content, index, truncate, side, most)
+        most = self._late.most(role, most)
         return self._late.complete(self._cut(content, index, truncate or self._late.fills(role), side, most), role)
 
     def _cut(self, content: Excerpt, index: int, truncate: bool, side: Side, most: int) -> TokenIds:

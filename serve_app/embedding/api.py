@@ -118,7 +118,7 @@ class HttpApi(ModelApi):
     ) -> Answer:
         """Takes a request of type `takes`, and answers what `reply` (of `dialects.py`) makes of the vectors."""
         asked = takes.parse(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked.queries, asked.options, request)
+        done = await self._embed(asked.queries, asked.query_options, request)
         return await _large(done, reply(asked, done, self._router.card))
 
     async def embed_all(self, request: HttpRequest) -> Answer:
@@ -173,8 +173,13 @@ class HttpApi(ModelApi):
         return await _large(done, answer)
 
     async def rerank(self, request: HttpRequest) -> Answer:
-        """Scores of pairs of the query and each text, the best first; all of them are one admission decision."""
-        asked = RerankRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        """Scores of pairs of the query and each text, the best first; all of them are one admission decision. With
+        `documents` as vLLM and Infinity have it, else as TEI.
+        """
+        sent = await request.json_object(self._max_body_bytes)
+        if sent is not None and "documents" in sent and "texts" not in sent:
+            return await self.cohere_rerank("2", request, documents=True)
+        asked = RerankRequest.parse(request.content, self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("reranker",))
         ranks = [
             {"index": index, "score": score} | ({"text": asked.texts[index]} if asked.return_text else {})
@@ -182,13 +187,14 @@ class HttpApi(ModelApi):
         ]
         return _timing(done), dumps(ranks)
 
-    async def cohere_rerank(self, version: str, request: HttpRequest) -> Answer:
+    async def cohere_rerank(self, version: str, request: HttpRequest, *, documents: bool = False) -> Answer:
+        """`documents`: answer them too, where the request does not say."""
         asked = CohereRerankRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("reranker",))
+        texts = asked.texts if (documents if asked.return_documents is None else asked.return_documents) else None
         results = [
-            {"index": index, "relevance_score": score}
-            | ({"document": {"text": asked.texts[index]}} if asked.return_documents else {})
-            for index, score in best_first(scores(done, raw=False)[:, 0])[: asked.top_n]
+            {"index": index, "relevance_score": score} | ({} if texts is None else {"document": {"text": texts[index]}})
+            for index, score in best_first(scores(done, raw=asked.raw)[:, 0])[: asked.top_n or None]
         ]
         answer = {
             "id": str(uuid.uuid4()),
@@ -237,6 +243,7 @@ class HttpApi(ModelApi):
         wanted = Wanted(
             truncate=options.cut,
             truncation_direction=options.side,
+            bounds=options.bounds,
             prompt_name=options.prompt_name if purpose is None else self._prompt_names[purpose],
             record=record_of(request.traced),
             client=request.client,

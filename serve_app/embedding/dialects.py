@@ -27,7 +27,8 @@ from serve_app.embedding.vector_types import Floats, as_base64, narrow, quantize
 
 def openai(asked: OpenAIRequest, done: Embedded, card: ModelCard) -> dict[str, Any]:
     """OpenAI's, to `/v1/embeddings`. `embedding_type` is NIM's; `embed_dtype` and `endianness` are vLLM's."""
-    vectors = shape_vectors(done, unit=card.normalize, dimensions=asked.dimensions)
+    unit = card.normalize if asked.normalize is None else asked.normalize
+    vectors = shape_vectors(done, unit=unit, dimensions=asked.dimensions)
     return {
         "object": "list",
         "data": [
@@ -40,8 +41,8 @@ def openai(asked: OpenAIRequest, done: Embedded, card: ModelCard) -> dict[str, A
 
 
 def _encoded(vectors: Sequence[Vector], asked: OpenAIRequest) -> Sequence[Any]:
-    in_text = asked.encoding_format == "base64"
-    if asked.embedding_type != "float":
+    in_text = "base64" in {asked.encoding_format, asked.embedding_type}
+    if asked.embedding_type not in {"float", "base64"}:
         quantized = quantize(np.stack(vectors), asked.embedding_type)
         return [as_base64(vector) for vector in quantized] if in_text else list(quantized)
     if in_text:

@@ -111,7 +111,13 @@ _ROUTES: Mapping[str, Route] = {
     "/embed": Route("embed", "Embed texts", _VECTORS, requests.EmbedRequest),
     "/embed_all": Route("embed_all", "The vectors of each text's tokens", _TOKEN_VECTORS, requests.EncodeRequest),
     "/similarity": Route("similarity", "Cosines of a source sentence and others", _NUMBERS, requests.SimilarityRequest),
-    "/rerank": Route("rerank", "Score texts by a query", _RANKS, requests.RerankRequest),
+    "/rerank": Route(
+        "rerank",
+        "Score texts by a query",
+        {"anyOf": [_RANKS, _RESULTS]},
+        requests.RerankRequest,
+        or_takes=requests.CohereRerankRequest,
+    ),
     "/v1/rerank": Route(
         "cohere_rerank_1", "Score texts by a query (Cohere, version 1)", _RESULTS, requests.CohereRerankRequest
     ),

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 
-import orjson
-
 from deployments.embedding.router import Router
 from deployments.errors import Unavailable
 from serve_app.api_keys import ApiKeys
@@ -75,15 +73,8 @@ class ModelsApi(DocumentedApi):
 
     async def _named(self, request: HttpRequest) -> str | None:
         """The model that the body names, if it does. What else is wrong with the body is for the route to say."""
-        request.content = await request.body(self._max_body_bytes)
-        try:
-            found = orjson.loads(request.content)
-        except orjson.JSONDecodeError:
-            return None
-        if not isinstance(found, dict):
-            return None
-        request.content = found
-        name = found.get("model")
+        found = await request.json_object(self._max_body_bytes)
+        name = None if found is None else found.get("model")
         return name if isinstance(name, str) else None
 
     async def openai_models(self, _: HttpRequest) -> Answer:

@@ -1,15 +1,19 @@
-"""What clients send: one type for each route. It checks a body, and it is the body's schema in `openapi.py`. Pure."""
+"""What clients send: one type for each route. It checks a body, and it is the body's schema in `openapi.py`. Pure.
+
+docs/clients.md has every field of the APIs that are spoken here, and what becomes of it; a test compares.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from deployments.errors import InvalidInput
 from deployments.models.outputs import Output, Outputs
-from deployments.models.text_pairs import Pair, Side
+from deployments.models.text_pairs import NO_BOUNDS, Pair, Side, TokenBounds
 from deployments.models.tokenizer import Query
 from serve_app.embedding.input_types import InputType
 from serve_app.embedding.vector_types import EmbeddingType, Endianness, FloatType
@@ -24,9 +28,29 @@ from serve_app.web.fields import (
     TextOrPair,
     TextsOrIds,
     TokenIds,
+    Unsupported,
+    WholeFrom0,
     WholeFrom1,
     one_or_many,
 )
+
+_VLLM = {
+    "padding": Unsupported(("do_not_pad",), "no text is padded to the model's length"),
+    "priority": Unsupported((0,), "the header x-windve-priority: bulk lets others go first"),
+    "mm_processor_kwargs": Unsupported(({},), "only texts are read"),
+    "add_special_tokens": Unsupported((True,), "models are trained with their special tokens"),
+    "messages": Unsupported(why="chats are not read here, only texts"),
+    "add_generation_prompt": Unsupported((False,), "chats are not read here, only texts"),
+    "continue_final_message": Unsupported((False,), "chats are not read here, only texts"),
+    "chat_template": Unsupported(why="chats are not read here, only texts"),
+    "chat_template_kwargs": Unsupported(({},), "chats are not read here, only texts"),
+    "media_io_kwargs": Unsupported(({},), "only texts are read"),
+}
+_VLLM_UNUSED = {
+    "user": "clients are told apart by their API keys",
+    "request_id": "the header x-request-id names a request",
+    "cache_salt": "no answer is kept for another request",
+}
 
 CohereType = EmbeddingType | Literal["base64"]
 
@@ -40,6 +64,11 @@ class AnyOptions(Fields):
     """The side on which a too long input is cut."""
     prompt_name: Prompt = None
     """Which of the model's prompts is put before each input; empty: none. Null: the default, if there is one."""
+
+    @property
+    def bounds(self) -> TokenBounds:
+        """On tokens, where there are to be fewer than the model takes."""
+        return NO_BOUNDS
 
     @property
     def cut(self) -> bool | None:
@@ -58,7 +87,7 @@ class AnyOptions(Fields):
         return None
 
     @property
-    def options(self) -> AnyOptions:
+    def query_options(self) -> AnyOptions:
         return self
 
 
@@ -67,6 +96,26 @@ class Options(AnyOptions):
 
     truncate: bool | None = None
     """Cut inputs longer than the model takes, or refuse them. Null: as the server's settings say."""
+
+
+class VllmOptions(AnyOptions):
+    """As vLLM has them, beside TEI's."""
+
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), Constraint("a whole number from 1, or -1")] | None = None
+    """Cut inputs that have more tokens, special ones included. -1: as long as the model takes."""
+
+    unsupported = _VLLM
+    unused = _VLLM_UNUSED
+    other_names: ClassVar = {"truncation_side": "truncation_direction"}
+
+    @property
+    def bounds(self) -> TokenBounds:
+        most = self.truncate_prompt_tokens
+        return NO_BOUNDS if most is None or most < 0 else TokenBounds(query=most)
+
+    @property
+    def cut(self) -> bool | None:
+        return True if self.truncate_prompt_tokens is not None else super().cut
 
 
 class RoleOptions(AnyOptions):
@@ -80,23 +129,48 @@ class RoleOptions(AnyOptions):
         return self.input_type if self.prompt_name is None else None
 
 
-class OpenAIRequest(RoleOptions):
-    """OpenAI's `POST /v1/embeddings`, with fields of NIM, of vLLM, and TEI's options."""
+_JINA_TASKS: dict[str, InputType] = {
+    "retrieval.query": "query",
+    "retrieval.passage": "passage",
+    "classification": "classification",
+    "clustering": "clustering",
+    "separation": "clustering",
+}
+JinaTask = Literal["retrieval.query", "retrieval.passage", "classification", "clustering", "separation"]
+
+
+class OpenAIRequest(RoleOptions, VllmOptions):
+    """OpenAI's `POST /v1/embeddings`, with fields of Jina, NIM, vLLM and Infinity, and TEI's options."""
 
     model: Model = None
     input: Inputs
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Dimensions = None
-    embedding_type: EmbeddingType = "float"
-    """Numbers of one byte, or bits."""
+    embedding_type: EmbeddingType | Literal["base64"] = "float"
+    """Numbers of one byte, or bits; base64 is `encoding_format: base64`."""
     embed_dtype: FloatType = "float32"
     """Of floats in base64."""
     endianness: Endianness = "native"
     """Of floats in base64; native is little."""
     modality: Literal["text"] | list[Literal["text"]] | None = None
     """Nothing else is embedded."""
-    user: Any = None
-    """Ignored."""
+    normalize: bool | None = None
+    """Unit vectors, or of the model's own lengths. Null: as the model's files say."""
+    task: JinaTask | None = None
+    """Jina's name for input_type."""
+
+    unsupported: ClassVar = {
+        "late_chunking": Unsupported((False,), "each text is embedded by itself"),
+        "late_chunking_params": Unsupported(why="each text is embedded by itself"),
+        "return_multivector": Unsupported((False,), "/v1/multi-vector answers a vector of each token"),
+    }
+    other_names: ClassVar = {"normalized": "normalize", "use_activation": "normalize"}
+
+    @property
+    def purpose(self) -> InputType | None:
+        if self.task is None or self.prompt_name is not None:
+            return super().purpose
+        return self.input_type or _JINA_TASKS[self.task]
 
     @property
     def queries(self) -> Sequence[Query]:
@@ -130,13 +204,15 @@ class MultiVectorRequest(Options):
     input_type: Literal["query", "document"] = "document"
     """How to read the texts: ColBERT models read queries in a way of their own."""
 
+    unused: ClassVar = {"user": _VLLM_UNUSED["user"]}
+
     @property
     def queries(self) -> Sequence[Query]:
         return one_or_many(self.input)
 
 
-class PoolingRequest(Options):
-    """vLLM's `POST /pooling`; the fields of Options are an extension."""
+class PoolingRequest(VllmOptions):
+    """vLLM's `POST /pooling`; TEI's options are an extension."""
 
     model: Model = None
     input: Inputs
@@ -145,8 +221,12 @@ class PoolingRequest(Options):
     """How to read the texts: ColBERT models read queries in a way of their own."""
     encoding_format: Literal["float"] = "float"
     dimensions: Dimensions = None
-    user: Any = None
-    """Ignored."""
+
+    unsupported: ClassVar = {
+        "use_activation": Unsupported((True,), "the vectors of tokens are unit vectors"),
+        "embed_dtype": Unsupported(("float32",), "the answer is numbers, not base64"),
+        "endianness": Unsupported(("native", "little"), "the answer is numbers, not base64"),
+    }
 
     @property
     def queries(self) -> Sequence[Query]:
@@ -198,7 +278,7 @@ class SimilarityRequest(Fields):
         return self.inputs.queries
 
     @property
-    def options(self) -> AnyOptions:
+    def query_options(self) -> AnyOptions:
         return self.parameters
 
 
@@ -217,7 +297,7 @@ class RootRequest(Options):
         return self.inputs.queries if isinstance(self.inputs, Sentences) else one_or_many(self.inputs)
 
     @property
-    def options(self) -> AnyOptions:
+    def query_options(self) -> AnyOptions:
         return self.parameters if isinstance(self.inputs, Sentences) else self
 
 
@@ -241,15 +321,41 @@ class Document(Fields):
     text: str
 
 
-class CohereRerankRequest(Options):
-    """Cohere's `POST /v1/rerank` and `POST /v2/rerank`; the fields of Options are an extension."""
+class CohereRerankRequest(VllmOptions):
+    """`POST /rerank`, `/v1/rerank` and `/v2/rerank` with `documents`, as Cohere, Jina, vLLM and Infinity have it."""
 
     model: Model = None
     query: str
     documents: Annotated[list[str | Document], Constraint("a list of strings", "max_inputs")]
-    top_n: WholeFrom1 | None = None
-    """The best so many only."""
-    return_documents: bool = False
+    top_n: WholeFrom0 | None = None
+    """The best so many only; 0 is all."""
+    return_documents: bool | None = None
+    """Put each text beside its score. Null: on `/rerank`, as vLLM does."""
+    raw_scores: bool = False
+    """Logits instead of their sigmoid."""
+    use_activation: bool | None = None
+    """False is `raw_scores`, in vLLM's words."""
+    max_tokens_per_doc: WholeFrom0 = 0
+    """Cut each document behind so many tokens; 0 is none."""
+    max_tokens_per_query: WholeFrom0 = 0
+    """The same of the query."""
+
+    unsupported: ClassVar = {
+        "rank_fields": Unsupported((["text"],), "of a document the field text is read"),
+        "max_chunks_per_doc": Unsupported((1,), "a document is read as one text, cut to the model's length"),
+        "relevant_spans": Unsupported((False,), "a score is of the whole document"),
+        "instruction": Unsupported(why="it is a setting of the server, args.model.instruction"),
+        "return_embeddings": Unsupported((False,), "a reranker has scores only"),
+    }
+
+    @property
+    def bounds(self) -> TokenBounds:
+        return replace(super().bounds, first=self.max_tokens_per_query or None, second=self.max_tokens_per_doc or None)
+
+    @property
+    def raw(self) -> bool:
+        """Logits are asked for."""
+        return self.raw_scores or self.use_activation is False
 
     @property
     def texts(self) -> Sequence[str]:
@@ -260,21 +366,10 @@ class CohereRerankRequest(Options):
         return [Pair(self.query, text) for text in self.texts]
 
 
-_NO_IMAGES = "only texts are embedded here, no images; send texts"
-
-
 def _only_text(value: Any) -> Any:
     if value != "text":
-        raise InvalidInput(_NO_IMAGES, param="inputs")
+        raise InvalidInput("only texts are embedded here, no images; send texts", param="inputs")
     return value
-
-
-def _no_images(_: Any) -> Any:
-    raise InvalidInput(_NO_IMAGES, param="images")
-
-
-def _no_max_tokens(_: Any) -> Any:
-    raise InvalidInput("max_tokens is not known here: the model's own length counts; leave it out", param="max_tokens")
 
 
 class Content(Fields):
@@ -296,13 +391,20 @@ class CohereEmbedRequest(RoleOptions):
     model: Model = None
     texts: Annotated[list[Text], Constraint("a list of strings", "max_inputs")] | None = None
     inputs: Annotated[list[CohereInput], Constraint("a list of objects with content", "max_inputs")] | None = None
-    images: Annotated[None, BeforeValidator(_no_images)] = None
-    """Refused: only texts are embedded."""
     embedding_types: Annotated[list[CohereType], Constraint("a list of types")] | None = None
     """Null: floats."""
     output_dimension: Dimensions = None
-    max_tokens: Annotated[None, BeforeValidator(_no_max_tokens)] = None
-    """Refused: the model's own length counts."""
+    max_tokens: WholeFrom1 | None = None
+    """Inputs that have more tokens, special ones included, are too long."""
+
+    unsupported: ClassVar = {
+        "images": Unsupported(([],), "only texts are embedded"),
+        "priority": _VLLM["priority"],
+    }
+
+    @property
+    def bounds(self) -> TokenBounds:
+        return NO_BOUNDS if self.max_tokens is None else TokenBounds(query=self.max_tokens)
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -315,10 +417,44 @@ class CohereEmbedRequest(RoleOptions):
         return self.texts or ["\n".join(part.text for part in one.content) for one in self.inputs or ()]
 
 
-class OllamaEmbedRequest(Options):
-    """Ollama's `POST /api/embed`."""
+class ModelOptions(Fields):
+    """Ollama's `options`."""
+
+    num_ctx: int | None = None
+    """Inputs that have more tokens, special ones included, are too long; 0 is as long as the model takes."""
+
+    unused: ClassVar = {
+        **dict.fromkeys(
+            ("num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "draft_num_predict"),
+            "the server's settings say how the model runs",
+        ),
+        **dict.fromkeys(
+            (
+                *("num_keep", "seed", "num_predict", "top_k", "top_p", "min_p", "typical_p", "repeat_last_n"),
+                *("temperature", "repeat_penalty", "presence_penalty", "frequency_penalty", "stop"),
+            ),
+            "it is of text that is generated",
+        ),
+    }
+
+
+class OllamaOptions(Options):
+    """What Ollama's routes have in common."""
 
     model: Model = None
+    options: ModelOptions = ModelOptions()
+
+    unused: ClassVar = {"keep_alive": "the model stays loaded"}
+
+    @property
+    def bounds(self) -> TokenBounds:
+        most = self.options.num_ctx
+        return NO_BOUNDS if most is None or most <= 0 else TokenBounds(query=most)
+
+
+class OllamaEmbedRequest(OllamaOptions):
+    """Ollama's `POST /api/embed`."""
+
     input: Text | Annotated[list[Text], Constraint("a list of strings", "max_inputs")]
     dimensions: Dimensions = None
 
@@ -327,10 +463,9 @@ class OllamaEmbedRequest(Options):
         return one_or_many(self.input)
 
 
-class OllamaPromptRequest(Options):
+class OllamaPromptRequest(OllamaOptions):
     """Ollama's older `POST /api/embeddings`."""
 
-    model: Model = None
     prompt: Text
 
     @property

@@ -94,6 +94,19 @@ class HttpRequest:
             await asyncio.to_thread(check_values, body)
         return body
 
+    async def json_object(self, largest: int) -> dict[str, Any] | None:
+        """The body's object, kept in `content` for a type to parse; None where it is none, which that type refuses."""
+        found = self.content = await self.body(largest)
+        if isinstance(found, bytes):
+            try:
+                found = orjson.loads(found)
+            except orjson.JSONDecodeError:
+                return None
+        if not isinstance(found, dict):
+            return None
+        self.content = found
+        return found
+
     @property
     def gone(self) -> asyncio.Task[None]:
         """Done when the client has gone. The body must have been read."""

@@ -1,14 +1,14 @@
 """Bodies of requests as typed fields, and what is wrong with one as a plain sentence. Pure.
 
-`requests.py` has the types. Fields that a route does not know, and fields that are null, are ignored, as clients of all
-kinds need.
+`requests.py` has the types. Fields that no API has, and fields that are null, are ignored, as clients of all kinds
+need. A field that the route's API has and this server does not carry out is in `Fields.unsupported` or `Fields.unused`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import orjson
 from pydantic import (
@@ -107,6 +107,22 @@ def _known_model(name: str, info: ValidationInfo) -> str:
     return name
 
 
+class Unsupported(NamedTuple):
+    """A field that the route's API has and this server does not carry out.
+
+    `same`: the values that ask for what is done anyway. Others are refused. `why`: the reason, for the sentence.
+    """
+
+    same: tuple[Any, ...] = ()
+    why: str = ""
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises InvalidInput."""
+        if value not in self.same:
+            why = f": {self.why}" if self.why else ""
+            raise InvalidInput(f"{name} is not supported here{why}; leave it out", param=name)
+
+
 def check_dimensions(value: Any, largest: int, name: str = "dimensions") -> int | None:
     """How many numbers of a vector are asked for, if fewer than all. Raises InvalidInput."""
     if value is not None and (type(value) is not int or not 1 <= value <= largest):
@@ -117,6 +133,8 @@ def check_dimensions(value: Any, largest: int, name: str = "dimensions") -> int 
 
 def _dimensions(value: Any, info: ValidationInfo) -> int | None:
     rules: Any = info.context
+    if type(value) is int and value == 0:  # Infinity's and Ollama's word for all
+        return None
     return check_dimensions(value, rules.dimension, str(info.field_name))
 
 
@@ -151,23 +169,41 @@ Inputs = Annotated[
     Field(description="A text, a list of texts, a list of token ids, or a list of such lists."),
 ]
 Dimensions = Annotated[
-    Annotated[int, Field(ge=1, json_schema_extra={"maximum": "dimension"}), BeforeValidator(_dimensions)] | None,
-    Field(description="Keep the first so many numbers (Matryoshka models)."),
+    Annotated[int, Field(ge=0, json_schema_extra={"maximum": "dimension"})] | None,
+    BeforeValidator(_dimensions),
+    Field(description="Keep the first so many numbers (Matryoshka models); 0 is all."),
 ]
+WholeFrom0 = Annotated[int, Field(ge=0), Constraint("a whole number from 0")]
 WholeFrom1 = Annotated[int, Field(ge=1), Constraint("a whole number from 1")]
 Model = Annotated[Annotated[str, AfterValidator(_known_model)] | None, Field(json_schema_extra={"enum": "models"})]
 Prompt = Annotated[str | None, Field(json_schema_extra={"enum": "prompts"})]
 
 
 class Fields(BaseModel):
-    """Some of a request's fields. The docstring under a field is its description in the OpenAPI document."""
+    """Some of a request's fields. The docstring under a field is its description in the OpenAPI document.
+
+    A subclass adds to these, by a field's name:
+
+    - `unsupported`: fields that are refused, except for some values.
+    - `unused`: fields that change nothing, and why.
+    - `other_names`: fields that mean another one, and that one.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, use_attribute_docstrings=True)
+    unsupported: ClassVar[Mapping[str, Unsupported]] = {}
+    unused: ClassVar[Mapping[str, str]] = {}
+    other_names: ClassVar[Mapping[str, str]] = {}
     _required: ClassVar[dict[str, None]] = {}
+    _rare: ClassVar[frozenset[str]] = frozenset()  # a body without these has nothing of the kind
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         cls._required = {name: None for name, field in cls.model_fields.items() if field.is_required()}
+        bases = [vars(base) for base in reversed(cls.__mro__)]
+        cls.unsupported = {name: one for base in bases for name, one in base.get("unsupported", {}).items()}
+        cls.unused = {name: why for base in bases for name, why in base.get("unused", {}).items()}
+        cls.other_names = {name: of for base in bases for name, of in base.get("other_names", {}).items()}
+        cls._rare = frozenset((*cls.unsupported, *cls.other_names))
         _NAMES.update(cls.model_fields)
 
     @model_validator(mode="before")
@@ -177,7 +213,34 @@ class Fields(BaseModel):
         if not isinstance(fields, dict):
             names = " and ".join(cls._required)
             raise PydanticCustomError(_WRONG_TYPE, f"an object with {names}" if names else "an object")
-        return cls._required | {name: value for name, value in fields.items() if value is not None}
+        if None in fields.values():
+            fields = {name: value for name, value in fields.items() if value is not None}
+        if not cls._rare.isdisjoint(fields):
+            fields = cls._resolve(dict(fields))
+        return fields if cls._required.keys() <= fields.keys() else cls._required | fields
+
+    @classmethod
+    def _resolve(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """With other names put right. Raises InvalidInput for what is not supported."""
+        for name in cls.unsupported.keys() & fields.keys():
+            cls.unsupported[name].check(name, fields[name])
+        for name in cls.other_names.keys() & fields.keys():
+            own, value = cls.other_names[name], fields.pop(name)
+            if fields.setdefault(own, value) != value:
+                raise InvalidInput(f"{own} and {name} say different things; send one of the two", param=name)
+        return fields
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        found = handler(schema)
+        properties = handler.resolve_ref_schema(found).get("properties", {})
+        for name, (same, why) in cls.unsupported.items():
+            properties[name] = {"enum": [*same, None], "description": f"Other values are refused{why and f': {why}'}."}
+        for name, why in cls.unused.items():
+            properties[name] = {"description": f"No effect: {why}."}
+        for name, own in cls.other_names.items():
+            properties[name] = {**properties[own], "description": f"The same as {own}."}
+        return found
 
     @classmethod
     def parse(cls, body: Any, rules: Rules) -> Self:
@@ -185,7 +248,8 @@ class Fields(BaseModel):
         if body == b"":
             raise InvalidInput("the body is empty; send a JSON object")
         try:
-            return cls.model_validate(orjson.loads(body) if isinstance(body, bytes) else body, context=rules)
+            content = orjson.loads(body) if isinstance(body, bytes) else body
+            return cls.__pydantic_validator__.validate_python(content, context=rules)  # type: ignore[return-value]
         except orjson.JSONDecodeError as error:
             raise InvalidInput(f"the body is not valid JSON: {error}") from None
         except ValidationError as invalid:

@@ -78,7 +78,7 @@ TOKENS = list_of(
 class Route:
     """- `name`: of its operation, as code generators use it.
     - `answers`: the schema of its answer; None: the body is empty.
-    - `takes`: the type of its body, if it has one; it is then a POST.
+    - `takes`: the type of its body, if it has one; it is then a POST. `or_takes`: another body that it takes as well.
     - `statuses`: of its errors, apart from those of API keys.
     - `parameters`: the headers that it reads. `headers`: those that it answers.
     - `events`: what a streamed answer is, if it has such.
@@ -93,6 +93,11 @@ class Route:
     parameters: Sequence[Schema] = ()
     headers: Schema | None = None
     events: Schema | None = None
+    or_takes: type[BaseModel] | None = None
+
+    @property
+    def bodies(self) -> list[type[BaseModel]]:
+        return [one for one in (self.takes, self.or_takes) if one is not None]
 
 
 ABOUT: Mapping[str, Route] = {  # what every service has
@@ -129,7 +134,7 @@ def build(summary: str, routes: Mapping[str, Route], *, api_keys: bool) -> dict[
         "openapi": "3.1.0",
         "info": {"title": "windve", "version": VERSION, "summary": summary},
         "paths": {path: _operations(path, route, api_keys=api_keys) for path, route in routes.items()},
-        "components": {"schemas": _request_schemas([route.takes for route in routes.values() if route.takes])},
+        "components": {"schemas": _request_schemas([body for route in routes.values() for body in route.bodies])},
     }
     if api_keys:
         found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -140,8 +145,9 @@ def build(summary: str, routes: Mapping[str, Route], *, api_keys: bool) -> dict[
 def _operations(path: str, route: Route, *, api_keys: bool) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": route.name, "summary": route.summary, "tags": [route.tag]}
     if route.takes:
-        body = _json({"$ref": _COMPONENT.format(model=route.takes.__name__)})
-        operation["requestBody"] = {"required": True, **body}
+        bodies: list[Schema] = [{"$ref": _COMPONENT.format(model=body.__name__)} for body in route.bodies]
+        body = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
+        operation["requestBody"] = {"required": True, **_json(body)}
     if route.parameters:
         operation["parameters"] = route.parameters
     statuses = route.statuses

@@ -1,0 +1,208 @@
+"""What clients of other servers send, in their own words, and what becomes of each field."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from deployments.errors import EmptyInput, InvalidInput
+from deployments.models.excerpts import Excerpts
+from deployments.models.model_files import read_model_card
+from deployments.models.text_pairs import Pair, TokenBounds
+from deployments.models.tokenizer import Tokenizer
+from serve_app.embedding.api import HttpApi
+from tests.kit.asgi_client import post
+from tests.kit.fake_router import ANSWERS, VECTORS, FakeRouter
+from tests.kit.router_world import SETTINGS
+
+SCORES = (1 / (1 + np.exp(-ANSWERS["reranker"][:, 0].astype(float)))).tolist()
+LOGITS = ANSWERS["reranker"][:, 0].tolist()
+
+
+def asked(path, payload, kind="embedding"):
+    """The answer's JSON, and the options of which the Router was asked."""
+    router = FakeRouter(kind)
+    reply = post(HttpApi(router), path, payload)
+    assert reply.status == 200, reply.body
+    return reply.json, router.asked[-1][1]
+
+
+def refused(path, payload, kind="embedding"):
+    """(status, sentence)"""
+    reply = post(HttpApi(FakeRouter(kind)), path, payload)
+    told = reply.json
+    error = told.get("error", told.get("message"))
+    return reply.status, error["message"] if isinstance(error, dict) else error
+
+
+# --- /rerank with documents -------------------------------------------------------------------------------------------
+
+RERANK = {"query": "q", "documents": ["a", "b", "c"]}
+RERANK_BODIES = {  # as the clients send them
+    "litellm hosted_vllm": {"model": "m", **RERANK, "top_n": 2, "return_documents": True},
+    "litellm infinity": {"model": "m", **RERANK, "top_n": 2, "return_documents": True},
+    "langchain InfinityRerank": {**RERANK, "return_documents": False, "raw_scores": False, "model": "m"},
+    "vllm bench": {"model": "m", **RERANK, "truncate_prompt_tokens": -1},
+}
+
+
+@pytest.mark.parametrize("client", RERANK_BODIES)
+@pytest.mark.parametrize("path", ["/rerank", "/"])
+def test_rerank_with_documents(path, client):
+    body = RERANK_BODIES[client]
+    told, _ = asked(path, body, "reranker")
+    best = [1, 2, 0][: body.get("top_n")]
+    assert [one["index"] for one in told["results"]] == best
+    assert [one["relevance_score"] for one in told["results"]] == pytest.approx([SCORES[index] for index in best])
+    has_texts = body.get("return_documents", True)
+    assert [one.get("document") for one in told["results"]] == [
+        {"text": "abc"[index]} if has_texts else None for index in best
+    ]
+    assert told["id"]
+    assert (told["model"], set(told["usage"])) == ("m", {"prompt_tokens", "total_tokens"})
+
+
+def test_rerank_with_texts_stays_tei_s():
+    told, _ = asked("/rerank", {"query": "q", "texts": ["a"]}, "reranker")
+    assert told == [{"index": 0, "score": pytest.approx(SCORES[0])}]
+    assert "texts is missing" in refused("/rerank", {"query": "q"}, "reranker")[1]
+    for body in (b"null", b"[1]", b"{", b'"documents"'):
+        assert post(HttpApi(FakeRouter("reranker")), "/rerank", body).status == 422
+
+
+def test_options_of_a_rerank():
+    for fields in ({"raw_scores": True}, {"use_activation": False}):
+        told, _ = asked("/v2/rerank", {**RERANK, **fields, "top_n": 0}, "reranker")
+        assert [one["relevance_score"] for one in told["results"]] == sorted(LOGITS, reverse=True)
+    bounds = {"max_tokens_per_doc": 4, "max_tokens_per_query": 3, "truncate_prompt_tokens": 9}
+    _, wanted = asked("/v2/rerank", {**RERANK, **bounds, "truncation_side": "left"}, "reranker")
+    assert wanted["bounds"] == TokenBounds(query=9, first=3, second=4)
+    assert (wanted["truncate"], wanted["truncation_direction"]) == (True, "left")
+
+
+# --- fields that are carried out --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "wanted"),
+    [
+        ("/v1/embeddings", {"truncate_prompt_tokens": 5}, {"bounds": TokenBounds(query=5), "truncate": True}),
+        ("/v1/embeddings", {"truncate_prompt_tokens": -1}, {"truncate": True}),
+        ("/v1/embeddings", {"truncation_side": "left"}, {"truncation_direction": "left"}),
+        ("/v1/embeddings", {"task": "retrieval.query"}, {"prompt_name": "query"}),
+        ("/v1/embeddings", {"task": "retrieval.passage"}, {"prompt_name": ""}),
+        ("/v1/embeddings", {"task": "retrieval.query", "prompt_name": ""}, {"prompt_name": ""}),
+        ("/api/embed", {"options": {"num_ctx": 5, "temperature": 1}}, {"bounds": TokenBounds(query=5)}),
+        ("/api/embed", {"options": {"num_ctx": 0}, "keep_alive": "5m", "dimensions": 0}, {}),
+        ("/v2/embed", {"max_tokens": 5, "truncate": "NONE"}, {"bounds": TokenBounds(query=5), "truncate": False}),
+    ],
+)
+def test_a_field_reaches_the_router(path, fields, wanted):
+    assert asked(path, {"input": "a", **({"texts": ["a"]} if path == "/v2/embed" else {}), **fields})[1] == wanted
+
+
+@pytest.mark.parametrize("name", ["normalize", "normalized", "use_activation"])
+def test_vectors_of_the_model_s_own_lengths_on_openai_s_route(name):
+    for value, factor in ((False, 2), (True, 1), (None, 1)):
+        told, _ = asked("/v1/embeddings", {"input": "a", name: value})
+        assert told["data"][0]["embedding"] == pytest.approx((factor * VECTORS[0]).tolist())
+
+
+def test_jina_s_base64():
+    told, _ = asked("/v1/embeddings", {"input": "a", "embedding_type": "base64"})
+    openai, _ = asked("/v1/embeddings", {"input": "a", "encoding_format": "base64"})
+    assert told["data"] == openai["data"]
+    assert isinstance(told["data"][0]["embedding"], str)
+
+
+# --- fields that are not ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "sentence"),
+    [
+        (
+            "/v1/embeddings",
+            {"padding": "max_length"},
+            "padding is not supported here: no text is padded to the model's",
+        ),
+        ("/v1/embeddings", {"late_chunking_params": {"chunk_size": 2}}, "late_chunking_params is not supported here"),
+        ("/v1/embeddings", {"late_chunking": True}, "late_chunking is not supported here: each text is embedded by"),
+        ("/v1/embeddings", {"add_special_tokens": False}, "add_special_tokens is not supported here"),
+        ("/v1/embeddings", {"messages": []}, "messages is not supported here: chats are not read here"),
+        ("/v1/embeddings", {"task": "text-matching"}, "task must be 'retrieval.query', 'retrieval.passage', "),
+        ("/v1/embeddings", {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens must be a whole number from 1, or"),
+        ("/v1/embeddings", {"normalize": True, "use_activation": False}, "normalize and use_activation say different"),
+        ("/v2/embed", {"priority": 3}, "priority is not supported here: the header x-windve-priority: bulk lets"),
+        ("/api/embed", {"options": {"num_ctx": "5"}}, "options.num_ctx must be "),
+    ],
+)
+def test_a_field_that_is_refused(path, fields, sentence):
+    payload = {"input": "a", **({"texts": ["a"]} if path == "/v2/embed" else {}), **fields}
+    status, told = refused(path, payload)
+    assert status == 400
+    assert told.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"rank_fields": ["title"]}, {"max_chunks_per_doc": 10}, {"instruction": "x"}, {"relevant_spans": True}]
+)
+def test_a_field_of_a_rerank_that_is_refused(fields):
+    (name,) = fields
+    status, told = refused("/v1/rerank", {**RERANK, **fields}, "reranker")
+    assert (status, told.partition(" is not supported here: ")[0]) == (400, name)
+
+
+def test_values_that_ask_for_what_is_done_anyway_are_taken():
+    fields = {"padding": "do_not_pad", "add_special_tokens": True, "late_chunking": False, "priority": 0, "user": "u"}
+    asked("/v1/embeddings", {"input": "a", **fields, "mm_processor_kwargs": {}, "cache_salt": "x", "request_id": "y"})
+    asked("/v1/rerank", {**RERANK, "max_chunks_per_doc": 1, "rank_fields": ["text"]}, "reranker")
+
+
+# --- bounds on tokens -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer(read_model_card(SETTINGS.model))
+
+
+WORDS = "one two three four five"
+
+
+def test_a_bound_cuts_as_the_model_s_length_does(tokenizer):
+    (whole,) = tokenizer.encode([WORDS], truncate=False)
+    for side, kept in (("right", whole[1:4]), ("left", whole[-4:-1])):
+        (cut,) = tokenizer.encode([WORDS], truncate=True, side=side, bounds=TokenBounds(query=5))
+        assert cut.tolist() == [whole[0], *kept, whole[-1]]
+        assert tokenizer.check(whole.tolist(), 0, truncate=True, side=side, bounds=TokenBounds(query=5)).tolist() == (
+            cut.tolist()
+        )
+    assert tokenizer.encode([WORDS], truncate=False, bounds=TokenBounds(query=9999))[0].tolist() == whole.tolist()
+    with pytest.raises(InvalidInput, match="input 0 has 7 tokens and the model takes 5"):
+        tokenizer.encode([WORDS], truncate=False, bounds=TokenBounds(query=5))
+    with pytest.raises(InvalidInput, match="a bound of 2 tokens leaves no room for text: 2 are special tokens"):
+        tokenizer.encode([WORDS], truncate=True, bounds=TokenBounds(query=2))
+
+
+def test_the_texts_of_a_pair_have_bounds_of_their_own():
+    pairs = Tokenizer(dataclasses.replace(read_model_card(SETTINGS.model), kind="reranker"))
+    wanted = pairs.encode_pairs([Pair("one two", "one two three"), Pair("one two", "six")], truncate=False)
+    found = pairs.encode_pairs(
+        [Pair(WORDS, WORDS), Pair(WORDS, "six")], truncate=False, bounds=TokenBounds(first=2, second=3)
+    )
+    assert [ids.tolist() for ids in found] == [ids.tolist() for ids in wanted]
+    (cut,) = pairs.encode_pairs([Pair("one two", WORDS)], truncate=True, bounds=TokenBounds(query=8))
+    assert len(cut) == 8
+    with pytest.raises(EmptyInput):
+        pairs.encode_pairs([Pair("", "")], truncate=False, bounds=TokenBounds(first=1))
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 900])
+def test_of_a_long_text_the_first_tokens_are_found_in_an_excerpt(tokenizer, tokens):
+    excerpts = Excerpts(tokenizer._fast)
+    text = "The quick brown fox, jumping. " * 2000
+    first = excerpts.first_characters(text, tokens)
+    ids = excerpts.encode(text).ids[:tokens]
+    assert excerpts.encode(first).ids == ids
+    assert excerpts.first_characters("one two", tokens) == ("one" if tokens == 1 else "one two")
