@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.serve_adapter.replica_process import AsgiIngress, access_log_handler
 from deployments.settings import ApplicationSettings
 from serve_app.api_keys import ApiKeys
+from serve_app.embedding.ollama import ABOUT as OLLAMA_ABOUT
 from serve_app.embedding.routes import ALL_ROUTES
 from serve_app.observe.access_log import LineWriter
 from serve_app.observe.observer import Observer
@@ -19,7 +20,9 @@ from serve_app.observe.tracer import Tracer
 from serve_app.web.about import SHARED_ROUTES
 
 Deployed = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # of one model: pool -> name and handle of its deployment
-KNOWN_ROUTES = ALL_ROUTES.union(SHARED_ROUTES, ("/v1/completions", "/v1/chat/completions"))  # by name in the log
+KNOWN_ROUTES = ALL_ROUTES.union(
+    SHARED_ROUTES, OLLAMA_ABOUT, ("/v1/completions", "/v1/chat/completions")
+)  # by name in the log
 
 
 class ServiceIngress(AsgiIngress):

@@ -26,7 +26,7 @@ from deployments.embedding.request import Answers, Embedded, Record, Request, Wa
 from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.errors import DeadlineExceeded, TimedOut, WrongKind
 from deployments.hardware.device_detector import Topology
-from deployments.models.encoder import Encoder
+from deployments.models.encoder import Cuts, Encoder
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.outputs import TEXT, Outputs
 from deployments.models.tokenising import ON_LOOP, estimated_tokens
@@ -216,11 +216,9 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         request.ids = await self._encoder.encode(
             request.queries,
             request.prompt,
-            truncate=wanted.truncate,
-            side=wanted.truncation_direction,
+            cuts=Cuts(wanted.truncate, wanted.truncation_direction, wanted.bounds),
             role=wanted.role,
             characters=request.characters,
-            bounds=wanted.bounds,
         )
         request.tokenised = asyncio.get_running_loop().time()
         if request.outputs != TEXT:

@@ -228,9 +228,10 @@ class GenerationPlacer:
         allowed_s = request.due - request.started
         if not asked.bulk and longest < prompt:
             if asked.timeout_s is not None:
+                less = f", or send at most {longest} tokens" if longest > 0 else ""
                 return DeadlineExceeded(
                     f"the first token after a prompt of {prompt} tokens takes longer than {allowed_s:g} s here, "
-                    f"whatever else is served; allow more time, or send at most {longest} tokens"
+                    f"whatever else is served; allow more time{less}"
                 )
             return InvalidInput(
                 f"a prompt of {prompt} tokens is too long for a first token within {allowed_s:g} s here; the longest "

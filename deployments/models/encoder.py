@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -22,6 +22,16 @@ _CHARACTERS_TO_TOKENIZE = 100_000  # each token that is listed costs some hundre
 _NUMBERS_OF_TOKENS = 4_000_000  # 10,000 tokens of 384 numbers; as text about 45 MB
 
 
+class Cuts(NamedTuple):
+    """How a request has its inputs cut. `truncate`: those that are too long, or they are refused; None: as the settings
+    say. `side`: where.
+    """
+
+    truncate: bool | None = None
+    side: Side = "right"
+    bounds: TokenBounds = NO_BOUNDS
+
+
 class Encoder:
     """One Router's. `auto_truncate` is `limits.auto_truncate`."""
 
@@ -36,37 +46,28 @@ class Encoder:
         queries: Sequence[Query],
         prompt: str,
         *,
-        truncate: bool | None,
-        side: Side,
+        cuts: Cuts,
         role: Role,
         characters: int,
-        bounds: TokenBounds = NO_BOUNDS,
     ) -> list[TokenIds]:
         """Token ids int32 [tokens] of each query, which have so many `characters` in all, with `prompt` before each.
 
         Raises EmptyInput or InvalidInput.
         """
-        cut = self._auto_truncate if truncate is None else truncate
+        if cuts.truncate is None:
+            cuts = cuts._replace(truncate=self._auto_truncate)
+        options = cuts._asdict()
 
         def encode(some: Sequence[Query], first: int) -> list[TokenIds]:
-            return self._token_ids(some, prompt, first, role, truncate=cut, side=side, bounds=bounds)
+            return self._token_ids(some, prompt, first, role, options)
 
         return await self.tokenising.encode(queries, characters, encode)
 
     def _token_ids(
-        self,
-        queries: Sequence[Query],
-        prompt: str,
-        first: int,
-        role: Role,
-        *,
-        truncate: bool,
-        side: Side,
-        bounds: TokenBounds,
+        self, queries: Sequence[Query], prompt: str, first: int, role: Role, cuts: Mapping[str, Any]
     ) -> list[TokenIds]:
         if prompt:
             queries = [prompt + self._text(query, index) for index, query in enumerate(queries, first)]
-        cuts: dict[str, Any] = {"truncate": truncate, "side": side, "bounds": bounds}
         found: list[TokenIds] = []
         for kind, group in itertools.groupby(queries, type):
             some: Any = list(group)

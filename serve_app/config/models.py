@@ -29,7 +29,7 @@ from deployments.settings import (
     Strict,
     parse_settings,
 )
-from serve_app.config.unknown_model import listed, unknown_model
+from serve_app.config.unknown_model import LATEST, listed, unknown_model
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -211,6 +211,8 @@ class ByModel(Generic[T]):
 
     def named(self, name: str) -> T:
         """Raises UnknownModel, which lists those there are."""
+        if name not in self.names:
+            name = name.removesuffix(LATEST)
         own = name if name in self._of else self._aliases.get(name, self._anything)
         if own is None:
             raise unknown_model(name, self.names)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from deployments.errors import UnknownModel
 
+LATEST = ":latest"  # the tag that Ollama's clients put behind a name
+
 
 def unknown_model(name: str, there: tuple[str, ...]) -> UnknownModel:
     return UnknownModel(f"there is no model '{name}' here; this server has {listed(there)}", param="model")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from deployments.models.sparse import unpack
 from deployments.models.tokenizer import Query
 from deployments.settings import Kind
 from serve_app.api_keys import ApiKeys
-from serve_app.embedding import dialects
+from serve_app.embedding import dialects, ollama
 from serve_app.embedding.burst import burst
 from serve_app.embedding.document import document
 from serve_app.embedding.facts import record_of
@@ -33,6 +33,7 @@ from serve_app.embedding.requests import (
     MultiVectorRequest,
     OllamaEmbedRequest,
     OllamaPromptRequest,
+    OllamaShowRequest,
     OpenAIRequest,
     PoolingRequest,
     PredictRequest,
@@ -43,6 +44,7 @@ from serve_app.embedding.requests import (
 )
 from serve_app.embedding.routes import A_MODEL, ALL_ROUTES, ROOT, SEVERAL, routes_of
 from serve_app.observe.observer import Observer
+from serve_app.version import VERSION
 from serve_app.web.about import ModelApi
 from serve_app.web.admission_headers import admission
 from serve_app.web.asgi import Answer, Handler, HttpRequest, dumps, dumps_in_turns, json_answer
@@ -76,8 +78,8 @@ class HttpApi(ModelApi):
             "/embeddings": openai,
             "/v1/embed": partial(self._vectors, CohereEmbedRequest, partial(dialects.cohere, version="1")),
             "/v2/embed": partial(self._vectors, CohereEmbedRequest, partial(dialects.cohere, version="2")),
-            "/api/embed": partial(self._vectors, OllamaEmbedRequest, dialects.ollama),
-            "/api/embeddings": partial(self._vectors, OllamaPromptRequest, dialects.ollama_prompt),
+            "/api/embed": partial(self._ollama, OllamaEmbedRequest, dialects.ollama, {"embeddings": []}),
+            "/api/embeddings": partial(self._ollama, OllamaPromptRequest, dialects.ollama_prompt, {"embedding": []}),
             "/embed": partial(self._vectors, EmbedRequest, dialects.tei),
             "/embed_all": self.embed_all,
             "/similarity": partial(self._vectors, SimilarityRequest, dialects.cosines),
@@ -93,8 +95,15 @@ class HttpApi(ModelApi):
         chosen = {("POST", path): handlers[path] for path in routes_of(card.kinds)}
         if self._has_page and self._router.settings.emulated and card.kind == "embedding":
             chosen["POST", "/burst"] = self.burst
+        about: dict[tuple[str, str], Handler] = {
+            ("GET", "/api/tags"): self.ollama_tags,
+            ("GET", "/api/ps"): self.ollama_ps,
+            ("GET", "/api/version"): self.ollama_version,
+            ("POST", "/api/show"): self.ollama_show,
+        }
         return {
             **chosen,
+            **(about if card.kind == "embedding" else {}),
             ("POST", "/"): handlers[ROOT[card.kind]],
             ("POST", "/tokenize"): self.tokenize,
             ("POST", "/decode"): self.decode,
@@ -118,8 +127,44 @@ class HttpApi(ModelApi):
     ) -> Answer:
         """Takes a request of type `takes`, and answers what `reply` (of `dialects.py`) makes of the vectors."""
         asked = takes.parse(await request.body(self._max_body_bytes), self._rules)
+        return await self._reply(asked, reply, request)
+
+    async def _reply(
+        self, asked: Any, reply: Callable[[Any, Embedded, ModelCard], Any], request: HttpRequest
+    ) -> Answer:
         done = await self._embed(asked.queries, asked.query_options, request)
         return await _large(done, reply(asked, done, self._router.card))
+
+    async def _ollama(
+        self,
+        takes: Any,
+        reply: Callable[[Any, Embedded, ModelCard], Any],
+        nothing: Mapping[str, Any],
+        request: HttpRequest,
+    ) -> Answer:
+        """As `_vectors`; `nothing` answers a request without any text."""
+        asked = takes.parse(await request.body(self._max_body_bytes), self._rules)
+        if not asked.queries:
+            return json_answer({"model": self._rules.model, **nothing})
+        return await self._reply(asked, reply, request)
+
+    async def ollama_tags(self, _: HttpRequest) -> Answer:
+        return json_answer({"models": self.ollama_models(ollama.listed)})
+
+    async def ollama_ps(self, _: HttpRequest) -> Answer:
+        return json_answer({"models": self.ollama_models(ollama.running)})
+
+    async def ollama_version(self, _: HttpRequest) -> Answer:
+        return json_answer({"version": VERSION})
+
+    async def ollama_show(self, request: HttpRequest) -> Answer:
+        OllamaShowRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        return json_answer(ollama.shown(self._router.card, self._router.started))
+
+    def ollama_models(self, tell: Callable[[ModelCard, float], Any]) -> list[Any]:
+        """What Ollama's clients are told of the model: one that embeds."""
+        card = self._router.card
+        return [tell(card, self._router.started)] if card.kind == "embedding" else []
 
     async def embed_all(self, request: HttpRequest) -> Answer:
         """The vector of each token, not normalised."""

@@ -94,6 +94,19 @@ _RESULTS = object_of(
 _ONE_PREDICTION = list_of(object_of(score=NUMBER, label={"enum": "labels"}), "The likeliest first.")
 _PREDICTIONS: Schema = {"anyOf": [_ONE_PREDICTION, list_of(_ONE_PREDICTION)]}
 _WEIGHTS = list_of(object_of(index=WHOLE, value=NUMBER))
+_OLLAMA_MODELS = object_of(models=list_of(object_of(name=STRING, model=STRING, modified_at=STRING, size=WHOLE)))
+_OLLAMA_ABOUT: Mapping[str, Route] = {
+    "/api/tags": Route("ollama_tags", "The models that embed (Ollama)", _OLLAMA_MODELS),
+    "/api/ps": Route("ollama_ps", "The models that are loaded: all (Ollama)", _OLLAMA_MODELS),
+    "/api/version": Route("ollama_version", "The version of windve (Ollama)", object_of(version=STRING)),
+    "/api/show": Route(
+        "ollama_show",
+        "What a model is (Ollama)",
+        object_of(details={"type": "object"}, model_info={"type": "object"}, capabilities=list_of(STRING)),
+        requests.OllamaShowRequest,
+        statuses=(400, 404, 413),
+    ),
+}
 _ROUTES: Mapping[str, Route] = {
     "/v1/embeddings": Route("openai_embeddings", "Embed texts (OpenAI)", _EMBEDDINGS, requests.OpenAIRequest),
     "/embeddings": Route("embeddings", "Embed texts (OpenAI)", _EMBEDDINGS, requests.OpenAIRequest),
@@ -141,15 +154,17 @@ def document(served: Sequence[tuple[Rules, ModelCard]], *, api_keys: bool) -> di
     others = ALL_ROUTES.difference(*(routes_of(card.kinds) for _, card in served))
     routes = {path: _asking(path, route) for path, route in _ROUTES.items() if path not in others}
     routes["/"] = _asking("/", replace(_ROUTES[ROOT[served[0][1].kind]], name="root"))
+    if any(card.kind == "embedding" for _, card in served):
+        routes |= _OLLAMA_ABOUT
     routes |= {path: _named_after_tei(path, route) for path, route in ABOUT.items()}
+    if len(served) > 1:  # a body may name a model that is not there, also where TEI's own has no such field
+        routes = {path: _may_name(route) for path, route in routes.items()}
     summary = "Embeddings, reranking, classification: accelerator first, CPU for the overflow."
     found = build(summary, routes, api_keys=api_keys)
     if len(served) > 1:
         found["info"]["description"] = _ABOUT_SEVERAL
-        for route in routes.values():
-            if route.takes:  # each may name the model, also where TEI's own has no such field
-                properties = found["components"]["schemas"][route.takes.__name__]["properties"]
-                properties.setdefault("model", _NAMED)
+        for body in (body for route in routes.values() for body in route.bodies):
+            found["components"]["schemas"][body.__name__]["properties"].setdefault("model", _NAMED)
     values = _values(served)
     return {key: filled(part, values) for key, part in found.items()}
 
@@ -166,6 +181,10 @@ def _named_after_tei(path: str, route: Route) -> Route:
     if route.takes is None or error_shape(path) != "tei":
         return route
     return replace(route, summary=f"{route.summary} (text-embeddings-inference)")
+
+
+def _may_name(route: Route) -> Route:
+    return replace(route, statuses=tuple(sorted({*route.statuses, 404}))) if route.takes else route
 
 
 def _values(served: Sequence[tuple[Rules, ModelCard]]) -> dict[str, Any]:

@@ -7,11 +7,16 @@ A request is for the model under whose prefix it comes (`/models/NAME/embed`), e
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from deployments.embedding.router import Router
-from deployments.errors import Unavailable
+from deployments.errors import InvalidInput, Unavailable
+from deployments.models.model_files import ModelCard
 from serve_app.api_keys import ApiKeys
 from serve_app.config.models import ByModel
+from serve_app.embedding import ollama
 from serve_app.embedding.api import HttpApi
 from serve_app.embedding.document import document
 from serve_app.embedding.output_shapes import describe
@@ -37,6 +42,8 @@ class ModelsApi(DocumentedApi):
         self._of_all: dict[str, Handler] = {
             "/v1/models": self.openai_models,
             "/info": self.info,
+            "/api/tags": partial(self.ollama_models, ollama.listed),
+            "/api/ps": partial(self.ollama_models, ollama.running),
             "/health": self.health,
             "/docs": self.docs,
             "/openapi.json": self.openapi,
@@ -63,22 +70,28 @@ class ModelsApi(DocumentedApi):
         return self._apis.named(name)
 
     async def _choose(self, request: HttpRequest) -> HttpApi:
-        """Raises UnknownModel or BodyTooLarge."""
+        """Raises UnknownModel, InvalidInput or BodyTooLarge."""
         if request.path.startswith(ONE_MODEL):
             return self._apis.named(request.path.removeprefix(ONE_MODEL))
         name = await self._named(request) if request.method == "POST" else None
         if name is not None:
             return self._apis.named(name)
-        return next((api for api in self._apis if api.has(request.method, request.path)), self._apis.first)
+        has = [api for api in self._apis if api.has(request.method, request.path)]
+        return next(iter(has or [api for api in self._apis if api.has_path(request.path)]), self._apis.first)
 
     async def _named(self, request: HttpRequest) -> str | None:
         """The model that the body names, if it does. What else is wrong with the body is for the route to say."""
         found = await request.json_object(self._max_body_bytes)
         name = None if found is None else found.get("model")
-        return name if isinstance(name, str) else None
+        if name is not None and not isinstance(name, str):
+            raise InvalidInput("model must be a string", param="model")
+        return name
 
     async def openai_models(self, _: HttpRequest) -> Answer:
         return model_list([model for api in self._apis for model in api.models])
+
+    async def ollama_models(self, tell: Callable[[ModelCard, float], Any], _: HttpRequest) -> Answer:
+        return json_answer({"models": [one for api in self._apis for one in api.ollama_models(tell)]})
 
     async def info(self, _: HttpRequest) -> Answer:
         """The first model's, as a client expects it that knows of one, and each by its name."""
@@ -92,7 +105,10 @@ class ModelsApi(DocumentedApi):
         if all(one["status"] == "unavailable" for one in models.values()):
             raise Unavailable(f"no model can answer now: {NO_REPLICA}")
         all_well = all(one["status"] == "ok" for one in models.values())
-        status = {"status": "ok" if all_well else "degraded"}
+        status: dict[str, Any] = {"status": "ok"}
+        if not all_well:
+            missing = (name for one in models.values() for name in one.get("missing", ()))
+            status = {"status": "degraded", "missing": sorted(set(missing))}
         if self._api_keys is not None:
-            return json_answer(status)  # it was asked without a key: the names are not for all
+            return json_answer(status)  # it was asked without a key: the names of models are not for all
         return json_answer({**status, "models": models})

@@ -455,22 +455,35 @@ class OllamaOptions(Options):
 class OllamaEmbedRequest(OllamaOptions):
     """Ollama's `POST /api/embed`."""
 
-    input: Text | Annotated[list[Text], Constraint("a list of strings", "max_inputs")]
+    input: str | Annotated[list[Text], Constraint("a list of strings", "max_inputs", may_be_empty=True)] = ""
+    """Nothing, or an empty list, has no vectors."""
     dimensions: Dimensions = None
 
     @property
     def queries(self) -> Sequence[Query]:
-        return one_or_many(self.input)
+        return one_or_many(self.input) if self.input else []
 
 
 class OllamaPromptRequest(OllamaOptions):
     """Ollama's older `POST /api/embeddings`."""
 
-    prompt: Text
+    prompt: str = ""
+    """Nothing has an empty vector."""
 
     @property
     def queries(self) -> Sequence[Query]:
-        return [self.prompt]
+        return [self.prompt] if self.prompt else []
+
+
+class OllamaShowRequest(Fields):
+    """Ollama's `POST /api/show`."""
+
+    model: Model = None
+
+    other_names: ClassVar = {"name": "model"}
+    unused: ClassVar = dict.fromkeys(
+        ("verbose", "system", "template", "options"), "the answer is of the model as it is served"
+    )
 
 
 class PredictRequest(Options):

@@ -87,7 +87,7 @@ class Reply(ABC):
     def __init__(self, model: str, prompt_tokens: int, before: Sequence[str], names: TokenNames | None) -> None:
         """`before`: what is put before each choice. `names`: None where no logprobs are asked for."""
         self.prompt_tokens = prompt_tokens
-        self.says_usage = False  # in a stream
+        self.says_usage = self.says_usage_always = False  # in a stream: at its end, and in each chunk
         self._choices = [_Choice(index, text) for index, text in enumerate(before)]
         self._names = names
         self._head = {"id": f"{self.prefix}{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
@@ -141,7 +141,7 @@ class Reply(ABC):
 
     def _chunk(self, choice: _Choice, delta: dict[str, Any], logprobs: Any, finish: str | None) -> bytes:
         one = {"index": choice.index, **delta, "logprobs": logprobs, "finish_reason": finish}
-        usage = {"usage": None} if self.says_usage else {}
+        usage = {"usage": self._usage() if self.says_usage_always else None} if self.says_usage else {}
         return event({**self._head, "object": self.chunk_object, "choices": [one], **usage})
 
     def _usage(self) -> dict[str, int]:

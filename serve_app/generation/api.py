@@ -131,6 +131,7 @@ class CompletionsApi(ModelApi):
             await request.while_here(generations.begin(wanted))
             if asked.stream:
                 reply.says_usage = asked.stream_options.include_usage
+                reply.says_usage_always = asked.stream_options.continuous_usage_stats
                 events = _events(generations, reply)
                 return list(EVENTS), EventStream(events, generations.close, self._options.stream)
             await request.while_here(_collect(generations, reply))

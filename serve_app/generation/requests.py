@@ -1,7 +1,7 @@
 """What clients send to `/v1/completions` and `/v1/chat/completions`. Pure.
 
-A field that is not known is ignored, except where the answer would not be what it asks for: such a one is refused by
-its name (`_REFUSED`).
+A field that no API has is ignored. One that OpenAI or vLLM have and that is not carried out is refused by its name
+(`_UNSUPPORTED`), or changes nothing (`_UNUSED`).
 """
 
 from __future__ import annotations
@@ -15,28 +15,53 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from deployments.errors import InvalidInput
 from deployments.generation.text.chat_template import Message
 from deployments.generation.text.sampling import Sampling
-from serve_app.web.fields import Constraint, Fields, Inputs, Model, Rules, WholeFrom1, one_or_many
+from serve_app.web.fields import Constraint, Fields, Inputs, Model, Rules, Unsupported, WholeFrom1, one_or_many
 
 MOST_LOGPROBS = 20  # as OpenAI and vLLM
 _Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS), Constraint(f"a whole number up to {MOST_LOGPROBS}")]
 _MOST_STOPS, _LONGEST_STOP = 16, 256  # characters: each token's text is searched for each of them
 _SEED = 2**63
 
-# Fields that other servers know, with those of their values that change nothing.
-_REFUSED: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_p", "min_tokens"), (0,)),
-    **dict.fromkeys(("repetition_penalty", "length_penalty"), (1,)),
-    **dict.fromkeys(("use_beam_search", "include_stop_str_in_output", "continue_final_message"), (False,)),
-    **dict.fromkeys(("skip_special_tokens", "add_generation_prompt"), (True,)),
-    **dict.fromkeys(("stop_token_ids", "bad_words", "tools", "functions", "documents", "logits_processors"), ([],)),
-    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-    **dict.fromkeys(("prompt_logprobs", "truncate_prompt_tokens", "allowed_token_ids", "structured_outputs"), ()),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema"), ()),
-    **dict.fromkeys(("chat_template", "audio", "web_search_options", "reasoning_effort"), ()),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "suffix": ("",),
+
+def _except(*names: str, same: tuple[Any, ...] = (), why: str = "") -> dict[str, Unsupported]:
+    return dict.fromkeys(names, Unsupported(same, why))
+
+
+_NO_TOOLS = "no tools are called"
+_UNSUPPORTED: Mapping[str, Unsupported] = {
+    **_except("frequency_penalty", "presence_penalty", "min_p", "min_tokens", "routed_experts_prompt_start", same=(0,)),
+    **_except("repetition_penalty", "length_penalty", same=(1,)),
+    **_except("use_beam_search", "include_stop_str_in_output", "continue_final_message", "watermarking", same=(False,)),
+    **_except("return_tokens_as_token_ids", "return_token_ids", "return_token_offsets", same=(False,)),
+    **_except("return_prompt_text", same=(False,)),
+    **_except("skip_special_tokens", "add_generation_prompt", "spaces_between_special_tokens", same=(True,)),
+    **_except("return_mm_kwargs", "include_reasoning", same=(True,)),
+    **_except("stop_token_ids", "bad_words", "documents", "logits_processors", same=([],)),
+    **_except("tools", "functions", same=([],), why=_NO_TOOLS),
+    **_except("tool_choice", "function_call", same=("none", "auto"), why=_NO_TOOLS),
+    **_except("prompt_logprobs", "truncate_prompt_tokens", "allowed_token_ids", "structured_outputs"),
+    **_except("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "logprob_token_ids"),
+    **_except("chat_template", "audio", "web_search_options", "reasoning_effort", "prediction", "moderation"),
+    **_except("prompt_embeds", "kv_transfer_params", "ec_transfer_params", "repetition_detection", "verbosity"),
+    **_except("logit_bias", "vllm_xargs", same=({},)),
+    **_except("media_io_kwargs", "mm_processor_kwargs", same=({},), why="only texts are read"),
+    "response_format": Unsupported(({"type": "text"},)),
+    "modalities": Unsupported((["text"],)),
+    "suffix": Unsupported(("",)),
+    "priority": Unsupported((0,), "the header x-windve-priority: bulk lets others go first"),
+    "thinking_token_budget": Unsupported((-1,)),
+    "stream_interval": Unsupported((1,), "each piece of text is sent as it comes"),
+}
+_UNUSED: Mapping[str, str] = {
+    "user": "clients are told apart by their API keys",
+    "safety_identifier": "clients are told apart by their API keys",
+    "request_id": "the header x-request-id names a request",
+    **dict.fromkeys(("session_id", "cache_salt"), "nothing is kept for another request"),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), "no prompt is kept"),
+    **dict.fromkeys(("store", "metadata"), "no answer is stored"),
+    "service_tier": "there is one",
+    "parallel_tool_calls": _NO_TOOLS,
+    "truncation_side": "prompts are not cut",
 }
 
 
@@ -91,6 +116,10 @@ class StreamOptions(Fields):
 
     include_usage: bool = False
     """Say at the stream's end how many tokens there were."""
+    continuous_usage_stats: bool = False
+    """Say it in each chunk, too; needs include_usage."""
+
+    unused: ClassVar = {"include_obfuscation": "chunks are not padded"}
 
 
 class CompletionOptions(Fields):
@@ -117,18 +146,15 @@ class CompletionOptions(Fields):
     stream_options: StreamOptions = StreamOptions()
     ignore_eos: bool = False
     """End tokens do not end an answer."""
-    user: Any = None
-    """Ignored."""
+
+    unsupported: ClassVar = _UNSUPPORTED
+    unused: ClassVar = _UNUSED
 
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, fields: Any) -> Any:
-        if isinstance(fields, dict):
-            for name in _REFUSED.keys() & fields.keys():
-                if fields[name] is not None and fields[name] not in _REFUSED[name]:
-                    raise InvalidInput(f"{name} is not supported here; leave it out", param=name)
-            if fields.get("best_of") not in (None, fields.get("n") or 1):
-                raise InvalidInput("best_of is not supported here; leave it out, or set it to n", param="best_of")
+        if isinstance(fields, dict) and fields.get("best_of") not in (None, fields.get("n") or 1):
+            raise InvalidInput("best_of is not supported here; leave it out, or set it to n", param="best_of")
         return fields
 
     @property
@@ -164,6 +190,8 @@ class CompletionRequest(CompletionOptions):
     """Say how likely each token was, and so many others in its place."""
     echo: bool = False
     """Put the prompt before its answers."""
+
+    unsupported: ClassVar = {"add_special_tokens": Unsupported((True,))}
 
     @property
     def prompts(self) -> Sequence[str | Sequence[int]]:
@@ -225,6 +253,8 @@ class ChatRequest(CompletionOptions):
     """And so many others in its place; needs logprobs."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """What the model's chat template knows by name, as vLLM has it: `enable_thinking` of Qwen3."""
+
+    unsupported: ClassVar = {"add_special_tokens": Unsupported((False,)), "echo": Unsupported((False,))}
 
     @property
     def most_tokens(self) -> int | None:

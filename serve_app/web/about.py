@@ -105,6 +105,10 @@ class ModelApi(DocumentedApi):
         """There is such a route."""
         return (method, path) in self._routes
 
+    def has_path(self, path: str) -> bool:
+        """There is a route of this path, for some method."""
+        return any(known == path for _, known in self._routes)
+
     async def answer(self, request: HttpRequest) -> Answer:
         handler = self._routes.get((request.method, request.path)) or self._rare(request.method, request.path)
         return await handler(request)

@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from deployments.errors import EmptyInput, InvalidInput
-from serve_app.config.unknown_model import unknown_model
+from serve_app.config.unknown_model import LATEST, unknown_model
 
 _SHORT = 20  # characters
 _WRONG_TYPE, _WRONG = "windve_type", "windve_value"  # as pydantic wants names for its kinds of errors
@@ -57,9 +57,10 @@ class Rules:
         return tuple(dict.fromkeys((self.model, *self.aliases)))
 
     def check_model(self, name: str) -> None:
-        """Raises UnknownModel."""
-        if name != self.model and name not in self.aliases and not self.any_name:
-            raise unknown_model(name, self.names)
+        """`NAME:latest`, as Ollama's clients say it, is NAME. Raises UnknownModel."""
+        if name == self.model or self.any_name or name in self.aliases or name.removesuffix(LATEST) in self.names:
+            return
+        raise unknown_model(name, self.names)
 
     @property
     def max_sentences(self) -> int:
@@ -71,20 +72,21 @@ class Rules:
 class Constraint:
     """What a value must be, in words, for the sentence that refuses another.
 
-    `most`: the rule that bounds a list's length; such a list must not be empty either. `not_first`: the list is one of
-    another kind if its first item has one of these types.
+    `most`: the rule that bounds a list's length; such a list must not be empty either, unless it `may_be_empty`.
+    `not_first`: the list is one of another kind if its first item has one of these types.
     """
 
     words: str
     most: str | None = None
     not_first: tuple[type, ...] = ()
+    may_be_empty: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema: Any = handler(source)
         if schema["type"] != "list":
             return core_schema.custom_error_schema(schema, _WRONG_TYPE, custom_error_message=self.words)
         schema["fail_fast"] = True  # there may be millions of bad items
-        if self.most:
+        if self.most and not self.may_be_empty:
             schema["min_length"] = 1
         return core_schema.with_info_before_validator_function(self._check_list, schema)
 
@@ -249,11 +251,12 @@ class Fields(BaseModel):
             raise InvalidInput("the body is empty; send a JSON object")
         try:
             content = orjson.loads(body) if isinstance(body, bytes) else body
-            return cls.__pydantic_validator__.validate_python(content, context=rules)  # type: ignore[return-value]
+            found: Self = cls.__pydantic_validator__.validate_python(content, context=rules)  # quicker than its wrapper
         except orjson.JSONDecodeError as error:
             raise InvalidInput(f"the body is not valid JSON: {error}") from None
         except ValidationError as invalid:
             raise _problem(invalid.errors(include_url=False)) from None
+        return found
 
 
 def one_or_many(sent: Any) -> Sequence[Any]:

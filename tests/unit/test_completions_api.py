@@ -180,6 +180,15 @@ def test_a_stream_of_a_chat(api, world):
     assert "usage" not in events(post(api, CHAT, {**ASK, "stream": True}))[0]
 
 
+def test_a_stream_that_says_its_usage_in_each_chunk(api):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    found = events(post(api, CHAT, {**ASK, "stream": True, "stream_options": options}))
+    counts = [one["usage"]["completion_tokens"] for one in found]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (0, counts[-2])
+    assert counts[-1] > 0
+
+
 def test_parts_developers_and_template_variables(world, opened):
     template = "{{ messages[0].role }}|{{ messages[-1].content }}|{{ enable_thinking }}"
     world = Generating(world.card.model.folder, template=template)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import ollama
 import pytest
 
 from deployments.errors import EmptyInput, InvalidInput
@@ -11,7 +12,9 @@ from deployments.models.model_files import read_model_card
 from deployments.models.text_pairs import Pair, TokenBounds
 from deployments.models.tokenizer import Tokenizer
 from serve_app.embedding.api import HttpApi
-from tests.kit.asgi_client import post
+from serve_app.version import VERSION
+from tests.kit import client_fields
+from tests.kit.asgi_client import get, post
 from tests.kit.fake_router import ANSWERS, VECTORS, FakeRouter
 from tests.kit.router_world import SETTINGS
 
@@ -157,6 +160,41 @@ def test_values_that_ask_for_what_is_done_anyway_are_taken():
     fields = {"padding": "do_not_pad", "add_special_tokens": True, "late_chunking": False, "priority": 0, "user": "u"}
     asked("/v1/embeddings", {"input": "a", **fields, "mm_processor_kwargs": {}, "cache_salt": "x", "request_id": "y"})
     asked("/v1/rerank", {**RERANK, "max_chunks_per_doc": 1, "rank_fields": ["text"]}, "reranker")
+
+
+def test_the_page_tells_of_every_published_field():
+    """Each is in one place of the type that takes it: `page` fails where one is nowhere, or in two."""
+    assert client_fields.PAGE.read_text() == client_fields.page(), "python -m tests.kit.client_fields writes it"
+
+
+# --- Ollama -----------------------------------------------------------------------------------------------------------
+
+
+def test_ollama_s_routes_about_models():
+    api = HttpApi(FakeRouter())
+    tags, running = (get(api, f"/api/{path}").json["models"] for path in ("tags", "ps"))
+    assert [(one["name"], one["model"], one["capabilities"]) for one in tags] == [("m", "m", ["embedding"])]
+    assert tags[0]["modified_at"] == "1970-01-01T00:00:05Z"
+    assert {**running[0], **tags[0]} == running[0]
+    assert running[0]["context_length"] == 16
+    assert ollama.ListResponse(**get(api, "/api/tags").json).models[0].model == "m"
+    assert ollama.ProcessResponse(**get(api, "/api/ps").json).models[0].size_vram == 0
+    assert get(api, "/api/version").json == {"version": VERSION}
+    for body in ({"model": "m"}, {"name": "m:latest", "verbose": True}):
+        shown = ollama.ShowResponse(**post(api, "/api/show", body).json)
+        assert shown.modelinfo["bert.embedding_length"] == 4
+    assert post(api, "/api/show", {"model": "n"}).json == {"error": "there is no model 'n' here; this server has 'm'"}
+    assert get(HttpApi(FakeRouter("reranker")), "/api/tags").status == 404
+
+
+def test_ollama_s_names_and_empty_inputs():
+    router = FakeRouter()
+    for body in ({}, {"input": ""}, {"input": []}):
+        told = post(HttpApi(router), "/api/embed", {"model": "m:latest", **body})
+        assert (told.status, told.json) == (200, {"model": "m", "embeddings": []})
+    assert post(HttpApi(router), "/api/embeddings", {"model": "m"}).json["embedding"] == []
+    assert router.asked == []
+    assert "input[1] is an empty string" in refused("/api/embed", {"input": ["a", ""]})[1]
 
 
 # --- bounds on tokens -------------------------------------------------------------------------------------------------

@@ -177,6 +177,7 @@ def test_which_model_answers(routers, path, payload, answers):
         ("/embed", b"", 422),
         ("/embed", {**TEXT, "model": 3, "pad": "x" * 1000}, 413),
         ("/v1/embeddings", {"input": "x", "model": 3}, 400),
+        ("/decode", {"ids": [1], "model": {}}, 422),
         ("/nowhere", TEXT, 404),
         ("/models/a/nowhere", TEXT, 404),
         ("/info", TEXT, 405),
@@ -192,6 +193,18 @@ def test_what_is_refused_in_the_routes_own_shape(routers, path, payload, status)
     if "nobody" in path + str(payload):
         assert message == UNKNOWN
     assert asked(routers) == []
+
+
+def test_a_method_that_no_model_has_for_a_path_of_one(routers):
+    reply = get(ModelsApi(routers), "/rerank")
+    assert (reply.status, reply.headers["allow"]) == (405, "POST")
+
+
+def test_ollama_is_told_of_all_models_that_embed(routers):
+    api = ModelsApi(routers)
+    for path in ("/api/tags", "/api/ps"):
+        assert [one["name"] for one in get(api, path).json["models"]] == ["a", "org/b"]
+    assert post(api, "/api/embed", {"model": "org/b:latest", "input": "x"}).json["model"] == "org/b"
 
 
 def test_all_models_are_told_of(routers, monkeypatch):
@@ -216,7 +229,9 @@ def test_health_is_good_while_one_model_answers(routers):
     assert get(api, "/health").json == {**well, "models": {"a": well, "org/b": well, "ranks": well}}
     a.can_answer, a.live_pools = False, {"cpu": False}
     reply = get(api, "/health")
-    assert (reply.status, reply.json["status"]) == (200, "degraded")
+    assert (reply.status, reply.json["status"], reply.json["missing"]) == (200, "degraded", ["cpu"])
+    guarded = get(ModelsApi(routers, ApiKeys(["k"])), "/health").json
+    assert guarded == {"status": "degraded", "missing": ["cpu"]}
     assert reply.json["models"] == {
         "a": {"status": "unavailable", "missing": ["cpu"]},
         "org/b": well,
@@ -243,6 +258,8 @@ def test_the_document_is_of_all_models(routers):
     assert found["servers"] == [{"url": "/x"}]
     assert {"/embed", "/v1/embeddings", "/rerank", "/v2/rerank"} <= set(found["paths"])
     assert "/embed_sparse" not in found["paths"]
+    bodies = [one["post"] for one in found["paths"].values() if "post" in one]
+    assert all("404" in one["responses"] for one in bodies)  # a body may name a model that is not there
     schemas = found["components"]["schemas"]
     names = ["a", "org/b", "ranks", None]
     for kind in ("OpenAIRequest", "EmbedRequest", "RerankRequest", "CohereRerankRequest", "TokenizeRequest"):

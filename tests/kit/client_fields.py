@@ -1,0 +1,90 @@
+"""Writes docs/clients.md: what becomes of every field that other APIs publish. `python -m tests.kit.client_fields`."""
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import yaml
+
+from serve_app.embedding import document as embedding
+from serve_app.generation import document as generation
+from serve_app.web.fields import Fields
+
+PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
+PUBLISHED = yaml.safe_load((Path(__file__).parent / "published_fields.yaml").read_text())
+ROUTES = {**generation._ROUTES, **embedding._OLLAMA_ABOUT, **embedding._ROUTES}
+HEAD = """\
+# Clients of other servers
+
+What becomes of every field of a request that the APIs of other servers publish. `python -m tests.kit.client_fields`
+writes this page from their published schemas (`tests/kit/published_fields.yaml`) and windve's types; a test compares.
+
+- **Carried out**: the field means here what it means there.
+- **No effect**: the answer is the same with any value. The reason is below.
+- **Refused**: 400 (422 on TEI's routes), with the field's name and the reason. Values that ask for what is done anyway
+  are taken.
+
+A field that none of these APIs has is ignored: clients send extras of all kinds. A null field counts as left out.
+"""
+
+
+def body_of(api, paths, field):
+    """The type that takes this API's body, and the last part of the field's name within it."""
+    path = paths.partition(",")[0]
+    route = ROUTES[path]
+    kind = route.or_takes if route.or_takes is not None and api != "TEI" else route.takes
+    *outer, name = field.split(".")
+    for part in outer:
+        annotation = kind.model_fields[part].annotation
+        kind = next(
+            one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, Fields)
+        )
+    return kind, name
+
+
+def becomes(kind, name):
+    """Of a field of this type: "done", "unused" or "refused"; several or none: the types are wrong."""
+    places = {
+        "done": name in kind.model_fields or name in kind.other_names,
+        "unused": name in kind.unused,
+        "refused": name in kind.unsupported,
+    }
+    return [place for place, is_here in places.items() if is_here]
+
+
+def page():
+    """The whole page."""
+    sections, reasons = [HEAD], set()
+    for one in PUBLISHED:
+        sections.append(f"\n## {one['api']}\n\nSource: {one['source']}.\n\n")
+        sections.append(f"{_row('route', 'carried out', 'no effect', 'refused')}|---|---|---|---|\n")
+        for paths, fields in one["routes"].items():
+            found = {"done": [], "unused": [], "refused": []}
+            for field in fields:
+                kind, name = body_of(one["api"], paths, field)
+                (place,) = becomes(kind, name)
+                found[place].append(f"`{field}`")
+                if place != "done":
+                    reasons.add((field, *_reason(kind, name)))
+            routes = ", ".join(f"`{path}`" for path in paths.split(", "))
+            sections.append(_row(routes, *(", ".join(names) or "-" for names in found.values())))
+    sections.append(f"\n## Reasons\n\n{_row('field', 'what becomes of it', 'why')}|---|---|---|\n")
+    sections += [_row(f"`{field}`", what, why) for field, what, why in sorted(reasons)]
+    return "".join(sections)
+
+
+def _reason(kind, name):
+    """(what becomes of it, why)"""
+    if name in kind.unused:
+        return "no effect", kind.unused[name]
+    same, why = kind.unsupported[name]
+    taken = ", ".join(f"`{json.dumps(value)}`" for value in same)
+    return f"refused{taken and f', except {taken}'}", why or "not supported"
+
+
+def _row(*cells):
+    return f"| {' | '.join(cells)} |\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
