@@ -64,7 +64,7 @@ _COHERE_EMBEDDINGS = object_of(
     meta={"type": "object"},
 )
 _OLLAMA_EMBEDDINGS = object_of(
-    model=STRING, embeddings=_VECTORS, total_duration=WHOLE, load_duration=WHOLE, prompt_eval_count=WHOLE
+    dict.fromkeys(("total_duration", "load_duration", "prompt_eval_count"), WHOLE), model=STRING, embeddings=_VECTORS
 )
 _TOKEN_VECTORS = list_of(list_of(_NUMBERS))
 _EMBEDDING = object_of(object={"const": "embedding"}, index=WHOLE, embedding=_VECTOR)
