@@ -100,8 +100,8 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             raise
         rows_of = partial(self._encoder.rows, outputs=request.outputs, role=wanted.role)
         done = embedded(request, answers, rows_of)
-        if request.wanted.record is not None:
-            request.wanted.record.done = done
+        if wanted.record is not None:
+            wanted.record.done = done
         self._count(request, answers, done)
         return done
 

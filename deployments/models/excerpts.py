@@ -74,10 +74,14 @@ class Excerpts:
 
     def first_characters(self, text: str, tokens: int) -> str:
         """The text up to the end of its first `tokens` tokens (at least one), or all of it."""
-        part = text[: int(min(self.characters(tokens), len(text)))]
-        ends = [end for _, end in self.encode(part).offsets]
-        if len(part) < len(text) and (len(ends) < tokens or ends[tokens - 1] > len(part) - _EDGE):
-            ends = [end for _, end in self.encode(text).offsets]
+        for number in range(_EXCERPTS):
+            size = self.characters(tokens) * _LARGER**number
+            if size >= len(text):
+                break
+            ends = [end for _, end in self.encode(text[: int(size)]).offsets]
+            if len(ends) >= tokens and ends[tokens - 1] <= size - _EDGE:
+                return text[: ends[tokens - 1]]
+        ends = [end for _, end in self.encode(text).offsets]
         return text[: ends[tokens - 1]] if len(ends) >= tokens else text
 
     def _of(self, text: str, tokens: float, side: Side) -> Excerpt:

@@ -110,7 +110,7 @@ class Tokenizer:
         Raises EmptyInput where both texts are empty, InvalidInput where a pair is too long and `truncate` is off, or
         where the model takes no pairs.
         """
-        pairs = self._bounded(pairs, bounds)
+        pairs = self._bounded(pairs, bounds, side)
         if self._judge is not None:
             return self._judged(pairs, truncate, side, first, bounds)
         if self._pair is None:
@@ -133,14 +133,19 @@ class Tokenizer:
             filled.append(self._pair.fill(*cut_longest_first(a.ids, b.ids, room, side)))
         return filled
 
-    def _bounded(self, pairs: Sequence[Pair], bounds: TokenBounds) -> Sequence[Pair]:
-        """Each text up to its bound."""
+    def _bounded(self, pairs: Sequence[Pair], bounds: TokenBounds, side: Side) -> Sequence[Pair]:
+        """Each text up to its bound. Raises InvalidInput for a cut on the left beside a bound above the model's own."""
         if bounds.first is None and bounds.second is None:
             return pairs
 
         def cut(texts: Sequence[str], tokens: int | None) -> Sequence[str]:
             if tokens is None:
                 return texts
+            if tokens >= self._max_tokens:  # the model's own bound cuts as much, and reads less of a long text
+                if side == "right":
+                    return texts
+                problem = f"a bound of {tokens} tokens on a text is no less than the model takes ({self._max_tokens})"
+                raise InvalidInput(f"{problem}; send a smaller one, or cut on the right")
             first = {text: self._excerpts.first_characters(text, tokens) for text in set(texts)}
             return [first[text] for text in texts]
 

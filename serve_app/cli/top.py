@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import math
 import time
@@ -126,7 +127,7 @@ def _read(address: str, key: str | None) -> Reading:
     except urllib.error.HTTPError as error:
         hint = ": say with --key where its API key is" if error.code == _UNAUTHORIZED else ""
         raise _NotReached(f"{address}/info answers {error.code}{hint}") from None
-    except ValueError:
+    except (ValueError, http.client.HTTPException):
         raise _NotReached(f"{address}/info is not JSON: no windve service answers there") from None
     except OSError as error:
         raise _NotReached(f"{address} does not answer: {getattr(error, 'reason', error)}") from None

@@ -24,6 +24,7 @@ from serve_app.config.overrides import NONE, Overrides
 
 IMPORT_PATH = "serve_app.app:build"
 GENERATION = "serve_app.generation.generation_app:build"
+_OURS = IMPORT_PATH, GENERATION
 _SECTIONS: dict[str, type[BaseModel]] = {
     "http_options": HTTPOptionsSchema,
     "grpc_options": gRPCOptionsSchema,
@@ -39,7 +40,7 @@ def load_config(path: Path, overrides: Overrides = NONE) -> dict[str, Any]:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(str(path), f"cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(str(path), f"is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
         raise SettingsError(str(path), "is not a Serve config (a mapping with `applications`)")
@@ -79,9 +80,7 @@ def _args(application: dict[str, Any]) -> ApplicationArgs:
 
 def ours(config: dict[str, Any]) -> list[dict[str, Any]]:
     """The windve applications of a Serve config."""
-    return [
-        found for found in config.get("applications") or [] if found.get("import_path") in {IMPORT_PATH, GENERATION}
-    ]
+    return [found for found in config.get("applications") or [] if found.get("import_path") in _OURS]
 
 
 def router_config(application: dict[str, Any]) -> dict[str, Any] | None:

@@ -12,14 +12,14 @@ import numpy as np
 
 from deployments.embedding.request import Embedded, Wanted
 from deployments.embedding.router import Router
-from deployments.errors import WindveError, WrongKind
+from deployments.errors import InvalidInput, WindveError, WrongKind
 from deployments.models.model_files import ModelCard
 from deployments.models.sparse import unpack
 from deployments.models.tokenizer import Query
 from deployments.settings import Kind
 from serve_app.api_keys import ApiKeys
 from serve_app.embedding import dialects, ollama
-from serve_app.embedding.burst import burst
+from serve_app.embedding.burst import Bursts
 from serve_app.embedding.document import document
 from serve_app.embedding.facts import record_of
 from serve_app.embedding.input_types import prompt_names
@@ -67,6 +67,7 @@ class HttpApi(ModelApi):
         super().__init__(rules, router, api_keys, observer, emulated=settings.emulated, has_page=settings.page)
         self._max_body_bytes = limits.max_body_bytes
         self._prompt_names = prompt_names(card.prompts)
+        self._bursts = Bursts(router)
         self._document = document([(rules, card)], api_keys=api_keys is not None)
 
     def _own_routes(self) -> dict[tuple[str, str], Handler]:
@@ -298,8 +299,10 @@ class HttpApi(ModelApi):
         return await self._router.embed(queries, wanted)
 
     async def burst(self, request: HttpRequest) -> Answer:
-        """For the page."""
-        return json_answer(await burst(self._router, request.client))
+        """For the page; JSON is asked for, as no other site's page can send it unasked."""
+        if request.headers.get(b"content-type") != b"application/json":
+            raise InvalidInput("send the content type application/json")
+        return json_answer(await request.while_here(self._bursts.send(request.client)))
 
     async def info(self, _: HttpRequest) -> Answer:
         await self._router.hear_replicas()

@@ -17,7 +17,25 @@ _OF_CAPACITY, _LEAST, _MOST = 1.5, 6, 2000
 _TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 
 
-async def burst(router: Router, client: Client | None) -> dict[str, Any]:
+class Bursts:
+    """Of one Router, one at a time."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._runs = False
+
+    async def send(self, client: Client | None) -> dict[str, Any]:
+        """Raises Busy while another one is sent."""
+        if self._runs:
+            raise Busy("a burst is being sent; wait for its end", retry_after_s=self._router.config.slo_s)
+        self._runs = True
+        try:
+            return await _burst(self._router, client)
+        finally:
+            self._runs = False
+
+
+async def _burst(router: Router, client: Client | None) -> dict[str, Any]:
     """Ask for one text each, all at once, half as often again as all pools have room for, and say what came of it."""
     count = min(_MOST, max(_LEAST, math.ceil(_OF_CAPACITY * router.capacity)))
     wanted = Wanted(client=client)

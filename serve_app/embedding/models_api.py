@@ -83,6 +83,8 @@ class ModelsApi(DocumentedApi):
         """The model that the body names, if it does. What else is wrong with the body is for the route to say."""
         found = await request.json_object(self._max_body_bytes)
         name = None if found is None else found.get("model")
+        if name is None and found is not None and request.path == "/api/show":
+            name = found.get("name")  # Ollama's older word
         if name is not None and not isinstance(name, str):
             raise InvalidInput("model must be a string", param="model")
         return name

@@ -129,14 +129,20 @@ class RoleOptions(AnyOptions):
         return self.input_type if self.prompt_name is None else None
 
 
-_JINA_TASKS: dict[str, InputType] = {
+_JINA_TASKS: dict[str, InputType | None] = {
     "retrieval.query": "query",
     "retrieval.passage": "passage",
+    "code.query": "query",
+    "code.passage": "passage",
+    "text-matching": None,
     "classification": "classification",
     "clustering": "clustering",
     "separation": "clustering",
 }
-JinaTask = Literal["retrieval.query", "retrieval.passage", "classification", "clustering", "separation"]
+JinaTask = Literal[
+    "retrieval.query", "retrieval.passage", "code.query", "code.passage", "text-matching", "classification",
+    "clustering", "separation",
+]  # fmt: skip
 
 
 class OpenAIRequest(RoleOptions, VllmOptions):
@@ -342,7 +348,9 @@ class CohereRerankRequest(VllmOptions):
 
     unsupported: ClassVar = {
         "rank_fields": Unsupported((["text"],), "of a document the field text is read"),
-        "max_chunks_per_doc": Unsupported((1,), "a document is read as one text, cut to the model's length"),
+        "max_chunks_per_doc": Unsupported(
+            (1, 10), "a document is read as one text, cut to the model's length; 10 is Cohere's default"
+        ),
         "relevant_spans": Unsupported((False,), "a score is of the whole document"),
         "instruction": Unsupported(why="it is a setting of the server, args.model.instruction"),
         "return_embeddings": Unsupported((False,), "a reranker has scores only"),

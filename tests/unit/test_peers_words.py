@@ -94,6 +94,7 @@ def test_options_of_a_rerank():
         ("/v1/embeddings", {"truncation_side": "left"}, {"truncation_direction": "left"}),
         ("/v1/embeddings", {"task": "retrieval.query"}, {"prompt_name": "query"}),
         ("/v1/embeddings", {"task": "retrieval.passage"}, {"prompt_name": ""}),
+        ("/v1/embeddings", {"task": "text-matching"}, {}),
         ("/v1/embeddings", {"task": "retrieval.query", "prompt_name": ""}, {"prompt_name": ""}),
         ("/api/embed", {"options": {"num_ctx": 5, "temperature": 1}}, {"bounds": TokenBounds(query=5)}),
         ("/api/embed", {"options": {"num_ctx": 0}, "keep_alive": "5m", "dimensions": 0}, {}),
@@ -133,7 +134,7 @@ def test_jina_s_base64():
         ("/v1/embeddings", {"late_chunking": True}, "late_chunking is not supported here: each text is embedded by"),
         ("/v1/embeddings", {"add_special_tokens": False}, "add_special_tokens is not supported here"),
         ("/v1/embeddings", {"messages": []}, "messages is not supported here: chats are not read here"),
-        ("/v1/embeddings", {"task": "text-matching"}, "task must be 'retrieval.query', 'retrieval.passage', "),
+        ("/v1/embeddings", {"task": "no-such"}, "task must be 'retrieval.query', 'retrieval.passage', "),
         ("/v1/embeddings", {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens must be a whole number from 1, or"),
         ("/v1/embeddings", {"normalize": True, "use_activation": False}, "normalize and use_activation say different"),
         ("/v2/embed", {"priority": 3}, "priority is not supported here: the header x-windve-priority: bulk lets"),
@@ -148,7 +149,7 @@ def test_a_field_that_is_refused(path, fields, sentence):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"rank_fields": ["title"]}, {"max_chunks_per_doc": 10}, {"instruction": "x"}, {"relevant_spans": True}]
+    "fields", [{"rank_fields": ["title"]}, {"max_chunks_per_doc": 5}, {"instruction": "x"}, {"relevant_spans": True}]
 )
 def test_a_field_of_a_rerank_that_is_refused(fields):
     (name,) = fields
@@ -234,6 +235,17 @@ def test_the_texts_of_a_pair_have_bounds_of_their_own():
     assert len(cut) == 8
     with pytest.raises(EmptyInput):
         pairs.encode_pairs([Pair("", "")], truncate=False, bounds=TokenBounds(first=1))
+
+
+def test_a_bound_above_the_model_s_own_reads_no_more_of_a_long_text(monkeypatch):
+    pairs = Tokenizer(dataclasses.replace(read_model_card(SETTINGS.model), kind="reranker"))
+    long = [Pair("one", "two three " * 1000)]
+    (whole,) = pairs.encode_pairs(long, truncate=True)
+    monkeypatch.setattr(Excerpts, "first_characters", lambda *_: pytest.fail("the text was read up to the bound"))
+    (found,) = pairs.encode_pairs(long, truncate=True, bounds=TokenBounds(second=4096))
+    assert found.tolist() == whole.tolist()
+    with pytest.raises(InvalidInput, match="a bound of 4096 tokens on a text is no less than the model takes"):
+        pairs.encode_pairs(long, truncate=True, side="left", bounds=TokenBounds(second=4096))
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 900])

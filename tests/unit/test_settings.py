@@ -123,9 +123,14 @@ def test_a_config_without_our_application():
         check_config(config)
 
 
-@pytest.mark.parametrize(("text", "problem"), [("a: [", "is not valid YAML"), ("3", "is not a Serve config")])
+@pytest.mark.parametrize(("text", "problem"), [
+    (b"a: [", "is not valid YAML"),
+    (b"a: \xff", "is not valid YAML"),
+    (b"3", "is not a Serve config"),
+    (b"applications: [{import_path: [a]}]", "import_path"),
+])  # fmt: skip
 def test_broken_files(tmp_path, text, problem):
-    (tmp_path / "c.yaml").write_text(text)
+    (tmp_path / "c.yaml").write_bytes(text)
     with pytest.raises(SettingsError, match=problem):
         load_config(tmp_path / "c.yaml")
     with pytest.raises(SettingsError, match="cannot be read: No such file"):

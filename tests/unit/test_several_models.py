@@ -205,6 +205,8 @@ def test_ollama_is_told_of_all_models_that_embed(routers):
     for path in ("/api/tags", "/api/ps"):
         assert [one["name"] for one in get(api, path).json["models"]] == ["a", "org/b"]
     assert post(api, "/api/embed", {"model": "org/b:latest", "input": "x"}).json["model"] == "org/b"
+    for word in ("model", "name"):
+        assert post(api, "/api/show", {word: "org/b"}).status == 200
 
 
 def test_all_models_are_told_of(routers, monkeypatch):

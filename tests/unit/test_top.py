@@ -173,6 +173,11 @@ def test_what_is_not_windve_is_said_in_one_sentence(service, capsys, answer, sen
     assert capsys.readouterr().err == f"windve: {service.url}/info {sentence}\n"
 
 
+def test_a_port_that_is_no_number(capsys):
+    assert main(["top", "http://127.0.0.1:80x", "--once"]) == 1
+    assert capsys.readouterr().err.endswith("/info is not JSON: no windve service answers there\n")
+
+
 def test_nobody_there(capsys):
     assert main(["top", "http://127.0.0.1:1", "--once"]) == 1
     assert capsys.readouterr().err.startswith("windve: http://127.0.0.1:1 does not answer: ")
