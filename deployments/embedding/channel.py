@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployments.admission.fair_share import Tenant
@@ -132,9 +133,15 @@ class Channel(RouterChannel[Offers, PendingOffer, Report]):
         if self.pending.get(pending.number) is pending:
             self._outgoing().confirmed.append(pending.number)
 
-    def note_refused(self, work_s: float, tenant: Tenant | None = None) -> None:
-        """With the next frame: so much work of that tenant was refused here without asking."""
-        self._out.refused_s[tenant] = self._out.refused_s.get(tenant, 0.0) + work_s
+    def note_refused(self, work_s: float, tenant: Tenant | None = None, lengths: Sequence[int] = ()) -> None:
+        """With the next frame: so much work of that tenant was refused here without asking, in queries of so many
+        tokens each.
+        """
+        out = self._out
+        out.refused_s[tenant] = out.refused_s.get(tenant, 0.0) + work_s
+        sizes = out.refused_sizes
+        for tokens in lengths:
+            sizes[tokens] = sizes.get(tokens, 0) + 1
 
     def hear(self, report: Report) -> None:
         self._on_report(report)

@@ -1,28 +1,40 @@
-"""When those who are told busy should come back: not all at once. Pure: the time is an argument."""
+"""When those who are told busy should come back: each at a moment of its own. Pure: the time is an argument."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-_RETURNING = 0.5  # of those who are told, about so many come back; the others leave their moment to somebody else
+_LONGEST = 30.0  # SLOs: nobody is told to come back later
+_FORGOTTEN = 1.0  # SLOs without a refusal: whoever came found room, and the line is over
+_RETURNING = 0.5  # of those who are told of an opening for many: the others leave their moment to somebody else
 
 
 @dataclass(slots=True)
 class Comebacks:
-    """One Router's. An opening admits so many queries as its room holds, and then one after the other as the devices
-    work. So whoever is refused is told a moment behind those who were told before. The line is an SLO long at most, and
-    then begins anew: not all of them come, and who comes too early is told again.
+    """One Router's line of those who were refused. Whoever is refused is told the moment at which the devices have done
+    the work of all who were told before. While nobody is refused the line ends.
+
+    A device that answers at its run's end opens for many at once, and then for nobody until its next opening. It needs
+    many then: the line behind such an opening is an SLO long at most, and begins anew.
     """
 
-    _line_at: float = 0.0  # the work of all who were told is done, if it begins as the devices open
+    _line_at: float = -math.inf  # the work of all who were told is done
+    _refused_at: float = -math.inf
 
     def wait_s(self, now: float, opens_s: float, *, work_s: float, room_s: float, slo_s: float) -> float:
-        """Seconds until a query should come back that takes the devices together `work_s`. They open in `opens_s`, and
-        have room for `room_s` then.
+        """Seconds until a query should come back that takes the devices together `work_s`. There is room for it in
+        `opens_s`, if nobody else comes. `room_s`: what they open for at once, in seconds of all; 0: room grows.
         """
         opens_at = now + opens_s
-        line_at = max(self._line_at, opens_at)
-        if line_at - room_s > opens_at + slo_s:
-            line_at = opens_at
-        self._line_at = line_at + _RETURNING * work_s
-        return max(opens_s, line_at - room_s - now)
+        if room_s:
+            place = max(self._line_at, opens_at)
+            if place - room_s > opens_at + slo_s:
+                place = opens_at
+            work_s *= _RETURNING
+        elif now - self._refused_at <= _FORGOTTEN * slo_s:
+            place = max(opens_at, min(self._line_at, now + _LONGEST * slo_s))
+        else:
+            place = opens_at
+        self._refused_at, self._line_at = now, place + work_s
+        return max(opens_s, place - room_s - now)

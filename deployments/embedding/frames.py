@@ -50,8 +50,8 @@ class Offer(Head):
 class Offers(Head):
     """One frame of a Router. `offers` are in the order in which they were made; `called_off` and `confirmed` are
     numbers of offers, the latter of parts whose rest is admitted elsewhere. `refused_s`: planned device seconds of work
-    that the Router refused without asking, by tenant. `settings`: see `Pool.configure`. `asks`: the replica should
-    report its state at once.
+    that the Router refused without asking, by tenant; `refused_sizes`: how many such queries, by their tokens.
+    `settings`: see `Pool.configure`. `asks`: the replica should report its state at once.
     """
 
     offers: list[Offer] = msgspec.field(default_factory=list)
@@ -60,6 +60,7 @@ class Offers(Head):
     refused_s: dict[Tenant | None, float] = msgspec.field(default_factory=dict)
     settings: dict[str, Any] | None = None
     asks: bool = False
+    refused_sizes: dict[int, int] = msgspec.field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.offers or self.called_off or self.confirmed or self.settings is not None or self.asks)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deployments.admission.fair_share import Tenant
@@ -70,10 +70,10 @@ class Link(ReplicaLink[View, Channel]):
         if self._channel is not None:
             self._channel.confirm(pending)
 
-    def refuse_here(self, work_s: float, tenant: Tenant | None) -> None:
-        """A query of so much work is refused without asking the replica, which is told with the next frame."""
+    def refuse_here(self, lengths: Sequence[int], tenant: Tenant | None) -> None:
+        """Queries of so many tokens are refused without asking the replica, which is told with the next frame."""
         if self._channel is not None:
-            self._channel.note_refused(work_s, tenant)
+            self._channel.note_refused(self.view.model.work_s(lengths), tenant, lengths)
 
     def describe(self) -> dict[str, Any]:
         """As `/info` shows it."""

@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
 
-from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Unit
 from deployments.embedding.channel import PendingOffer, Refused
 from deployments.embedding.comebacks import Comebacks
@@ -23,6 +22,7 @@ from deployments.embedding.placement import Hedges, Placement, admitted
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, OfferedPart, Request
 from deployments.embedding.transit import Transit
+from deployments.embedding.view import Ask
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
 
 logger = logging.getLogger("ray.serve")
@@ -30,6 +30,7 @@ logger = logging.getLogger("ray.serve")
 _ASKED = 4  # replicas of a pool, at most, for one query
 _RETRY_LATER = 0.02  # of the SLO after the opening, at least the cost of a query: at the opening itself many come back
 _SHORTEST_RETRY_S = 0.01
+_LEAST_SHARE = 0.1  # of a device's time, for work: beta may be nearly an SLO
 
 
 class Placer:
@@ -123,7 +124,9 @@ class Placer:
                     parts += placed
                     placed.clear()
                     return True
-                self._note_full(request, pool, link)
+                now, lengths = asyncio.get_running_loop().time(), request.lengths(left)
+                opens_s = link.view.opens_for_s(now, self._ask(now, request, lengths[0]))
+                self._note_full(request, pool, link, lengths, opens_s)
         finally:
             for part in placed:
                 part.link.call_off(part.pending)
@@ -162,10 +165,11 @@ class Placer:
     def candidates(self, request: Request, lengths: Sequence[int]) -> Iterator[tuple[Pool, Link]]:
         """Yield the replicas to ask, in order: pool by pool, within a pool the earliest predicted finish first.
 
-        `lengths`: tokens of each query. A replica that said when it has room again is skipped until then: the Router
-        counts the work as refused for that replica, and notes in `request` when to come back.
+        `lengths`: tokens of each query. A replica that has no room for the first one, by what it said, is skipped: the
+        Router counts the work as refused for that replica, and notes in `request` when to come back.
         """
         trial = request.wanted.trial
+        asks_all = trial is not None or request.deferrable
         for pool in self.pools.values():
             if not (pool.is_open if trial is None else trial.may_use(pool.name)):
                 continue
@@ -173,13 +177,14 @@ class Placer:
             depth = pool.config.queue_depth if pool.by_count else None
             if trial is not None:
                 depth = trial.depth(pool.name)
-            slo_s = max(self.config.slo_s, request.allowed_s)
-            for link in pool.by_finish(loop.time(), lengths, _ASKED, slo_s=slo_s, depth=depth, tenant=request.tenant):
+            slo_s, now = max(self.config.slo_s, request.allowed_s), loop.time()
+            ask = self._ask(now, request, lengths[0])
+            for link in pool.by_finish(now, lengths, _ASKED, ask=ask, slo_s=slo_s, depth=depth):
                 now = loop.time()  # the one before has been asked meanwhile
-                if trial is None and not request.deferrable and link.view.opens_s(now, request.tenant) > 0:
+                if not asks_all and (opens_s := link.view.opens_for_s(now, ask)) > 0:
                     if request.last_pool != pool.name:
-                        link.refuse_here(link.view.model.work_s(lengths), request.tenant)
-                    self._note_full(request, pool, link)
+                        link.refuse_here(lengths, request.tenant)
+                    self._note_full(request, pool, link, lengths, opens_s)
                 elif link.is_live:
                     yield pool, link
 
@@ -222,10 +227,14 @@ class Placer:
 
     # --- refuse -------------------------------------------------------------------------------------------------------
 
-    def is_full(self, tenant: Tenant | None) -> bool:
-        """Every replica that is looked at has said that it opens to this tenant later."""
+    def is_full(self, request: Request, tokens: int) -> bool:
+        """No replica has room for a query of so many tokens, by what they said."""
         now = asyncio.get_running_loop().time()
-        return all(pool.is_full(now, tenant) for pool in self.pools.values() if pool.is_open)
+        ask = self._ask(now, request, tokens)
+        for pool in self.pools.values():  # noqa: SIM110 - as in `Pool.is_full`
+            if pool.is_open and not pool.is_full(now, ask):
+                return False
+        return True
 
     def busy_everywhere(self, request: Request, lengths: Sequence[int]) -> WindveError:
         """The error for a request that is refused because `is_full`. Adds its work, with so many tokens in each query
@@ -235,28 +244,38 @@ class Placer:
             pass
         return self.busy(request, lengths)
 
-    def _note_full(self, request: Request, pool: Pool, link: Link) -> None:
+    def _ask(self, now: float, request: Request, tokens: int) -> Ask:
+        """A query of the request, of so many tokens, if it is sent now."""
+        allowed_s = request.allowed_s
+        lag_s = self.transit_s + now - request.started - max(0.0, allowed_s - self.config.slo_s)
+        return Ask(tokens, allowed_s, lag_s, request.tenant)
+
+    def _note_full(self, request: Request, pool: Pool, link: Link, lengths: Sequence[int], opens_s: float) -> None:
         request.asked += 1
         request.last_pool = pool.name
         now = asyncio.get_running_loop().time()
         later_s = max(_RETRY_LATER * self.config.slo_s, link.view.model.alpha_s)
         request.is_over_share |= link.view.is_over_share(request.tenant)
-        lengths = request.lengths(range(len(request.ids))) or [1]
         finish_s = link.view.finish_s(now, lengths) - request.allowed_s
-        opens_s = max(link.view.opens_s(now, request.tenant), finish_s)
+        opens_s = max(opens_s, finish_s)
         if opens_s + later_s < request.retry_s:
-            request.retry_s, request.room_s = opens_s + later_s, opens_s - finish_s
+            request.retry_s = opens_s + later_s
+            request.room = link.view.opens_for_queries(lengths)
 
     def _retry_after_s(self, request: Request, lengths: Sequence[int]) -> float:
         opens_s = request.retry_s if math.isfinite(request.retry_s) else self.config.slo_s
+        slo_s = self.config.slo_s
         rate, routers = 0.0, 1  # requests like this one that all devices do in a second; who else tells others
         for pool in self.pools.values():
             if pool.is_open and (state := (view := pool.live[0].view).state) is not None:
-                rate += len(pool.live) / max(1e-9, state.slowdown * view.model.work_s(lengths))
+                model = view.model
+                share = max(_LEAST_SHARE, 1 - state.slowdown * model.beta_s / slo_s)  # of its time, for work
+                work_s = model.cost_s(lengths[0]) if len(lengths) == 1 else model.work_s(lengths)
+                rate += share * len(pool.live) / max(1e-9, state.slowdown * work_s)
                 routers = max(routers, state.routers)
         now, work_s = asyncio.get_running_loop().time(), routers / rate if rate else 0.0
-        slo_s = self.config.slo_s
-        retry_s = self._comebacks.wait_s(now, opens_s, work_s=work_s, room_s=request.room_s, slo_s=slo_s)
+        room_s = request.room / rate if rate else 0.0
+        retry_s = self._comebacks.wait_s(now, opens_s, work_s=work_s, room_s=room_s, slo_s=slo_s)
         return max(_SHORTEST_RETRY_S, retry_s)
 
     def busy(self, request: Request, lengths: Sequence[int] = ()) -> WindveError:

@@ -90,10 +90,10 @@ class Wanted:
 class Request:
     """One request on its way. Times are the loop's, in seconds. `deferrable`: it waits behind early deadlines.
 
-    What replicas said is kept for the error, if it comes to that: `retry_s` is the earliest that one of them opens,
-    `room_s` what it has room for then beside this request, `asked` counts them, `never` those of them on which it would
-    not end in time even if they were idle, and `last_pool` is the pool of the last one. `is_over_share`: one said that
-    the tenant asks for more than its share.
+    What replicas said is kept for the error, if it comes to that: `retry_s` is the earliest that one of them has room,
+    `room` is how many such requests it has room for then at once, `asked` counts them, `never` those of them on which
+    it would not end in time even if they were idle, and `last_pool` is the pool of the last one. `is_over_share`: one
+    said that the tenant asks for more than its share.
     """
 
     queries: Sequence[Query]
@@ -107,7 +107,7 @@ class Request:
     ids: list[TokenIds] = field(default_factory=list)
     tokenised: float = 0.0
     retry_s: float = math.inf
-    room_s: float = 0.0
+    room: float = 0.0
     asked: int = 0
     never: int = 0
     last_pool: str | None = None

@@ -190,8 +190,9 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         if request.bulk or (count > 1 and count > self._placer.capacity(self._estimated_tokens(request), request)):
             self._bulk.check(count)
         elif not request.deferrable:  # who is deferrable waits behind the others
-            if self._placer.is_full(request.tenant):
-                raise self._placer.busy_everywhere(request, self._estimated_lengths(request))
+            lengths = self._estimated_lengths(request)
+            if self._placer.is_full(request, lengths[0]):
+                raise self._placer.busy_everywhere(request, lengths)
             if request.characters > ON_LOOP:
                 self._refuse_long_texts(request)
 

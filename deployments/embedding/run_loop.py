@@ -106,6 +106,8 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             self._configure(session, offers.settings)
         for tenant, work_s in offers.refused_s.items():
             self.schedule.demand.arrives(now, work_s, tenant)
+        for tokens, count in offers.refused_sizes.items():
+            self.schedule.demand.refused(now, self.schedule.limits.model.cost_s(tokens), count)
         called_off = set(offers.called_off)
         if called_off:  # in one go: a client that goes may take thousands along
             self._drop([query for number in called_off for query in session.admitted.pop(number, {}).values()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from deployments.admission.fair_share import Tenant
 from deployments.admission.predictor import LinePredictor
@@ -14,7 +15,19 @@ from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.state import Policy, ReplicaState
 from deployments.serving.replica_view import ReplicaView
 
+_SAME_S = 1e-6
 UNKNOWN_COST = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first report
+
+
+class Ask(NamedTuple):
+    """A query for which a replica may have room. `allowed_s`: from its arrival to its deadline; `lag_s`: it reaches the
+    replica with so much less than an SLO.
+    """
+
+    tokens: int
+    allowed_s: float
+    lag_s: float = 0.0
+    tenant: Tenant | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -23,10 +36,15 @@ class View(ReplicaView[ReplicaState]):
 
     model: CostModel = UNKNOWN_COST
     outlier: Outlier = field(default_factory=Outlier)
+    _goes_by_cost: bool = False  # its last state says for which cost it opens
+    _opens_at_once: bool = False  # and has no room before, as its device does not make it one by one
 
     def hear(self, now: float, state: ReplicaState, seen: int) -> None:
         ReplicaView.hear(self, now, state, seen)
         self.model = CostModel(*state.model[:4])
+        self._goes_by_cost = state.opens_cost_s > 0 and not state.over_share
+        grows_s = state.slowdown * (state.opens_cost_s - state.room_s) if state.room_grows else 0.0
+        self._opens_at_once = state.opens_s > grows_s + _SAME_S if state.opens_s else False
 
     def finish_s(self, now: float, lengths: Sequence[int]) -> float:
         """Seconds until queries of so many tokens each would be answered there, if they went now together."""
@@ -45,6 +63,36 @@ class View(ReplicaView[ReplicaState]):
             return 0.0
         opens_s = state.under_share_opens_s if state.over_share and not self.is_over_share(tenant) else state.opens_s
         return max(0.0, self.heard_at + opens_s - now, self.outlier.until - now)
+
+    def opens_for_s(self, now: float, ask: Ask) -> float:
+        """Seconds until it has room for this query, beside the work that it was sent since its last state; 0: now. Who
+        would be late on an idle device too is not refused for want of room.
+        """
+        state = self.state
+        if state is None or not self._goes_by_cost or not (state.in_flight or self._unseen):
+            return self.opens_s(now, ask.tenant)
+        model, slowdown = self.model, state.slowdown
+        need_s = model.cost_s(ask.tokens)
+        if model.beta_s + need_s > ask.allowed_s:
+            return self.opens_s(now, ask.tenant)
+        need_s = max(need_s, state.reserve_s)
+        need_s += self._unseen_work + ask.lag_s / slowdown
+        missing_s = need_s - state.room_s
+        until = self.outlier.until
+        if missing_s > 0:
+            if self._opens_at_once:  # none before that
+                missing_s = max(0.0, need_s - state.opens_cost_s)
+                until = max(until, self.heard_at + state.opens_s + slowdown * missing_s)
+            else:
+                until = max(until, self.heard_at + slowdown * missing_s)
+        return until - now if until > now else 0.0
+
+    def opens_for_queries(self, lengths: Sequence[int]) -> float:
+        """How many requests of such queries have room at once when it opens; 0 where one has room after the other."""
+        state = self.state
+        if state is None or state.room_grows or not state.opens_s or not state.opens_cost_s:
+            return 0.0
+        return state.opens_cost_s / max(1e-9, self.model.work_s(lengths))
 
     def is_out(self, now: float) -> bool:
         """It has stopped, or is ejected: it is sent nothing."""

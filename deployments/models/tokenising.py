@@ -78,8 +78,11 @@ class Tokenising:
 
 def estimated_tokens(queries: Sequence[Query], most: int) -> float:
     """Of a query on average, before it is tokenised."""
-    tokens = (len(query) / (_CHARACTERS_A_TOKEN if isinstance(query, str | Pair) else 1) for query in queries)
-    return sum(min(most, max(1.0, one)) for one in tokens) / len(queries)
+    total = 0.0
+    for query in queries:
+        tokens = len(query) / (_CHARACTERS_A_TOKEN if isinstance(query, str | Pair) else 1)
+        total += min(most, max(1.0, tokens))
+    return total / len(queries)
 
 
 def _turns(queries: Sequence[Query]) -> Iterator[Sequence[Query]]:

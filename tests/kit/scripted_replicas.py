@@ -103,8 +103,8 @@ class ScriptedReplica:
     def confirm(self, pending):
         self.confirmed.append(pending.number)
 
-    def refuse_here(self, work_s, tenant):
-        self.refused.append((work_s, tenant))
+    def refuse_here(self, lengths, tenant):
+        self.refused.append((self.view.model.work_s(lengths), tenant))
 
     def configure(self):
         pass

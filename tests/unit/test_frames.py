@@ -44,16 +44,18 @@ def test_an_empty_frame():
     (frame,) = Report(STATE, 5).encode()
     report = Report.decode(b"".join(frame))
     assert (report.seen, report.answered, report.refused) == (5, [], [])
-    assert [*report.state] == [*[*STATE][:7], list(STATE.model), 1.1, 0.02, list(STATE.refusals), 0.0, [], 1, None]
+    assert [*report.state] == [
+        *[*STATE][:7], list(STATE.model), 1.1, 0.02, list(STATE.refusals), 0.0, [], 1, None, 0.0, 0.0, 0.0, False,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("more", [[], ["of a later version"]])
 def test_what_a_neighbouring_version_lacks_has_its_default_and_what_it_has_more_is_passed_over(more):
     offer = [1, 0.5, [2], ["text"], False, *(more and [False, False, None, False, None, *more])]
-    offers = Offers.decode(packed([[offer], *(more and [[], [], {}, None, False, *more])], [ids(7, 8)]))
+    offers = Offers.decode(packed([[offer], *(more and [[], [], {}, None, False, {}, *more])], [ids(7, 8)]))
     assert (offers.asks, offers.refused_s, len(offers.offers)) == (False, {}, 1)
     assert astuple(replace(offers.offers[0], queries=())) == (1, 0.5, (), *astuple(Offer(1, 0.5, []))[3:])
-    state = [*STATE][: 15 if more else 11] + more
+    state = [*STATE][: 19 if more else 11] + more
     answer = [1, 0, 2, 1.0, 0.1, 0.2, 0.3, *(more and [1, 0, *more])]
     report = Report.decode(packed([state, 5, [], [], [], [answer], *(more and [[], *more])], [np.ones(2, np.float32)]))
     assert report.state == STATE._replace(
@@ -76,10 +78,11 @@ def test_offers_come_back_as_they_went():
         refused_s={None: 0.125, Tenant("batch", 2.0): 0.5},
         settings={"router": "r", "slo_s": 1.0},
         asks=True,
+        refused_sizes={75: 3, 512: 1},
     )
     came = through(sent)
-    assert (came.called_off, came.confirmed, came.refused_s, came.settings, came.asks) == (
-        [9], [8], {None: 0.125, Tenant("batch", 2.0): 0.5}, {"router": "r", "slo_s": 1.0}, True,
+    assert (came.called_off, came.confirmed, came.refused_s, came.settings, came.asks, came.refused_sizes) == (
+        [9], [8], {None: 0.125, Tenant("batch", 2.0): 0.5}, {"router": "r", "slo_s": 1.0}, True, {75: 3, 512: 1},
     )  # fmt: skip
     for one, other in zip(sent.offers, came.offers, strict=True):
         assert replace(one, queries=()) == replace(other, queries=())
@@ -159,14 +162,14 @@ def test_what_is_so_unless_it_is_said():
     assert astuple(Offer(1, 1.0, []))[3:] == (TEXT, False, False, False, None, False, None)
     assert astuple(Answered(1, 0, [], 1.0, 0.0, 0.0, 0.0))[7:] == (1, 0)
     assert Report(STATE) == Report(STATE, 0, [], [], [], [])
-    assert Offers() == Offers([], [], [], {}, None, False)
+    assert Offers() == Offers([], [], [], {}, None, False, {})
 
 
 @pytest.mark.parametrize(
     ("offers", "is_sent"),
     [
         (Offers(), False),
-        (Offers(refused_s={None: 1.0}), False),  # it waits for a frame that has to be sent
+        (Offers(refused_s={None: 1.0}, refused_sizes={75: 1}), False),  # it waits for a frame that has to be sent
         (Offers([Offer(1, 1.0, [])]), True),
         (Offers(called_off=[1]), True),
         (Offers(confirmed=[1]), True),

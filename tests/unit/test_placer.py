@@ -314,12 +314,31 @@ async def test_who_was_sent_enough_is_not_asked(how, request_, unseen, is_asked)
 
 async def test_it_is_full_where_all_open_pools_are():
     full, a1 = ScriptedReplica("f", opens_s=0.5), ScriptedReplica("a1")
-    assert placer_of(full).is_full(None)
-    assert not placer_of(full, a1).is_full(None)
-    assert not placer_of(full, cpu=[a1]).is_full(None)
-    assert placer_of(a1, cpu=[full], queue_depth=0).is_full(None)
+    assert placer_of(full).is_full(request_of(75), 75)
+    assert not placer_of(full, a1).is_full(request_of(75), 75)
+    assert not placer_of(full, cpu=[a1]).is_full(request_of(75), 75)
+    assert placer_of(a1, cpu=[full], queue_depth=0).is_full(request_of(75), 75)
     over_share = ScriptedReplica("g", opens_s=0.5, over_share=["big"])
-    assert [placer_of(over_share).is_full(tenant) for tenant in (TENANT, Tenant("small"), None)] == [True, False, False]
+    clients = (CLIENT, Client(Tenant("small")), None)
+    assert [placer_of(over_share).is_full(request_of(75, client=client), 75) for client in clients] == [
+        True,
+        False,
+        False,
+    ]
+
+
+async def test_a_short_query_is_offered_where_a_long_one_is_refused_here():
+    state = {"opens_s": 0.05, "opens_cost_s": 0.15, "room_s": 0.1, "in_flight": 9, "room_grows": True}
+    a1 = ScriptedReplica("a1", **state)
+    placer = placer_of(a1)
+    assert [placer.is_full(request_of(tokens), tokens) for tokens in (75, 150)] == [False, True]
+    assert len(await placer.answer(request_of(75))) == 1
+    with pytest.raises(Busy) as refused:
+        await placer.answer(request_of(150))
+    assert len(a1.heard) == 1
+    assert a1.refused == [(pytest.approx(0.15), None)]
+    # 50 ms were missing 20 ms ago, 16 go on the way there and back; and the cost of a query of 75 tokens.
+    assert refused.value.retry_after_s == pytest.approx(0.05 - 0.02 + 0.016 + 0.075)
 
 
 # --- what there is ----------------------------------------------------------------------------------------------------
@@ -412,9 +431,9 @@ async def test_when_to_come_back(states, how, retry_after_s):
     assert placer.refused == 1
 
 
-@pytest.mark.parametrize(("replicas", "routers", "later_s"), [(1, 1, 0.0375), (2, 1, 0.01875), (1, 2, 0.075)])
+@pytest.mark.parametrize(("replicas", "routers", "later_s"), [(1, 1, 0.09375), (2, 1, 0.046875), (1, 2, 0.1875)])
 async def test_the_next_one_is_told_to_come_later(replicas, routers, later_s):
-    """By half of the 75 ms that a query takes: by so much less as there are devices, and more as other Routers tell."""
+    """By the 75 ms that it takes a device that works 0.8 of its time: less with more devices, more with Routers."""
     state = {"free_s": 0.9, "opens_s": 0.1, "routers": routers}
     placer = placer_of(*(ScriptedReplica(str(rank), rank=rank, **state) for rank in range(replicas)))
     told = []

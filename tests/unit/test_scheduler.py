@@ -853,7 +853,7 @@ def test_a_new_queue_is_open_and_empty():
     queue = Scheduler(MODEL, Policy(1.0))
     state = queue.state(0.0)
     assert state.bulk_s == pytest.approx(0.5 / 1.05 - 0.2)
-    assert state._replace(bulk_s=0) == (0, 0, 0, 0, 0, 0, 0, astuple(MODEL), 1, 0.05, (0, 0, 0), 0, (), 1, None)
+    assert state._replace(bulk_s=0)[:15] == (0, 0, 0, 0, 0, 0, 0, astuple(MODEL), 1, 0.05, (0, 0, 0), 0, (), 1, None)
     assert queue.limits.micro_batch_tokens == 0
 
 
@@ -864,7 +864,7 @@ def test_a_state_says_all():
     admit(queue, 0.0, query(100), bulk(20))
     queue.refusals.full, queue.refusals.never, queue.refusals.closed = 1, 2, 3
     state = queue.state(0.125)
-    assert state._replace(opens_s=0, free_s=0, bulk_s=0) == (
+    assert state._replace(opens_s=0, free_s=0, bulk_s=0)[:15] == (
         0, 0, 0, 3, 2, 3, 1, (0.0, 0.001, 0.0, 0.2), 1.25, 0.25, (1, 2, 3), 0.0, (), 1, None,
     )  # fmt: skip
     assert state.free_s == pytest.approx(0.5 + 1.25 * 0.32)
@@ -876,7 +876,7 @@ def test_a_state_says_all():
 def test_a_state_tells_those_above_their_share_when_it_opens_to_them():
     """The run holds 300 ms of them; 260 wait. The others' room is 300 ms at 0.2 s, and grows no more."""
     queue = running(300, query(260, 9), max_batch_fraction=0.5)
-    assert queue.state(0.2)[-4:-1] == (0.0, (), 1)
+    assert queue.state(0.2)[11:14] == (0.0, (), 1)
     queue = shared(queue, 0.2, quiet=False, over_share=True)
     queue.demand.shares.waits(queue.demand.shares.accounts["over_share"], 0.285)
     state = queue.state(0.2)
@@ -991,3 +991,31 @@ def test_each_answer_teaches_once():
         queue.passed(now + 0.5, [one])
         queue.ended(now + 0.5)
     assert [len(run.answers) for run in queue.limits.predictor.runs] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("micro_batch_tokens", "now", "waiting", "room_s"),
+    [
+        # Of the SLO a margin of 200 ms is left free; beta is 200 ms.
+        (100, 0.0, [], 0.8 - 0.5 - 0.2 - 0.1),  # 500 ms until the run's end, 100 of a pass
+        (100, 0.125, [query(100)], 0.8 - 0.375 - 0.2 - 0.1 - 0.1),
+        (100, 0.0, [query(200)], -0.2),
+        (0, 0.25, [], 0.8 - 0.25 - 0.2),
+        (0, 0.25, [query(300)], 0.6 - 0.25 - 0.2 - 0.3),  # it is due first
+    ],
+)
+def test_a_state_says_what_has_room(micro_batch_tokens, now, waiting, room_s):
+    state = running(300, *waiting, micro_batch_tokens=micro_batch_tokens).state(now)
+    assert state.room_s == pytest.approx(room_s)
+    assert (state.opens_cost_s >= 0.075, state.room_grows, state.reserve_s) == (True, micro_batch_tokens > 0, 0.0)
+
+
+def test_long_queries_that_routers_refuse_are_kept_room_for():
+    queue = running(300, micro_batch_tokens=100)
+    demand = queue.demand
+    demand.refused(0.0, 0.9, 5)  # an idle device would refuse them, too
+    assert demand.long_queries.long_s == 0
+    for _ in range(20):
+        demand.long_queries.offered(0.0, 0.01, refused=False)
+    demand.refused(0.0, 0.3, 5)
+    assert queue.state(0.0).reserve_s == pytest.approx(0.3)

@@ -6,7 +6,7 @@ import pytest
 
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.scheduler.state import ReplicaState
-from deployments.embedding.view import View
+from deployments.embedding.view import Ask, View
 from deployments.serving.replica_set import rank
 
 MODEL = (0.0, 0.018 / 75, 0.0, 0.27)
@@ -87,6 +87,56 @@ def test_when_it_opens_and_to_whom(state, tenant, now, opens_s):
     tenant = tenant and Tenant(tenant)
     assert one.opens_s(now, tenant) == pytest.approx(opens_s)
     assert one.is_over_share(tenant) == (state is GREEDY and tenant == Tenant("big"))
+
+
+# 18 ms of room for queries of 75 tokens, which cost as much; it opens to one of 150 in 18 ms.
+GROWING = {"opens_s": 0.018, "opens_cost_s": 0.036, "room_s": 0.018, "in_flight": 9, "room_grows": True}
+AT_ONCE = {"opens_s": 0.4, "opens_cost_s": 0.5, "room_s": 0.0, "in_flight": 9}
+
+
+@pytest.mark.parametrize(
+    ("one", "tokens", "how", "opens_s"),
+    [
+        (view(**GROWING), 75, {}, 0.0),
+        (view(**GROWING), 100, {}, 0.006),
+        (view(**GROWING, slowdown=2.0), 300, {}, 0.108),
+        (view(**GROWING), 300, {"now": 10.04}, 0.014),  # room grows with the clock
+        (sent((1, 0.018), **GROWING), 75, {}, 0.018),  # it is taken by what was sent since
+        (view(**GROWING), 75, {"lag_s": 0.004}, 0.004),
+        (view(**GROWING), 300, {"lag_s": -1.0}, 0.0),  # it allows more than the SLO
+        (view(**GROWING, reserve_s=0.05), 75, {}, 0.032),  # room is kept for a long query
+        (view(**{**GROWING, "opens_s": 0.3}), 75, {}, 0.0),
+        (view(**{**GROWING, "opens_s": 0.3}), 100, {}, 0.3),  # the run is full: none before the next one
+        (view(**AT_ONCE), 75, {}, 0.4),
+        (view(**AT_ONCE), 75, {"now": 10.5}, 0.0),
+        (sent((9, 0.49), **AT_ONCE), 75, {}, 0.408),
+        (view(**{**AT_ONCE, "opens_s": 0.0, "room_s": 0.02}), 75, {}, 0.0),
+        (view(**{**AT_ONCE, "opens_s": 0.0, "room_s": 0.02}), 100, {}, 0.004),
+        # By what counts for any query: nothing is said of costs, it is idle, tenants are held back, it is too long.
+        (view(opens_s=0.2, in_flight=9), 512, {}, 0.2),
+        (view(**{**GROWING, "in_flight": 0, "opens_s": 0.0}), 512, {}, 0.0),
+        (view(**GROWING, over_share=["big"], under_share_opens_s=0.1), 512, {}, 0.1),
+        (view(**GROWING), 75, {"allowed_s": 0.28}, 0.018),
+        (View("a", (False, 1)), 75, {}, 0.0),
+    ],
+)
+def test_when_it_has_room_for_a_query_of_that_length(one, tokens, how, opens_s):
+    now, allowed_s, lag_s = (how.get(key, other) for key, other in (("now", 10.0), ("allowed_s", 1.0), ("lag_s", 0.0)))
+    assert one.opens_for_s(now, Ask(tokens, allowed_s, lag_s)) == pytest.approx(opens_s)
+
+
+@pytest.mark.parametrize(
+    ("one", "queries"),
+    [
+        (view(**AT_ONCE), 0.5 / 0.036),
+        (view(**GROWING), 0.0),
+        (view(opens_s=0.4), 0.0),
+        (view(**{**AT_ONCE, "opens_s": 0.0}), 0.0),
+        (View("a", (False, 1)), 0.0),
+    ],
+)
+def test_for_how_many_it_opens_at_once(one, queries):
+    assert one.opens_for_queries([75, 75]) == pytest.approx(queries)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from deployments.admission.probe import IdleProbe
 from deployments.embedding.scheduler.current_run import CurrentRun, Outlook
@@ -47,6 +48,17 @@ from deployments.embedding.scheduler.run_queue import RunQueue
 from deployments.embedding.scheduler.state import Query
 
 _NEVER = math.inf
+
+
+class Opening(NamedTuple):
+    """In `opens_s` seconds a query of the cost `cost_s` (0: any) would be admitted; `room_s`: what has room now.
+    `grows`: answers leave pass by pass, and room comes with each; else it comes at once.
+    """
+
+    opens_s: float
+    cost_s: float = 0.0
+    room_s: float = 0.0
+    grows: bool = False
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -67,8 +79,8 @@ class Admission(ABC):
         """No query of the mean cost would be admitted."""
 
     @abstractmethod
-    def opens_s(self, now: float, outlook: Outlook, *, over_share: bool) -> float:
-        """Seconds until a query of the mean cost that allows the SLO would be admitted; 0: now. `over_share`: of a
+    def opening(self, now: float, outlook: Outlook, *, over_share: bool) -> Opening:
+        """When a query of at least the mean cost that allows the SLO would be admitted; in 0 s: now. `over_share`: of a
         tenant that asks for more than its share.
         """
 
@@ -133,13 +145,13 @@ class DeadlineAdmission(Admission):
     def is_full(self, now: float, outlook: Outlook) -> bool:
         return self._slo_room_s(now, outlook, self.demand.rho) < self.demand.long_queries.mean_s
 
-    def opens_s(self, now: float, outlook: Outlook, *, over_share: bool) -> float:
+    def opening(self, now: float, outlook: Outlook, *, over_share: bool) -> Opening:
         account = next(iter(self.demand.shares.over_share.values()), None) if over_share else None
         rho = self.demand.rho if account is None else account.ahead_rho + account.rho
         room_s = self._slo_room_s(now, outlook, rho)
         if account is not None:
             room_s = self.demand.shared_s(account, room_s, outlook[1])
-        return self._room_in_s(now, outlook, room_s, rho)
+        return self._opening(now, outlook, room_s, rho)
 
     @property
     def bulk_room_s(self) -> float:
@@ -269,8 +281,8 @@ class DeadlineAdmission(Admission):
         hopeful = in_time and limits.is_slow(total_s)
         return now - self.run.since > self._probe.after_s(limits.policy.slo_s, hopeful=hopeful)
 
-    def _room_in_s(self, now: float, outlook: Outlook, room_s: float, rho: float) -> float:
-        """Seconds until a query of the mean cost has room. `room_s`: that there is now for it."""
+    def _opening(self, now: float, outlook: Outlook, room_s: float, rho: float) -> Opening:
+        """When a query of the mean cost has room. `room_s`: that there is now."""
         limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
         policy, model, predictor = limits.policy, limits.model, limits.predictor
         cost_s = max(self.demand.long_queries.mean_s, self.demand.reserve_s)
@@ -278,21 +290,23 @@ class DeadlineAdmission(Admission):
             cost_s = idle_s  # shorter ones are admitted
         missing_s = cost_s - room_s
         if missing_s <= 0:
-            return 0.0
+            return Opening(0.0, cost_s, room_s, grows=limits.micro_batch_tokens > 0)
         if not is_running and not queue.count:
-            return max(0.0, self.run.since + self._probe.after_s(policy.slo_s, hopeful=limits.is_slow(cost_s)) - now)
+            after_s = self._probe.after_s(policy.slo_s, hopeful=limits.is_slow(cost_s))
+            return Opening(max(0.0, self.run.since + after_s - now), cost_s, room_s)
         slo_s, work_s = predictor.fill_s(policy.slo_s), queue.next_run_s
         if limits.micro_batch_tokens and is_running:
             frees_s = f * (predictor.seconds(work_s + cost_s) - predictor.seconds(work_s + room_s))
             if frees_s <= until_s and limits.run_s - work_s >= cost_s:
-                return frees_s
-            return until_s + max(
-                0.0, f * (predictor.seconds(work_s) + predictor.seconds(limits.pass_s + cost_s)) - slo_s
-            )
+                return Opening(frees_s, cost_s, room_s, grows=True)
+            late_s = f * (predictor.seconds(work_s) + predictor.seconds(limits.pass_s + cost_s)) - slo_s
+            return Opening(until_s + max(0.0, late_s), cost_s, room_s, grows=True)
         beta_s = predictor.seconds(0.0)
         latest_s = (slo_s - f * beta_s) / (
             1 + f * predictor.slope * rho
         )  # of a run's rest, for somebody to open the next
+        # It opens for much at once: for all that fits into a run that starts so late.
+        cost_s = max(cost_s, min(limits.run_s, predictor.work_s((slo_s - latest_s) / f)))
         if is_running and not queue.urgent and until_s > latest_s:
-            return until_s - latest_s
-        return until_s + max(0.0, f * predictor.seconds(work_s) - latest_s)
+            return Opening(until_s - latest_s, cost_s, room_s)
+        return Opening(until_s + max(0.0, f * predictor.seconds(work_s) - latest_s), cost_s, room_s)

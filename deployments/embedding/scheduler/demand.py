@@ -40,6 +40,12 @@ class Demand:
             self._rho_at = now
         self.rho += work_s / _RHO_S
 
+    def refused(self, now: float, cost_s: float, count: int) -> None:
+        """So many queries of that cost were refused by a Router, for want of room here."""
+        if cost_s <= self.limits.idle_room_s(self.limits.policy.slo_s):
+            for _ in range(count):
+                self.long_queries.offered(now, cost_s, refused=True)
+
     def has_urgent(self, now: float) -> bool:
         """An urgent query came lately."""
         return now - self._rho_at < _RHO_S

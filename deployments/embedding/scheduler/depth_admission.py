@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deployments.embedding.scheduler.admission import Admission
+from deployments.embedding.scheduler.admission import Admission, Opening
 from deployments.embedding.scheduler.current_run import Outlook
 from deployments.embedding.scheduler.state import Query
 
@@ -32,10 +32,10 @@ class DepthAdmission(Admission):
     def is_full(self, _now: float, _outlook: Outlook) -> bool:
         return not self._free(bulk=False)
 
-    def opens_s(self, _now: float, outlook: Outlook, *, over_share: bool) -> float:  # noqa: ARG002 - to all alike
+    def opening(self, _now: float, outlook: Outlook, *, over_share: bool) -> Opening:  # noqa: ARG002 - to all alike
         f, until_s = outlook
         pass_s = f * self.limits.predictor.slope * self.limits.pass_s
-        return 0.0 if self._free(bulk=False) else min(until_s, pass_s or until_s)
+        return Opening(0.0 if self._free(bulk=False) else min(until_s, pass_s or until_s))
 
     @property
     def bulk_room_s(self) -> float:

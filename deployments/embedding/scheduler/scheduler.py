@@ -26,7 +26,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 
 from deployments.admission.predictor import LinePredictor, Predictor
-from deployments.embedding.scheduler.admission import Admission, DeadlineAdmission
+from deployments.embedding.scheduler.admission import Admission, DeadlineAdmission, Opening
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.current_run import CurrentRun, Outlook
 from deployments.embedding.scheduler.demand import Demand
@@ -269,10 +269,12 @@ class Scheduler:
 
     def opens_s(self, now: float) -> float:
         """Seconds until a query of the mean cost that allows the SLO would be admitted; 0: now; inf: closed."""
-        return self._opens_s(now, self._outlook(now))
+        return self._opening(now, self._outlook(now)).opens_s
 
-    def _opens_s(self, now: float, outlook: Outlook) -> float:
-        return _NEVER if self.limits.policy.depth == 0 else self.admission.opens_s(now, outlook, over_share=False)
+    def _opening(self, now: float, outlook: Outlook) -> Opening:
+        if self.limits.policy.depth == 0:
+            return Opening(_NEVER)
+        return self.admission.opening(now, outlook, over_share=False)
 
     def _free_s(self, outlook: Outlook) -> float:
         """Seconds until all is done that runs or waits."""
@@ -285,15 +287,19 @@ class Scheduler:
         """What Routers go by until they hear again."""
         model, predictor, outlook = self.limits.model, self.limits.predictor, self._outlook(now)
         waiting, refusals, slowdown = self.queue.count, self.refusals, outlook[0] * predictor.slope
-        admission, opens_s, under_share_opens_s = self.admission, self._opens_s(now, outlook), 0.0
+        admission, opening, under_share_opens_s = self.admission, self._opening(now, outlook), 0.0
+        opens_s, cost_s, room_s, grows = opening
         if over_share := admission.over_share if opens_s < _NEVER else ():
-            opens_s, under_share_opens_s = max(opens_s, admission.opens_s(now, outlook, over_share=True)), opens_s
+            over_share_s = admission.opening(now, outlook, over_share=True).opens_s
+            opens_s, under_share_opens_s, cost_s = max(opens_s, over_share_s), opens_s, 0.0
         return ReplicaState(
             opens_s, self._free_s(outlook), max(0.0, admission.bulk_room_s), waiting + self.run.unanswered, waiting,
             self.most, self.runs,
             (model.query_s, model.token_s, model.token2_s, predictor.seconds(0.0) / predictor.slope),
             slowdown, predictor.margin, (refusals.full, refusals.never, refusals.closed),
             under_share_opens_s, over_share or (), depth=self.limits.policy.depth,
+            opens_cost_s=cost_s, room_s=room_s, reserve_s=self.demand.reserve_s if cost_s else 0.0,
+            room_grows=grows,
         )  # fmt: skip
 
     def utilization(self, now: float) -> float:

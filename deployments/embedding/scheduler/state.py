@@ -70,6 +70,13 @@ class ReplicaState(NamedTuple):
     over_share: Sequence[str] = ()
     routers: int = 1  # connected to it
     depth: int | None = None  # that bounds it; one that goes by its own model has none
+    # Room by predicted finish, in planned device seconds. `opens_cost_s`: the cost for which `opens_s` counts; 0: any.
+    # `room_s`: what has room now. `reserve_s`: there must be so much for a shorter query, too (`LongQueries`).
+    # `room_grows`: as the device works, a second of room in `slowdown` seconds; else much of it comes at `opens_s`.
+    opens_cost_s: float = 0.0
+    room_s: float = 0.0
+    reserve_s: float = 0.0
+    room_grows: bool = False
 
 
 @dataclass(slots=True)
