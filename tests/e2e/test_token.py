@@ -329,7 +329,7 @@ CODE = "import ray; ray.init(address='{gcs}', _node_ip_address='127.0.0.1', log_
 DRIVER = (sys.executable, "-c", CODE)
 SUBMIT = (BIN / "ray", "job", "submit", "--address", "{dashboard}", "--")
 CALIBRATION = (  # of an SLO that one query meets on a busy machine too
-    sys.executable, "-m", "serve_app", "calibrate", "--most", "1", "--slo", "60", "--estimate-only",
+    sys.executable, "-m", "serve_app", "calibrate", "--most", "1", "--slo", "30", "--estimate-only",
     "--out", "{folder}/{who}",
 )  # fmt: skip
 ELSEWHERE = (*CALIBRATION, "--dashboard", "{dashboard}")
