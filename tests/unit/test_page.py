@@ -16,6 +16,7 @@ from deployments.settings import Settings
 from serve_app.api_keys import ApiKeys
 from serve_app.config.models import ByModel
 from serve_app.embedding.api import HttpApi
+from serve_app.embedding.burst import Bursts
 from serve_app.embedding.models_api import ModelsApi
 from serve_app.web import page as page_module
 from tests.kit.asgi_client import call, get, post
@@ -88,12 +89,35 @@ def test_it_can_be_turned_off():
     assert get(HttpApi(off, ApiKeys(["sk-one"])), "/").status == 401
 
 
+def burst(one):
+    return post(HttpApi(one), "/burst", {}, headers=[(b"content-type", b"application/json")])
+
+
+async def test_one_burst_at_a_time():
+    one, may_end = router(accelerator=EMULATED, cpu=EMULATED), asyncio.Event()
+    one.config = SimpleNamespace(slo_s=2.0)
+
+    async def embed(queries, wanted):
+        await may_end.wait()
+        return embedded([])
+
+    one.embed, bursts = embed, Bursts(one)
+    first = asyncio.create_task(bursts.send(None))
+    await asyncio.sleep(0)
+    with pytest.raises(Busy, match="a burst is being sent"):
+        await bursts.send(None)
+    may_end.set()
+    assert (await first)["sent"] == 6
+    assert (await bursts.send(None))["sent"] == 6
+
+
 def test_only_an_emulated_service_sends_bursts():
     emulated = {"accelerator": EMULATED, "cpu": EMULATED}
     found = [router(), router(**emulated, page=False), router(**emulated)]
     for one in found:
         one.config = SimpleNamespace(slo_s=2.0)
-    assert [post(HttpApi(one), "/burst", {}).status for one in found] == [404, 404, 200]
+    assert [burst(one).status for one in found] == [404, 404, 200]
+    assert post(HttpApi(found[-1]), "/burst", {}).status == 422  # as a form of any other site's page may
 
 
 def test_what_came_of_a_burst():
@@ -116,11 +140,11 @@ def test_what_came_of_a_burst():
         return found
 
     one.embed = embed
-    told = post(HttpApi(one), "/burst", {}).json
+    told = burst(one).json
     counts = {"answered": {"accelerator": 2, "cpu": 1}, "refused": 2, "failed": 1}
     assert told == {"slo_s": 2.0, "sent": 6, **counts, "slowest_s": 0.0064}
     with pytest.raises(RuntimeError):  # no more answers: a mistake of ours is not counted away
-        post(HttpApi(one), "/burst", {})
+        burst(one)
 
 
 async def test_info_has_what_the_page_draws():
