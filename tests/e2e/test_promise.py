@@ -33,4 +33,4 @@ def test_what_is_admitted_is_answered_within_the_slo(slow, figure):
     for reply in replies:
         if reply.status == 429:
             assert reply.json()["error"]["code"] == "busy"
-            assert 0 < int(reply.headers["retry-after-ms"]) <= SLO_S * 1000
+            assert 0 < int(reply.headers["retry-after-ms"]) <= 2 * SLO_S * 1000

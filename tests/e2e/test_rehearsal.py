@@ -50,7 +50,7 @@ def test_a_burst_fills_both_queues_and_the_rest_is_told_busy(rehearsal):
     assert outcome(replies) == {**FULL, 429: 15}
     busy = next(reply for reply in replies if reply.status == 429)
     assert busy.json()["error"]["code"] == "busy"
-    assert 0 < int(busy.headers["retry-after-ms"]) <= SLO_MS
+    assert 0 < int(busy.headers["retry-after-ms"]) <= 2 * SLO_MS  # the line is as long as what was refused
     assert int(busy.headers["retry-after"]) >= 1
     assert next(reply for reply in replies if reply.status == 200).headers["x-windve-emulated"] == "true"
     assert rehearsal.get("/info")["windve"]["emulated"] is True
