@@ -157,9 +157,8 @@ def _head(model: Mapping[str, Any]) -> Text:
     head = Text(f"{model.get('model_id')}", style="bold")
     head.append(f"  {ours.get('topology')}; promise {promise}; told busy {refused}", style="not bold")
     recent = ours.get("recent")
-    if isinstance(recent, Mapping):
-        counts = [f"{name} {value:g}" for name, value in recent.items() if _is_number(value)]
-        head.append(f"; recently {', '.join(counts)}" if counts else "", style="not bold")
+    if recent is not None:  # an older service has none
+        head.append(f"; late in five minutes {sum(recent['late'])}", style="not bold")
     if ours.get("emulated"):
         head.append("; EMULATED devices", style="yellow")
     if ours.get("config_problem"):

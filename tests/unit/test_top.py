@@ -85,7 +85,7 @@ ONE = "windve.pools.cpu.replicas.r"
         (("windve.pools.cpu.latency_model.source", "calibrated"), "0.0100 C + 0.2000, calibrated"),
         (("windve.emulated", True), "told busy 5; EMULATED devices"),
         (("windve.config_problem", "user_config.slo: no"), "told busy 5; user_config.slo: no"),
-        (("windve.recent", {"answered": 9, "late": 1, "of": "10 s"}), "told busy 5; recently answered 9, late 1"),
+        (("windve.recent", {"bucket_s": 5, "late": [0, 2, 1]}), "told busy 5; late in five minutes 3"),
     ],
 )
 def test_what_is_told_is_shown(change, words):
