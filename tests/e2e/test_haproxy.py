@@ -100,7 +100,8 @@ class Backend:
             if not head:
                 return
             if b" /-/healthz " in head:
-                connection.sendall(OK)
+                with contextlib.suppress(ConnectionError):  # HAProxy stops and does not wait for its health checks
+                    connection.sendall(OK)
                 return
             lines.read(int(re.search(rb"(?i)content-length: *(\d+)", head)[1]))
             self.asked.append(head)
