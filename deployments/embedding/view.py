@@ -75,17 +75,24 @@ class View(ReplicaView[ReplicaState]):
         need_s = model.cost_s(ask.tokens)
         if model.beta_s + need_s > ask.allowed_s:
             return self.opens_s(now, ask.tenant)
-        need_s = max(need_s, state.reserve_s)
-        need_s += self._unseen_work + ask.lag_s / slowdown
-        missing_s = need_s - state.room_s
+        missing_s = max(need_s, state.reserve_s) + self._unseen_work + self._lost_s(state, ask) - state.room_s
         until = self.outlier.until
         if missing_s > 0:
             if self._opens_at_once:  # none before that
-                missing_s = max(0.0, need_s - state.opens_cost_s)
+                missing_s = max(0.0, missing_s + state.room_s - state.opens_cost_s)
                 until = max(until, self.heard_at + state.opens_s + slowdown * missing_s)
             else:
                 until = max(until, self.heard_at + slowdown * missing_s)
         return until - now if until > now else 0.0
+
+    def _lost_s(self, state: ReplicaState, ask: Ask) -> float:
+        """Room that the query does not find because it comes `lag_s` late. Where the size of a run bounds the room, the
+        time between the run's end and the deadline is lost first.
+        """
+        lost_s = ask.lag_s / state.slowdown
+        left_s = ask.allowed_s / (1 + state.margin) - state.free_s
+        beyond_s = left_s / state.slowdown - self.model.beta_s - state.room_s
+        return max(0.0, lost_s - max(0.0, beyond_s)) if lost_s > 0 else lost_s
 
     def opens_for_queries(self, lengths: Sequence[int]) -> float:
         """How many requests of such queries have room at once when it opens; 0 where one has room after the other."""

@@ -102,7 +102,10 @@ AT_ONCE = {"opens_s": 0.4, "opens_cost_s": 0.5, "room_s": 0.0, "in_flight": 9}
         (view(**GROWING, slowdown=2.0), 300, {}, 0.108),
         (view(**GROWING), 300, {"now": 10.04}, 0.014),  # room grows with the clock
         (sent((1, 0.018), **GROWING), 75, {}, 0.018),  # it is taken by what was sent since
-        (view(**GROWING), 75, {"lag_s": 0.004}, 0.004),
+        (view(**GROWING, free_s=0.7), 75, {"lag_s": 0.004}, 0.004),
+        # The size of its run bounds the room, not the deadline.
+        (view(**GROWING, free_s=1 / 1.02 - 0.5), 75, {"lag_s": 0.004}, 0.0),
+        (view(**GROWING, free_s=1 / 1.02 - 0.5), 75, {"lag_s": 0.216}, 0.004),
         (view(**GROWING), 300, {"lag_s": -1.0}, 0.0),  # it allows more than the SLO
         (view(**GROWING, reserve_s=0.05), 75, {}, 0.032),  # room is kept for a long query
         (view(**{**GROWING, "opens_s": 0.3}), 75, {}, 0.0),
