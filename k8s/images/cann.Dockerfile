@@ -10,9 +10,14 @@ COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 COPY serve_app serve_app
 COPY deployments deployments
 COPY calibration calibration
-# No OpenVINO: the CPUs beside NPUs are mostly Kunpeng's. CANN's compiler wants the last three.
-RUN /opt/windve/bin/pip install -c constraints.txt '.[demo,npu,calibration,generation]' decorator attrs scipy
-RUN ln -s "$(/opt/windve/bin/python -c 'import deployments.serve_adapter as adapter; print(*adapter.__path__)')/haproxy.sh" /opt/windve/bin/windve-haproxy
+# No OpenVINO: the CPUs beside NPUs are mostly Kunpeng's. CANN's compiler wants the last three. The base has gcc, which builds
+# the kernels in C. The index keeps CUDA's packages out on x86.
+RUN /opt/windve/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu \
+        -c constraints.txt '.[demo,npu,calibration,generation,sentencepiece,traces]' decorator attrs scipy
+# -P: the installed package, not the source beside it. An image without the kernels would serve, only slower: refuse to build it.
+RUN ln -s "$(/opt/windve/bin/python -Pc 'import deployments.serve_adapter as adapter; print(*adapter.__path__)')/haproxy.sh" /opt/windve/bin/windve-haproxy \
+    && test -x /opt/windve/bin/windve-haproxy \
+    && test "$(ls /opt/windve/lib/python3.11/site-packages/deployments/generation/kernels/*.so | wc -l)" = 3
 
 FROM ascendai/cann:8.5.0-910b-ubuntu22.04-py3.11
 # KubeRay's probes run bash, wget and grep in the pod.

@@ -392,7 +392,11 @@ def test_an_image_is_pinned_and_has_what_kuberay_s_probes_run(file):
         assert re.search(r":[\w.-]*\d[\w.-]*$", base), f"{base} is not pinned"
     assert re.findall(r"^USER (.+)$", text, re.MULTILINE)[-1] == "1000:1000"
     assert "-c constraints.txt" in text
-    assert re.search(r"'\.\[[\w,]*\bgeneration\b", text), "chat templates need Jinja"
+    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", text)
+    assert {"demo", "calibration", "generation", "sentencepiece", "traces"} <= set(extras.split(","))
+    assert "python -c" not in text, "it would import the source in its working directory, which the image lacks"
+    kernels = (ROOT / "deployments" / "generation" / "kernels").glob("*.c")
+    assert f'kernels/*.so | wc -l)" = {len(list(kernels))}' in text
     for tool in ("bash", "wget", "grep"):
         assert re.search(rf"\b{tool}\b", text)
 
