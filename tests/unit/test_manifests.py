@@ -355,6 +355,20 @@ def test_prometheus_and_budgets_mean_the_service_s_pods_and_no_others(overlay):
 
 
 @of_each_overlay
+def test_alerts_link_to_the_runbook_where_the_operator_has_it(overlay, tmp_path):
+    shutil.copytree(K8S, tmp_path / "k8s")
+    base = tmp_path / "k8s" / "base" / "kustomization.yaml"
+    base.write_text(base.read_text().replace("https://runbook.example.com", "https://docs.operator.test/windve"))
+    made = build(tmp_path / "k8s" / "overlays" / overlay)
+    (groups,) = [document["spec"]["groups"] for document in made if document["kind"] == "PrometheusRule"]
+    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    headings = re.findall(r"^## (\w+)$", (K8S / "RUNBOOK.md").read_text(), re.MULTILINE)
+    wanted = [f"https://docs.operator.test/windve/k8s/RUNBOOK.md#{heading.lower()}" for heading in headings]
+    assert [alert["annotations"]["runbook_url"] for alert in alerts] == wanted
+    assert not any(document["metadata"]["name"] == "windve-runbook" for document in made)
+
+
+@of_each_overlay
 def test_nobody_is_let_in_but_the_gateway_prometheus_kuberay_and_who_submits_a_calibration(overlay):
     policy = one(overlay, "NetworkPolicy")["spec"]
     job = one(f"{overlay.removeprefix('generation-')}/calibration", "RayJob")["spec"]
