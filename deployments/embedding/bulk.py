@@ -143,7 +143,7 @@ class BulkQueue:
             found = part.pending.outcome.result()
         except (ReplicaLost, EngineBroken) as error:
             if isinstance(error, EngineBroken):
-                self._placer.note_broken(part)
+                self._placer.ejections.note_failed(part.link)
                 bulk.avoided.append(part.link)
                 pools = self._placer.pools.values()
                 if all(link in bulk.avoided for pool in pools if pool.is_open for link in pool.live):

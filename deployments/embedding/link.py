@@ -36,7 +36,7 @@ class Link(ReplicaLink[View, Channel]):
     may_run_on = True
     at_work = "the query was on it"
 
-    _pool: Pool
+    pool: Pool
 
     def __init__(self, pool: Pool, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
         super().__init__(pool, replica, about, rank)
@@ -87,7 +87,6 @@ class Link(ReplicaLink[View, Channel]):
             "most_in_flight": state.most,
             "batches": state.runs,
             **learned(state),
-            "ejected_s": round(max(0.0, self.view.outlier.until - asyncio.get_running_loop().time()), 1),
             "refusals": dict(zip(("full", "never", "closed"), state.refusals, strict=True)),
         }
 
@@ -104,11 +103,10 @@ class Link(ReplicaLink[View, Channel]):
     def _hear(self, report: Report) -> None:
         runs = self.view.state.runs if self.view.state is not None else None
         super()._hear(report)
-        self._pool.heard(self)
+        self.pool.heard(self)
         if report.answered:
             self.answered += len(report.answered)
-            self.view.outlier.failures = 0
-        self.view.outlier.failures += len(report.broken)
+        self.view.outlier.count(answered=len(report.answered), failed=len(report.broken))
         if report.answered or report.state.runs != runs:
             self._note_progress()
         for heard in self._asking:
@@ -127,13 +125,13 @@ class Link(ReplicaLink[View, Channel]):
     def _watch(self) -> None:
         if self._channel is not None and self._channel.pending:
             quiet_s = asyncio.get_running_loop().time() - self._progress_at
-            if quiet_s > max(_HANGS * self._needs_s, _HANGS_SLO * self._pool.policy["slo_s"]):
+            if quiet_s > max(_HANGS * self._needs_s, _HANGS_SLO * self.pool.policy["slo_s"]):
                 self._give_up(self._channel, quiet_s)
         super()._watch()
 
     def _give_up(self, channel: Channel, quiet_s: float) -> None:
         """It hangs: what it has admitted is overdue, and what it has not even admitted is lost."""
-        who = f"the {self._pool.name} pool's replica {self.view.replica}"
+        who = f"the {self.pool.name} pool's replica {self.view.replica}"
         if not self._hangs:
             self._hangs = True
             logger.warning(

@@ -126,7 +126,7 @@ class Placement:
         except ReplicaLost as error:
             return await self._lost(part.indices, error)
         except EngineBroken as error:
-            self.placer.note_broken(part)
+            self.placer.ejections.note_failed(part.link)
             self.avoided.append(part.link)
             self._broken = error
             return await self._lost(part.indices, error)

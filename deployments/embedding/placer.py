@@ -7,7 +7,6 @@ Router confirms the parts when all are admitted, or calls them off; their replic
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
 
@@ -17,15 +16,13 @@ from deployments.embedding.comebacks import Comebacks
 from deployments.embedding.config import RouterConfig
 from deployments.embedding.frames import Answered, Offer
 from deployments.embedding.link import Link
-from deployments.embedding.outliers import may_eject_one
 from deployments.embedding.placement import Hedges, Placement, admitted
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, OfferedPart, Request
 from deployments.embedding.transit import Transit
 from deployments.embedding.view import Ask
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
-
-logger = logging.getLogger("ray.serve")
+from deployments.serving.ejections import Ejections
 
 _ASKED = 4  # replicas of a pool, at most, for one query
 _RETRY_LATER = 0.02  # of the SLO after the opening, at least the cost of a query: at the opening itself many come back
@@ -40,7 +37,7 @@ class Placer:
         self.pools = pools
         self.config: RouterConfig  # the Router's, once it has one
         self.refused = 0
-        self.hedges = Hedges()
+        self.hedges, self.ejections = Hedges(), Ejections(pools)
         self.transit_s = 0.0  # from here to a replica and back
         self._transit = Transit()
         self._comebacks = Comebacks()
@@ -133,34 +130,6 @@ class Placer:
         if lost is not None:
             raise lost
         return False
-
-    def note_broken(self, part: OfferedPart) -> None:
-        """The engine of a replica has failed by its own fault: perhaps the replica is ejected (`outliers`)."""
-        now, outlier = asyncio.get_running_loop().time(), part.link.view.outlier
-        if not outlier.should_be_ejected(now):
-            return
-        if may_eject_one(len(self._ejected()), self._live):
-            ejected_s = outlier.eject(now)
-            self.pools[part.pool].heard(part.link)
-            logger.warning(
-                "the %s pool's replica %s gets nothing for %.0f s: its engine has failed %d times in a row",
-                part.pool, part.link.view.replica, ejected_s, outlier.failures,
-            )  # fmt: skip
-
-    def replicas_changed(self) -> None:
-        """Too large a share may be ejected now: the first to come back does so at once."""
-        ejected = sorted(self._ejected(), key=lambda one: one[1].view.outlier.until, reverse=True)
-        while ejected and not may_eject_one(len(ejected) - 1, self._live):
-            pool, link = ejected.pop()
-            link.view.outlier.until = asyncio.get_running_loop().time()
-            pool.heard(link)
-
-    def _ejected(self) -> list[tuple[Pool, Link]]:
-        return [(pool, link) for pool in self.pools.values() if pool.is_open for link in pool.ejected()]
-
-    @property
-    def _live(self) -> int:
-        return sum(len(pool.live) for pool in self.pools.values() if pool.is_open)
 
     def candidates(self, request: Request, lengths: Sequence[int]) -> Iterator[tuple[Pool, Link]]:
         """Yield the replicas to ask, in order: pool by pool, within a pool the earliest predicted finish first.

@@ -61,11 +61,6 @@ class Pool(ReplicaSet[Link]):
             now = self._loop.time()
             self._openings.put(link, now + link.view.opens_s(now), now)
 
-    def ejected(self) -> list[Link]:
-        """The live replicas that are sent nothing because their engines fail."""
-        now = self._loop.time()
-        return [link for link in self.live if link.view.outlier.is_ejected(now)]
-
     @property
     def is_open(self) -> bool:
         return self.config.queue_depth != 0 and bool(self.live)

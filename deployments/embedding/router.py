@@ -78,7 +78,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         return f"admission by {config.admission}, SLO {config.slo_s:g} s, depths {depths}"
 
     def _replicas_changed(self) -> None:
-        self._placer.replicas_changed()
+        self._placer.ejections.replicas_changed()
         self._bulk.reconsider()
 
     # --- the way of a query -------------------------------------------------------------------------------------------

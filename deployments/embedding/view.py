@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from deployments.admission.fair_share import Tenant
 from deployments.admission.predictor import LinePredictor
-from deployments.embedding.outliers import Outlier
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.state import Policy, ReplicaState
@@ -35,7 +34,6 @@ class View(ReplicaView[ReplicaState]):
     """One embedding replica as a Router sees it. Its unseen work is in planned device seconds."""
 
     model: CostModel = UNKNOWN_COST
-    outlier: Outlier = field(default_factory=Outlier)
     _goes_by_cost: bool = False  # its last state says for which cost it opens
     _opens_at_once: bool = False  # and has no room before, as its device does not make it one by one
 
@@ -100,10 +98,6 @@ class View(ReplicaView[ReplicaState]):
         if state is None or state.room_grows or not state.opens_s or not state.opens_cost_s:
             return 0.0
         return state.opens_cost_s / max(1e-9, self.model.work_s(lengths))
-
-    def is_out(self, now: float) -> bool:
-        """It has stopped, or is ejected: it is sent nothing."""
-        return now < self.outlier.until or self.is_silent(now)
 
     def is_over_share(self, tenant: Tenant | None) -> bool:
         """The replica has said that this tenant asks for more than its share."""

@@ -53,7 +53,7 @@ class ReplicaLink(Generic[V, C]):
     def __init__(self, pool: ReplicaSet[Any], replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
         """`about`: what the replica said of itself through Serve, the address and secret of its `channel` among it."""
         self.view, self.about = self.view_type(replica, rank), about
-        self._pool = pool
+        self.pool = pool
         self._channel: C | None = None
         self._suspect: list[Any] = []
         self._watching = False
@@ -81,11 +81,12 @@ class ReplicaLink(Generic[V, C]):
     def configure(self) -> None:
         """Send the pool's policy to the replica."""
         if self._channel is not None:
-            self._channel.configure(self._pool.policy)
+            self._channel.configure(self.pool.policy)
 
     def describe(self) -> dict[str, Any]:
         """What `/info` shows of every replica; the channel's secret stays here."""
-        return {**self.about, "channel": f"port {self.about['channel']['port']}"}
+        ejected_s = max(0.0, self.view.outlier.until - asyncio.get_running_loop().time())
+        return {**self.about, "channel": f"port {self.about['channel']['port']}", "ejected_s": round(ejected_s, 1)}
 
     # --- what it knows of the replica ---------------------------------------------------------------------------------
 
@@ -115,7 +116,7 @@ class ReplicaLink(Generic[V, C]):
         if first:
             self._wait_s = 0.0
             self._lose_suspect()  # it has dropped them
-            self._pool.changed()
+            self.pool.changed()
 
     # --- how it ends --------------------------------------------------------------------------------------------------
 
@@ -144,7 +145,7 @@ class ReplicaLink(Generic[V, C]):
         return True
 
     def _end_if_hung(self) -> None:
-        if self.view.is_silent(asyncio.get_running_loop().time()) and self._pool.drained(self):
+        if self.view.is_silent(asyncio.get_running_loop().time()) and self.pool.drained(self):
             self.end()
 
     def _on_lost(self, left: list[Any]) -> None:
@@ -155,16 +156,16 @@ class ReplicaLink(Generic[V, C]):
         self._suspect += left
         if not self.may_run_on:
             self._lose_suspect()
-        self._pool.changed()
-        if self._pool.links.get(self.view.replica) is self:
-            self._task = self._pool.spawn(self._connect())
+        self.pool.changed()
+        if self.pool.links.get(self.view.replica) is self:
+            self._task = self.pool.spawn(self._connect())
         else:
-            self._pool.drained(self)  # and has ended
+            self.pool.drained(self)  # and has ended
             self._lose_suspect()
 
     def _lose_suspect(self) -> None:
         lost, self._suspect = self._suspect, []
-        who = f"the {self._pool.name} pool lost replica {self.view.replica}"
+        who = f"the {self.pool.name} pool lost replica {self.view.replica}"
         for pending in lost:
             pending.fail(ReplicaLost(f"{who} while {self.at_work}; please try again"))
 
@@ -175,9 +176,9 @@ class ReplicaLink(Generic[V, C]):
         self._wait_s = min(max(2 * self._wait_s, _FIRST_RETRY_S), _LAST_RETRY_S)
 
         def attempt() -> Awaitable[C]:
-            return self._pool.open_channel((at["host"], at["port"]), at["secret"], self._on_report, self._on_lost)
+            return self.pool.open_channel((at["host"], at["port"]), at["secret"], self._on_report, self._on_lost)
 
-        who = f"the {self._pool.name} pool's replica {self.view.replica} at {at['host']}:{at['port']}"
+        who = f"the {self.pool.name} pool's replica {self.view.replica} at {at['host']}:{at['port']}"
         self._channel = await connected(attempt, who, self._lose_suspect)
         self.configure()
         self._channel.ask()

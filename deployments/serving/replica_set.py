@@ -116,6 +116,19 @@ class ReplicaSet(ABC, Generic[L]):
                 self.links[replica] = self.link_type(self, replica, about, where)
         self.changed()
 
+    @property
+    def is_open(self) -> bool:
+        """It has replicas that answer."""
+        return bool(self.live)
+
+    def ejected(self) -> list[L]:
+        """The live replicas that are sent nothing because their engines fail."""
+        now = self._loop.time()
+        return [link for link in self.live if link.view.outlier.is_ejected(now)]
+
+    def heard(self, link: L) -> None:
+        """A replica has reported, was ejected, or is back."""
+
     def drained(self, link: L) -> bool:
         """Serve had counted it out, and it has ended. False where it had not, or has counted it in again."""
         drains = self._draining.get(link.view.replica) is link

@@ -9,6 +9,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from deployments.serving.outliers import Outlier
+
 QUIET_S = 0.25  # after which a replica that was sent something and said nothing is asked for its state
 _SILENT_S = 1.0  # since it was asked: it may have stopped
 
@@ -31,6 +33,7 @@ class ReplicaView(Generic[S]):
     _unseen: deque[tuple[int, int, float]] = field(default_factory=deque)
     _unseen_work: float = 0.0  # of all of these: planned seconds, or tokens of prompts
     _asked_at: float = -math.inf
+    outlier: Outlier = field(default_factory=Outlier)
 
     def hear(self, now: float, state: S, seen: int) -> None:
         """A report came, made after `seen` frames of this Router."""
@@ -60,6 +63,10 @@ class ReplicaView(Generic[S]):
     def is_silent(self, now: float) -> bool:
         """It was asked for its state and has given none: it may have stopped."""
         return self.heard_at < self._asked_at < now - _SILENT_S
+
+    def is_out(self, now: float) -> bool:
+        """It has stopped, or is ejected: it is sent nothing."""
+        return self.outlier.is_ejected(now) or self.is_silent(now)
 
     def forget(self) -> None:
         """The connection broke."""

@@ -114,6 +114,7 @@ def pool_of(name, *replicas, admission="deadline", on_change=lambda: None, **con
     pool = Pool(name, deployment=name, handle=None, router="r", node="n", on_change=on_change)
     pool.links, pool.live = {link.view.replica: link for link in replicas}, list(replicas)
     for link in replicas:
+        link.pool = pool
         pool.heard(link)
     pool.configure(PoolConfig(**config), {"admission": admission, "slo_s": 60.0})
     return pool

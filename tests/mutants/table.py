@@ -29,7 +29,7 @@ MODULES = {
     "deployments/embedding/link.py": "test_link",
     "deployments/embedding/comebacks.py": "test_comebacks",
     "deployments/embedding/openings.py": "test_openings test_pool",
-    "deployments/embedding/outliers.py": "test_outliers",
+    "deployments/serving/outliers.py": "test_outliers",
     "deployments/embedding/placement.py": "test_placer",
     "deployments/embedding/run.py": "test_run_loop",
     "deployments/embedding/placer.py": "test_placer",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.embedding.outliers import Outlier, may_eject_one
+from deployments.serving.outliers import Outlier, may_eject_one
 
 
 @pytest.mark.parametrize(("failures", "is_one"), [(4, False), (5, True), (50, True)])
@@ -25,6 +25,17 @@ def test_each_time_it_is_longer_until_it_was_well_for_as_long():
     assert one.eject(one.until + 300.1) == 30
     assert one.eject(one.until + 29.9) == 60
     assert one.eject(one.until + 60.1) == 30
+
+
+@pytest.mark.parametrize(
+    ("reports", "failures"),
+    [([(0, 1), (0, 2)], 3), ([(0, 3), (1, 0)], 0), ([(0, 3), (2, 1)], 1), ([(0, 0)], 0)],
+)
+def test_failures_are_counted_since_the_last_answer(reports, failures):
+    one = Outlier()
+    for answered, failed in reports:
+        one.count(answered=answered, failed=failed)
+    assert one.failures == failures
 
 
 @pytest.mark.parametrize(

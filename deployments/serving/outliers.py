@@ -31,6 +31,10 @@ class Outlier:
     ejections: int = 0
     until: float = -math.inf
 
+    def count(self, *, answered: int, failed: int) -> None:
+        """What has come of offers since the last report."""
+        self.failures = failed if answered else self.failures + failed
+
     def should_be_ejected(self, now: float) -> bool:
         return self.failures >= FAILURES and not self.is_ejected(now)
 

@@ -1,0 +1,47 @@
+"""A Router's replicas that it sends nothing, because their engines fail (`outliers`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from deployments.serving.outliers import may_eject_one
+from deployments.serving.replica_link import ReplicaLink
+from deployments.serving.replica_set import ReplicaSet
+
+logger = logging.getLogger("ray.serve")
+
+
+class Ejections:
+    """One Router's. `pools`: all that it has; those that are open count."""
+
+    def __init__(self, pools: Mapping[str, ReplicaSet[Any]]) -> None:
+        self._pools = pools
+
+    def note_failed(self, link: ReplicaLink[Any, Any]) -> None:
+        """The engine of a replica has failed by its own fault: perhaps the replica is ejected."""
+        now, outlier = asyncio.get_running_loop().time(), link.view.outlier
+        if outlier.should_be_ejected(now) and may_eject_one(len(self._ejected()), self._live):
+            ejected_s = outlier.eject(now)
+            link.pool.heard(link)
+            logger.warning(
+                "the %s pool's replica %s gets nothing for %.0f s: its engine has failed %d times in a row",
+                link.pool.name, link.view.replica, ejected_s, outlier.failures,
+            )  # fmt: skip
+
+    def replicas_changed(self) -> None:
+        """Too large a share may be ejected now: the first to come back does so at once."""
+        ejected = sorted(self._ejected(), key=lambda link: link.view.outlier.until, reverse=True)
+        while ejected and not may_eject_one(len(ejected) - 1, self._live):
+            link = ejected.pop()
+            link.view.outlier.until = asyncio.get_running_loop().time()
+            link.pool.heard(link)
+
+    def _ejected(self) -> list[ReplicaLink[Any, Any]]:
+        return [link for pool in self._pools.values() if pool.is_open for link in pool.ejected()]
+
+    @property
+    def _live(self) -> int:
+        return sum(len(pool.live) for pool in self._pools.values() if pool.is_open)
