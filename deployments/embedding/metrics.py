@@ -67,7 +67,6 @@ class RouterMetrics:
         )
         gauges = {
             **REACHED,
-            "ejected_replicas": "Of windve_live_replicas, those that this Router sends nothing: their engines fail",
             "depth": "Queue depth of each live replica, in force; 0 where none is set",
             "alpha_s": "Latency model: seconds more for each query of 75 tokens in a run",
             "beta_s": "Latency model: seconds of any run",

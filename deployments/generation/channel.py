@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from deployments.errors import EngineFailed, TimedOut
+from deployments.errors import EngineBroken, EngineFailed, TimedOut
 from deployments.generation.frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
 from deployments.serving.channel import RouterChannel
 
@@ -108,7 +108,8 @@ class TokenChannel(RouterChannel[GenerationOffers, Streaming, TokenReport]):
                 self._add(streaming, token)
         for number, problem in report.failed:
             if (streaming := self.pending.pop(number, None)) is not None:
-                streaming.fail(EngineFailed(problem))
+                may_retry = number in report.broken or number in report.suspect
+                streaming.fail(EngineBroken(problem) if may_retry else EngineFailed(problem))
 
     def _add(self, streaming: Streaming, token: NewToken) -> None:
         streaming.add(token)

@@ -107,6 +107,11 @@ class RefusedOffer(Head):
 class TokenReport(Head):
     """One frame of a replica to one Router. `seen`: how many frames of this Router the replica has read. `failed`:
     (offer, the sentence for the client). `routers`: that are connected.
+
+    Of those that failed before a token had come, other replicas may answer these:
+
+    - `broken`: the engine fails whatever it is given.
+    - `suspect`: it is well, and failed at one of several prompts of a step.
     """
 
     state: Any = _SILENT  # StepState
@@ -116,6 +121,8 @@ class TokenReport(Head):
     failed: list[tuple[int, str]] = msgspec.field(default_factory=list)
     tokens: list[NewToken] = msgspec.field(default_factory=list)
     routers: int = 1
+    broken: list[int] = msgspec.field(default_factory=list)
+    suspect: list[int] = msgspec.field(default_factory=list)
 
     def encode(self) -> list[list[bytes]]:
         """As the buffers of frames, which are one: a step has few tokens."""

@@ -70,6 +70,7 @@ class GenerationPoolState(NamedTuple):
 
     is_open: bool
     live_replicas: int
+    ejected_replicas: int  # of these, those that are sent nothing because their engines fail
     calibrated: bool
 
 

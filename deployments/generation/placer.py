@@ -15,7 +15,15 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from deployments.errors import Busy, DeadlineExceeded, InvalidInput, ReplicaLost, Unavailable, WindveError
+from deployments.errors import (
+    Busy,
+    DeadlineExceeded,
+    EngineBroken,
+    InvalidInput,
+    ReplicaLost,
+    Unavailable,
+    WindveError,
+)
 from deployments.generation.channel import Streaming
 from deployments.generation.charge import Charged
 from deployments.generation.frames import GenerationOffer, NewToken, RefusedOffer
@@ -28,6 +36,7 @@ from deployments.generation.settings import GenerationConfig
 from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.view import StepView
+from deployments.serving.ejections import Ejections
 
 logger = logging.getLogger("ray.serve")
 
@@ -51,6 +60,8 @@ class GenerationRequest:
     charged: Charged | None
     link: GenerationLink | None = None  # where it is admitted
     offered: list[GenerationLink] = field(default_factory=list)  # to these it was
+    is_second: bool = False  # it was admitted before, by a replica that died or failed
+    broken: GenerationLink | None = None  # that replica, where it failed
     refusals: list[RefusedOffer] = field(default_factory=list)
     retry_s: float = math.inf
     ended: set[int] = field(default_factory=set)  # answers
@@ -87,6 +98,7 @@ class GenerationPlacer:
 
     def __init__(self, pools: Mapping[str, GenerationPool], card: GenerationCard) -> None:
         self.pools, self._card = pools, card
+        self.ejections = Ejections(pools)
         self.config: GenerationConfig  # the Router's, once it has one
         self.refused = 0
 
@@ -165,8 +177,9 @@ class GenerationPlacer:
 
     def _others(self, request: GenerationRequest) -> bool:
         """There are replicas that it was not offered to."""
+        now = asyncio.get_running_loop().time()
         links = (link for pool in self.pools.values() for link in pool.live)
-        return any(link not in request.offered for link in links)
+        return any(link not in (*request.offered, request.broken) and not link.view.is_out(now) for link in links)
 
     def _admitted(self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink) -> None:
         if request.link is link:
@@ -176,20 +189,30 @@ class GenerationPlacer:
         request.link = link
         request.record.admitted(pool.name)
 
-    async def place_again(self, request: GenerationRequest) -> Placed:
-        """Its replica died before any token had come. Raises ReplicaLost."""
+    async def place_again(
+        self, request: GenerationRequest, placed: Placed, error: ReplicaLost | EngineBroken
+    ) -> Placed:
+        """Before any token had come its replica died, or its engine turned out to be broken: elsewhere, once, and only
+        while its first token may be in time. Raises the error, or one of its kind that says why no other takes it.
+        """
+        if isinstance(error, EngineBroken):
+            self.ejections.note_failed(placed.link)
+            request.broken = placed.link
+        if request.is_second or asyncio.get_running_loop().time() > request.due:
+            raise error
+        request.is_second = True
         request.refusals.clear()
         request.offered.clear()
         try:
             return await self.place(request)
-        except WindveError as error:
-            raise ReplicaLost(f"the replica that had admitted this died, and no other takes it: {error}") from None
+        except WindveError as refusal:
+            raise type(error)(f"{error}; no other replica takes this: {refusal}") from None
 
     def _candidates(self, request: GenerationRequest) -> Iterator[tuple[GenerationPool, GenerationLink]]:
         for pool in self.pools.values():
             now = asyncio.get_running_loop().time()
             for link in islice(pool.soonest(now, len(request.asked.ids)), _ASKED):
-                if link.is_live:  # it may have died while others were asked
+                if link.is_live and link is not request.broken:  # it may have died while others were asked
                     yield pool, link
 
     def _offer(self, request: GenerationRequest) -> GenerationOffer:

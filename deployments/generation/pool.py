@@ -26,10 +26,10 @@ class GenerationPool(ReplicaSet[GenerationLink]):
         self.put_in_force(policy)
 
     def soonest(self, now: float, tokens: int) -> Iterator[GenerationLink]:
-        """The live replicas, the one first that would have the first token soonest; those that have stopped are left
-        out. All that say they are open come before those that say when they are.
+        """The live replicas, the one first that would have the first token soonest; those that have stopped or are
+        ejected are left out. All that say they are open come before those that say when they are.
         """
-        live = [link for link in self.live if not link.view.is_silent(now)]
+        live = [link for link in self.live if not link.view.is_out(now)]
         yield from sorted(
             live,
             key=lambda link: (

@@ -59,6 +59,9 @@ class Generator(Replica[GenerationSettings]):
         compute = steps_in(self._thread, engine.steps)
         return StepLoop(schedule, compute, on_step=self._metrics.ran, on_failure=self._failed)
 
+    async def _probe(self) -> None:
+        await self._worker.probe()
+
     def _in_words(self) -> str:
         engine = self._engine
         return f"{self._card.name} on {engine.device}, {engine.dtype} ({engine.why}), {engine.blocks} blocks"

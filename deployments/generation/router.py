@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from deployments.admission.trial import HEADER, Trial
-from deployments.errors import Forbidden, InvalidInput, ReplicaLost, TimedOut, Unavailable, WindveError
+from deployments.errors import EngineBroken, Forbidden, InvalidInput, ReplicaLost, TimedOut, Unavailable, WindveError
 from deployments.generation.channel import Streaming
 from deployments.generation.charge import Charged
 from deployments.generation.frames import NewToken
@@ -69,6 +69,9 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
             pool.configure(config.policy(name))
         return f"first token within {config.ttft_s:g} s, then {config.tpot_s:g} s a token"
 
+    def _replicas_changed(self) -> None:
+        self._placer.ejections.replicas_changed()
+
     # --- the way of a generation --------------------------------------------------------------------------------------
 
     async def begin(self, asked: Asked) -> AsyncGenerator[Piece, None]:
@@ -118,10 +121,10 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
             while not request.is_over:
                 try:
                     new = await self._next(request, placed.streaming)
-                except ReplicaLost:
+                except (ReplicaLost, EngineBroken) as error:
                     if request.begun:
                         raise
-                    placed = await self._placer.place_again(request)
+                    placed = await self._placer.place_again(request, placed, error)
                     continue
                 for piece in _spoken(request, new):
                     if piece.finish is not None:
@@ -187,7 +190,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
     @property
     def live_pools(self) -> Mapping[str, bool]:
         """Of each pool, whether it has a live replica."""
-        return {name: bool(pool.live) for name, pool in self.pools.items()}
+        return {name: pool.is_open for name, pool in self.pools.items()}
 
     def describe(self) -> dict[str, Any]:
         """As `/info` shows it."""
@@ -219,7 +222,9 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
 
     def _publish(self) -> None:
         figures = {
-            name: GenerationPoolState(bool(pool.live), len(pool.live), self.config.step_time(name) is not None)
+            name: GenerationPoolState(
+                pool.is_open, len(pool.live), len(pool.ejected()), self.config.step_time(name) is not None
+            )
             for name, pool in self.pools.items()
         }
         self.metrics.publish(Promise(self.config.ttft_s, self.config.tpot_s), figures)

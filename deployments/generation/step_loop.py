@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from deployments.errors import EngineFailed
+from deployments.generation.failed_steps import FailedSteps
 from deployments.generation.frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
 from deployments.generation.offer_inbox import (
     Answer,
@@ -33,7 +34,7 @@ from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, G
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step import UNTIMED, Work
 from deployments.generation.scheduler.step_time import HostTime, StepTime
-from deployments.generation.step_run import Compute, Found, StepWork
+from deployments.generation.step_run import Compute, Found, StepWork, probe_work
 from deployments.generation.step_timing import StepTiming, Timed
 from deployments.generation.text.sampling import Picked, Sampler
 from deployments.serving.sessions import Connection, RouterSessions
@@ -45,12 +46,13 @@ _SOONER_S = 0.02  # a Router that was told when there is room is told again if t
 _AVERAGED = 0.1  # of the way to the latest one: what it takes to compose a step
 _WAKES_S = 0.0015  # later than asked for the event loop calls, at most, where nothing else holds it up
 _PAUSED = "a calibration measures this device"
+_NO_NUMBERS = "no finite numbers"
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One that runs. `parked`: rows whose token may come of it, by their numbers. `timed`: it is nobody's; the seconds
-    that it takes. `found`: it has ended. `forgotten`: nobody knows any more whose it is.
+    """One that runs. `parked`: rows whose token may come of it, by their numbers. `tell`: it is nobody's; called with
+    what it took. `found`: it has ended. `forgotten`: nobody knows any more whose it is.
     """
 
     chunks: Sequence[ScheduledChunk]
@@ -58,7 +60,7 @@ class Step:
     began: float
     planned_s: float
     parked: Mapping[int, ScheduledChunk] = field(default_factory=dict)
-    timed: asyncio.Future[Timed] | None = None
+    tell: Callable[[Timed | EngineFailed], None] | None = None
     found: Found | BaseException | None = None
     forgotten: bool = False
 
@@ -94,6 +96,7 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
         self._stopped: list[Row] = []  # rows that are to end with the step that runs
         self._inbox = OfferInbox(self)
         self._timing = StepTiming(self)
+        self._failed_steps = FailedSteps(self)
         self.time_steps = self._timing.time_steps
 
     @property
@@ -124,7 +127,7 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
         """
         session = self._session(connection)
         if offers.called_off:
-            self._drop(session.admitted.get(number) for number in offers.called_off)
+            self.drop(session.admitted.get(number) for number in offers.called_off)
         for number, answer in offers.stopped:
             self._stop(session.admitted.get(number), answer)
         if offers.asks:
@@ -147,7 +150,7 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
         session = self._sessions.pop(connection, None)
         if session is not None:
             session.gone = True
-            self._drop(list(session.admitted.values()), cut_off=True)
+            self.drop(list(session.admitted.values()), cut_off=True)
 
     def configure(self, session: GenerationSession, settings: dict[str, Any]) -> None:
         """A Router's settings, first, and again whenever its config changes (`GenerationPool.configure`)."""
@@ -196,11 +199,11 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
         answer: Answer = generation.item.answers[number]
         answer.stopped = answer.sampler.ended = True
         if all(answer.stopped for answer in generation.item.answers):
-            self._drop([generation])
+            self.drop([generation])
         else:
             self._stopped += [row for row in generation.rows if row.number == number]
 
-    def _drop(self, generations: Iterable[Generation | None], *, cut_off: bool = False) -> None:
+    def drop(self, generations: Iterable[Generation | None], *, cut_off: bool = False) -> None:
         """Nobody waits for these: their places are free at once, but for the step that runs. `cut_off`: not by their
         clients.
         """
@@ -217,6 +220,14 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
         self.report_soon()
 
     # --- steps --------------------------------------------------------------------------------------------------------
+
+    async def probe(self) -> None:
+        """Run a few tokens through the model. Raises EngineFailed."""
+        await self.time_step(self.probe_work())
+
+    def probe_work(self) -> StepWork:
+        """A few tokens of nobody's, in a block that nobody has."""
+        return probe_work(self.schedule.room.free_block)
 
     def _look(self) -> None:
         """Begin the next step, if none runs and there is something to do."""
@@ -286,12 +297,10 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
     def _ended(self, step: Step, found: Found | BaseException) -> None:
         now = self.now()
         try:
-            if step.forgotten:
-                pass
-            elif step.timed is None:
+            if step.tell is not None:
+                step.tell(self._timed(step, found))
+            elif not step.forgotten:
                 self._account(now, step, found)
-            elif not step.timed.done():  # somebody still waits for it
-                self._tell_time(step, step.timed, found)
         except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
             self._start_over(error)
         self._steps.popleft()
@@ -304,16 +313,30 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
         self._look()
 
     def time_step(self, work: StepWork) -> asyncio.Future[Timed]:
-        """Begin a step that is nobody's; what it takes."""
+        """Begin a step that is nobody's; what it takes. The future raises EngineFailed."""
         timed: asyncio.Future[Timed] = asyncio.get_running_loop().create_future()
-        self._begin(Step((), work, self.now(), 0.0, timed=timed))
+
+        def tell(found: Timed | EngineFailed) -> None:
+            if timed.done():
+                pass  # nobody waits for it any more
+            elif isinstance(found, EngineFailed):
+                timed.set_exception(found)
+            else:
+                timed.set_result(found)
+
+        self.run_step(work, tell)
         return timed
 
-    def _tell_time(self, step: Step, timed: asyncio.Future[Timed], found: Found | BaseException) -> None:
+    def run_step(self, work: StepWork, tell: Callable[[Timed | EngineFailed], None]) -> None:
+        """Begin a step that is nobody's; `tell` is called as it ends."""
+        self._begin(Step((), work, self.now(), 0.0, tell=tell))
+
+    def _timed(self, step: Step, found: Found | BaseException) -> Timed | EngineFailed:
         if isinstance(found, BaseException):
-            timed.set_exception(EngineFailed(self._on_failure(found)))
-        else:
-            timed.set_result(Timed(self.now() - step.began, found.compute_s.host_s))
+            return EngineFailed(self._on_failure(found))
+        if None in found.picked:
+            return EngineFailed(f"the engine gave {_NO_NUMBERS}")
+        return Timed(self.now() - step.began, found.compute_s.host_s)
 
     def _account(self, now: float, step: Step, found: Found | BaseException) -> None:
         """Tokens to Routers, rows that have ended, and what the step teaches."""
@@ -333,8 +356,10 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
             computed += arrived
             whole = not left_out or (bool(computed) and all(chunk.tokens == 1 for chunk in left_out))
             self._on_step(len(computed), sum(chunk.tokens for chunk in computed), now - step.began, step.planned_s)
+            if computed:
+                self.problem = None
         except BaseException as error:  # noqa: BLE001
-            self._fail(self._begun(step), self._on_failure(error))
+            self._failed_steps.add(self._begun(step), self._on_failure(error))
         ends = [*finished, *self._stopped]
         self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, compute_s=compute_s)
         for row in [*(chunk.row for chunk in [*step.chunks, *arrived]), *self._stopped]:
@@ -349,7 +374,7 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
         for step in self._steps:
             step.forgotten = True
         self.schedule.clear()
-        self._fail(every, self._on_failure(error))
+        self.fail(every, self._on_failure(error))
 
     def _picked(self, chunk: ScheduledChunk, picked: list[Picked] | None) -> list[Row]:
         """Send these tokens; the rows that end with them."""
@@ -358,7 +383,7 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
         if offered.gone or picked == []:
             return []
         if picked is None:
-            self._fail([generation], "the engine gave no finite numbers for this prompt")
+            self.fail([generation], f"the engine gave {_NO_NUMBERS} for this prompt")
             return []
         ended = set()
         for answer, one in zip(offered.drawn_from(chunk), picked, strict=True):
@@ -376,12 +401,21 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
         every = chain.from_iterable(session.admitted.values() for session in self._sessions.values())
         return [one for one in every if id(one) in now or any(row.computed for row in one.rows)]
 
-    def _fail(self, generations: Iterable[Generation], sentence: str) -> None:
+    def fail(self, generations: Sequence[Generation], sentence: str) -> None:
+        """These end with an error."""
+        self.tell_failed(generations, sentence)
+        self.drop(generations, cut_off=True)
+
+    def tell_failed(
+        self, generations: Iterable[Generation], sentence: str, kind: Literal["broken", "suspect"] | None = None
+    ) -> None:
+        """`kind`: see `TokenReport`."""
         sentence = sentence.encode(errors="replace").decode()  # UTF-8 has no lone surrogates
-        generations = list(generations)
         for generation in generations:
-            self._tell(generation.item.session).failed.append((generation.item.offer.number, sentence))
-        self._drop(generations, cut_off=True)
+            report, number = self._tell(generation.item.session), generation.item.offer.number
+            report.failed.append((number, sentence))
+            report.broken += [number] * (kind == "broken")
+            report.suspect += [number] * (kind == "suspect")
 
     # --- what Routers are told ----------------------------------------------------------------------------------------
 

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deployments.generation.scheduler.step import UNTIMED, ComputeSeconds, Steps, Work
-from deployments.generation.text.sampling import Picked, RowSamplers, pick
+from deployments.generation.scheduler.step import UNTIMED, Chunk, ComputeSeconds, Steps, Work
+from deployments.generation.text.sampling import Picked, RowSamplers, Sampler, Sampling, pick
+
+_PROBE_TOKENS = 4
 
 
 class StepWork(NamedTuple):
@@ -90,6 +92,12 @@ def _computed(
         for at, sampler in enumerate(row.samplers):
             sampler.drew(None if tokens is None else tokens[at].id)
     return Found(picked, computed.arrived, computed.compute_s)
+
+
+def probe_work(block: int) -> StepWork:
+    """A short prompt of nobody's, whose keys and values go into that block: what breaks steps breaks it, too."""
+    chunk = Chunk(np.zeros(_PROBE_TOKENS, np.int32), 0, (block,))
+    return StepWork(Work([chunk]), [RowSamplers([Sampler(Sampling(0.0))], None)])
 
 
 Ended = Callable[[Found | BaseException], None]

@@ -37,6 +37,7 @@ OTHER_TENANTS = "other"
 REACHED = {  # fields of a pool's state at a Router
     "is_open": "1 unless the pool is closed (queue_depth: 0)",
     "live_replicas": "Replicas that this Router may send to",
+    "ejected_replicas": "Of windve_live_replicas, those that this Router sends nothing: their engines fail",
     "calibrated": "1 if a calibration wrote the cost model, 0 if it was measured at warm-up",
 }
 REPLICA_GAUGES = {  # fields of a replica's state, of whichever kind

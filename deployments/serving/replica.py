@@ -149,6 +149,8 @@ class Replica(ABC, Generic[S]):
                     f"(batch_timeout_s: {self._settings.batch_timeout_s:g}): the device hangs"
                 )
             return
-        await asyncio.wait_for(
-            asyncio.get_running_loop().run_in_executor(self._thread, self._engine.probe), _PROBE_TIMEOUT_S
-        )
+        await asyncio.wait_for(self._probe(), _PROBE_TIMEOUT_S)
+
+    async def _probe(self) -> None:
+        """Run a little through the model of an idle engine. Raises what that does."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.probe)

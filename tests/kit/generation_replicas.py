@@ -94,19 +94,32 @@ class Wire:
 
 
 class Device:
-    """Computes steps at once, and waits as long as they take, or `slow` times as long. `problem`: of the next one."""
+    """Computes steps at once, and waits as long as they take, or `slow` times as long. `problem`: of the next one;
+    `broken`: of all; `bad`: a token, with which a step fails.
+    """
 
     def __init__(self, model, blocks, host=None):
         hosts = {"host": host.time, "num_cpu_blocks": host.block_count} if host else {}
         self.steps = EmulatedSteps(model, blocks, VOCABULARY, sleep=self.take, clock=self.time, **hosts)
         self.model, self.took, self.works = model, 0.0, []  # `took`: seconds of this step
         self.problem, self.slow, self._task = None, 1.0, None
+        self.broken, self.bad = None, -1
 
     def time(self):
         return asyncio.get_running_loop().time() + self.took
 
     def take(self, seconds):
         self.took += self.slow * seconds
+
+    def step(self, work):
+        """In place of its `steps`."""
+        problem = self.problem or self.broken
+        if problem is None and any(self.bad in chunk.ids for chunk in work.chunks):
+            problem = RuntimeError("a bad prompt")
+        if problem is not None:
+            self.take(self.model.seconds(load_of(work.chunks)))
+            raise problem
+        return self.steps.step(work)
 
     def compute(self, work, ended):
         self.works.append(work)
@@ -115,10 +128,7 @@ class Device:
             if before is not None:
                 await before
             try:
-                if self.problem is not None:
-                    self.take(self.model.seconds(load_of(work.work.chunks)))
-                    raise self.problem
-                found = work.run(self.steps)
+                found = work.run(self)
             except (RuntimeError, ValueError) as error:
                 found = error
             self.problem = None

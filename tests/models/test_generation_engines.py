@@ -24,7 +24,7 @@ from deployments.generation.scheduler.step import UNTIMED, Chunk, Work
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.settings import GeneratingAccelerator, GeneratingCpu
 from deployments.generation.step_loop import StepLoop
-from deployments.generation.step_run import StepWork
+from deployments.generation.step_run import StepWork, probe_work
 from deployments.generation.text.model_card import read_generation_card
 from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling
 from deployments.settings import ModelSettings
@@ -102,6 +102,16 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path, family, changes, plac
     for (number, _), tokens in found.items():
         assert len(tokens) == 24
         check(own, [*prompts[number].tolist(), *tokens], len(prompts[number]))
+
+
+@pytest.mark.parametrize("place", [settings(), with_host()], ids=["alone", "with a host"])
+def test_a_probe_runs_the_model(tmp_path, place):
+    own, card = saved(tmp_path)
+    engine = create_step_engine(card, place, "cpu", 1)
+    work = probe_work(engine.blocks - 1)
+    ((picked,),) = work.run(engine.steps).picked
+    prompt = work.work.chunks[0].ids.tolist()
+    check(own, [*prompt, picked.id], len(prompt))
 
 
 def test_the_first_times_of_steps_come_from_a_few_of_them(tmp_path, monkeypatch):

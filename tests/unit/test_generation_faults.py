@@ -107,6 +107,8 @@ class World:
             return
         elif what == "fail":
             replica.device.problem = RuntimeError("out of memory")
+        elif what == "break":
+            replica.device.broken = None if replica.device.broken else RuntimeError("no kernel")
         elif what == "slow":
             replica.device.slow = 1.0 if replica.device.slow > 1 else 6.0
         elif what == "cut" and replica.wires:
@@ -165,7 +167,7 @@ EVENT = st.one_of(
             [{}, {"ttft_s": 2.0}, {"bulk_share": 0.1}, {"max_buffered_tokens": 5}, {"request_timeout_s": 3.0}]
         ),
     ),
-    st.tuples(st.sampled_from(["fail", "slow", "cut", "half cut", "die", "replace"]), st.integers(0, 3)),
+    st.tuples(st.sampled_from(["fail", "break", "slow", "cut", "half cut", "die", "replace"]), st.integers(0, 3)),
 )
 WAIT = st.sampled_from([0.0, 0.0, 0.0, 0.001, 0.02, 0.1, 0.7])
 

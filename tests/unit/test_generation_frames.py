@@ -89,7 +89,9 @@ def test_what_is_not_said_is_as_it_is_called_by_default():
 def test_a_report_comes_out_as_it_went_in(state):
     sure = Picked(3, -0.5, ((3, -0.5), (4, -math.inf)))
     tokens = [NewToken(1, 0, Picked(2**30)), NewToken(1, 1, sure, "stop"), NewToken(2, 0, Picked(5), "length")]
-    sent = TokenReport(state, 6, [RefusedOffer(3, never=True, longest=900)], [1, 2], [(4, "it broke")], tokens, 3)
+    sent = TokenReport(
+        state, 6, [RefusedOffer(3, never=True, longest=900)], [1, 2], [(4, "it broke")], tokens, 3, [4], [5]
+    )
     (frame,) = sent.encode()
     got = through(frame, TokenReport.decode)
     assert got.tokens[0] == tokens[0]
@@ -98,4 +100,4 @@ def test_a_report_comes_out_as_it_went_in(state):
     assert plain(got.state) == plain(state)
     assert got.state.host is None or got.state.host.gained_share == pytest.approx(0.4017, abs=1e-4)
     assert (got.seen, got.refused, got.admitted, got.failed) == (6, sent.refused, [1, 2], [(4, "it broke")])
-    assert got.routers == 3
+    assert (got.routers, got.broken, got.suspect) == (3, [4], [5])

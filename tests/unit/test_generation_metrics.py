@@ -165,12 +165,13 @@ def test_a_generation_that_a_second_replica_takes_has_one_prompt():
 
 def test_the_promise_and_the_pools():
     told = Told()
-    told.metrics.publish(PROMISE, {"cpu": GenerationPoolState(is_open=True, live_replicas=3, calibrated=False)})
+    told.metrics.publish(PROMISE, {"cpu": GenerationPoolState(True, 3, 1, calibrated=False)})
     assert told.written.told == [
         ("windve_slo_seconds", 1.0, ()),
         ("windve_tpot_seconds", 0.1, ()),
         ("windve_open", 1, ("cpu",)),
         ("windve_live_replicas", 3, ("cpu",)),
+        ("windve_ejected_replicas", 1, ("cpu",)),
         ("windve_calibrated", 0, ("cpu",)),
     ]
 

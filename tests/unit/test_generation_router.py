@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import time
+from collections import Counter
 from itertools import chain
 from unittest.mock import ANY, AsyncMock, Mock
 
@@ -16,6 +17,7 @@ from deployments.admission.trial import Trial, hash_secret
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
+    EngineBroken,
     EngineFailed,
     Forbidden,
     InvalidInput,
@@ -23,11 +25,13 @@ from deployments.errors import (
     ReplicaLost,
     TimedOut,
     Unavailable,
+    WindveError,
 )
 from deployments.generation import pool as pool_module
 from deployments.generation.channel import TokenChannel
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.record import GenerationRecord
+from deployments.generation.replica import Generator
 from deployments.generation.request import Asked
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.step_time import HostTime, StepTime
@@ -352,6 +356,128 @@ async def test_an_engine_that_fails_says_so_once_and_costs_nothing(monkeypatch, 
             await read(pieces)
         assert client.quota._left == pytest.approx(5)
         await freed(replica)
+
+
+# --- engines that are broken ------------------------------------------------------------------------------------------
+
+BROKEN = RuntimeError("no kernel")
+WORKS = 3  # of a prompt that fails: its step, the one that is composed meanwhile, and a probe
+
+
+async def test_what_a_broken_engine_has_no_token_of_is_answered_elsewhere(monkeypatch):
+    first, second = Replica("a"), Replica("b")
+    async with service(monkeypatch, [first], [second]) as router:
+        first.device.broken = BROKEN
+        one = asked(200, 6, answers=2)
+        assert await read(await router.begin(one)) == [(expected(one), text_of(expected(one)), "length")] * 2
+        assert first.stepper.problem == "no kernel"
+        await freed(first, second)
+
+
+async def test_it_is_offered_elsewhere_once_and_only_while_it_may_be_in_time(monkeypatch):
+    first, second, third = Replica("a"), Replica("b"), Replica("c")
+    async with service(monkeypatch, [first, second, third]) as router:
+        for replica in (first, second, third):
+            replica.device.broken = BROKEN
+        with pytest.raises(EngineBroken, match="no kernel"):
+            await read(await router.begin(asked()))
+        assert sum(bool(replica.stepper.problem) for replica in (first, second, third)) == 2
+        for replica in (first, second, third):
+            replica.device.slow = 1000.0
+        with pytest.raises(EngineBroken, match="no kernel"):
+            await read(await router.begin(asked(timeout_s=0.5)))
+        assert sum(len(replica.device.works) for replica in (first, second, third)) == 3 * WORKS
+
+
+async def test_a_replica_whose_engine_is_broken_is_ejected_and_asked_again_later(monkeypatch, caplog):
+    first, second = Replica("a"), Replica("b")
+    async with service(monkeypatch, [first], [second]) as router:
+        first.device.broken = BROKEN
+        for _ in range(8):
+            assert len(await read(await router.begin(asked()))) == 1
+        assert len(first.device.works) == 5 * WORKS
+        assert caplog.text.count("a gets nothing for 30 s: its engine has failed 5 times in a row") == 1
+        assert router.describe()["pools"]["accelerator"]["replicas"]["a"]["ejected_s"] > 29
+        first.device.broken = None
+        await asyncio.sleep(30.0)
+        assert len(await read(await router.begin(asked()))) == 1
+        assert first.stepper.problem is None
+        assert len(second.device.works) == 8 * 8
+        await freed(first, second)
+
+
+async def test_the_health_check_of_a_broken_engine_fails_until_a_step_succeeds(monkeypatch):
+    monkeypatch.setattr(Generator, "__del__", lambda _: None)
+    replica, generator = Replica("a"), object.__new__(Generator)
+    generator._worker, generator._settings, generator._pool = replica.stepper, Mock(batch_timeout_s=30.0), "cpu"
+    async with service(monkeypatch, [replica]) as router:
+        await generator.check_health()
+        assert len(replica.device.works) == 1  # a few tokens of nobody's
+        replica.device.broken = BROKEN
+        with pytest.raises(EngineFailed, match="no kernel"):  # nothing was asked of it yet
+            await generator.check_health()
+        with pytest.raises(EngineBroken):
+            await read(await router.begin(asked()))
+        with pytest.raises(RuntimeError, match="no kernel: it fails with what it could answer before"):
+            await generator.check_health()
+        replica.device.broken = None
+        await read(await router.begin(asked()))
+        await generator.check_health()
+
+
+async def test_the_only_replica_is_not_ejected_and_says_why(monkeypatch):
+    replica = Replica("a")
+    async with service(monkeypatch, [replica]) as router:
+        replica.device.broken = BROKEN
+        for _ in range(7):
+            with pytest.raises(EngineBroken, match="no kernel; no other replica takes this"):
+                await read(await router.begin(asked()))
+        assert router.pools["accelerator"].ejected() == []
+        replica.device.broken = None
+        assert len(await read(await router.begin(asked()))) == 1
+
+
+async def test_an_ejected_replica_is_back_when_the_other_has_gone(monkeypatch):
+    first, second = Replica("a"), Replica("b")
+    async with service(monkeypatch, [first, second]) as router:
+        pool = router.pools["accelerator"]
+        pool.links["a"].view.outlier.eject(asyncio.get_running_loop().time())
+        assert [link.view.replica for link in pool.soonest(asyncio.get_running_loop().time(), 1)] == ["b"]
+        second.die()
+        pool.follow({"a": first.about}, "b")
+        assert pool.ejected() == []
+        assert len(await read(await router.begin(asked()))) == 1
+
+
+async def stream(router, count, rate_s, break_at, breaks):
+    """How many come to which end, of so many generations at that rate; the engines that `breaks` then fail."""
+
+    async def one(number):
+        await asyncio.sleep(number / rate_s)
+        if number == break_at:
+            for replica in breaks:
+                replica.device.broken = BROKEN
+        try:
+            [(ids, _, _)] = await read(await router.begin(asked(60, 8, seed=number)))
+        except WindveError as error:
+            return type(error)
+        return len(ids) == 8
+
+    return Counter(await asyncio.gather(*map(one, range(count))))
+
+
+async def test_when_one_of_two_engines_breaks_the_other_answers_all(monkeypatch):
+    """Before, it failed all that it was offered from then on: it seemed idle, and so was offered nearly all."""
+    first, second = Replica("a"), Replica("b")
+    async with service(monkeypatch, [first, second]) as router:
+        assert await stream(router, 120, 20.0, 40, [first]) == {True: 120}
+
+
+async def test_when_both_accelerators_break_the_cpu_answers_what_it_can(monkeypatch):
+    first, second, cpu = Replica("a"), Replica("b"), Replica("c", model=StepTime(0.02, 0.001, 0.0, 0.0002, 0.0, 4))
+    async with service(monkeypatch, [first, second], [cpu]) as router:
+        ends = await stream(router, 120, 20.0, 40, [first, second])
+        assert ends == {True: 115, EngineBroken: 5}
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class Router:
         self.stepper, self.numbers = stepper, itertools.count(1)
         self.unsent, self.hung_up = 0, False
         self.frames, self.tokens, self.finished, self.failed, self.refused, self.admitted = [], {}, {}, {}, {}, set()
+        self.broken, self.suspect = [], []
         self.tell(settings={**SETTINGS, "router": name})
 
     def tell(self, **what):
@@ -57,6 +58,8 @@ class Router:
         self.admitted.update(report.admitted)
         self.refused |= {one.number: one for one in report.refused}
         self.failed |= dict(report.failed)
+        self.broken += report.broken
+        self.suspect += report.suspect
         for token in report.tokens:
             number, answer, picked, finish = astuple(token)
             assert (number, answer) not in self.finished
@@ -154,7 +157,8 @@ async def test_of_what_a_step_failed_for_nothing_is_in_the_step_that_was_compose
     await stepper.drained()
     assert set(router.failed) == {lost}
     assert router.tokens[other, 0] == answer_to(prompt(10, 3), 5)
-    assert computed == [[0], [0], [10], [11], [12], [13]]
+    nobodys = [[0]] if how == "raises" else []
+    assert computed == [[0], [0], *nobodys, [10], [11], [12], [13]]
     assert nothing_is_reserved(stepper)
 
 
@@ -233,6 +237,84 @@ async def test_numbers_that_are_none_end_their_generation_alone():
     assert router.failed == {bad: "the engine gave no finite numbers for this prompt"}
     assert len(router.tokens[good, 0]) == 5
     assert nothing_is_reserved(stepper)
+
+
+# --- steps that fail --------------------------------------------------------------------------------------------------
+
+BAD = VOCABULARY - 1  # a token
+
+
+async def test_an_engine_that_fails_whatever_it_is_given_has_prompts_answered_elsewhere():
+    stepper, device = world()
+    router, other = Router(stepper, "a"), Router(stepper, "b")
+    runs = router.ask(prompt(10, 1), 30)
+    await asyncio.sleep(0.1)
+    device.broken = RuntimeError("no kernel")
+    lost, others = router.ask(prompt(10, 2)), other.ask(prompt(10, 3))
+    await stepper.drained()
+    assert (set(router.failed), set(other.failed)) == ({runs, lost}, {others})
+    assert (router.broken, other.broken) == ([lost], [others])  # tokens of the first have come: it is over
+    assert stepper.problem == "no kernel"
+    device.broken = None
+    number = router.ask(prompt(10, 4), 5)
+    await stepper.drained()
+    assert router.tokens[number, 0] == answer_to(prompt(10, 4), 5)
+    assert stepper.problem is None
+    assert nothing_is_reserved(stepper)
+
+
+async def test_a_bad_prompt_by_itself_is_told_its_own_error():
+    stepper, device = world()
+    device.bad = BAD
+    router = Router(stepper)
+    bad = router.ask([BAD] * 10)
+    await stepper.drained()
+    assert (router.failed, router.broken, router.suspect) == ({bad: "a bad prompt"}, [], [])
+    assert [chunk.ids.size for work in device.works for chunk in work.work.chunks if chunk.start == 0] == [10, 4]
+    assert stepper.problem is None
+    assert nothing_is_reserved(stepper)
+
+
+async def test_prompts_beside_a_bad_one_may_be_answered_elsewhere_and_those_behind_it_are_answered():
+    stepper, device = world()
+    device.bad = BAD
+    router = Router(stepper)
+    first = router.ask([token % BAD for token in prompt(300, 1)], 6)
+    beside, bad = router.ask(prompt(10, 2)), router.ask([BAD] * 10)
+    async with asyncio.timeout(1):
+        while not stepper._failed_steps._failed:  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(0.001)
+    behind = router.ask([token % BAD for token in prompt(10, 3)], 6)
+    await stepper.drained()
+    assert set(router.failed) == {first, beside, bad}
+    assert (router.broken, router.suspect) == ([], [beside, bad])  # tokens of the first have come
+    assert (behind, 0) in router.finished
+    assert stepper.problem is None
+    assert nothing_is_reserved(stepper)
+
+
+@pytest.mark.parametrize("how", ["raises", "gives no numbers"])
+async def test_a_probe_says_whether_the_model_runs(how):
+    stepper, device = world(on_failure=lambda error: f"it failed: {error}")
+    await stepper.probe()
+    assert stepper.running_s == 0
+    if how == "raises":
+        device.broken = RuntimeError("no kernel")
+    else:
+        step, device.steps.step = device.steps.step, lambda work: Computed(step(work).logits * np.nan)
+    with pytest.raises(EngineFailed, match="it failed: no kernel" if how == "raises" else "no finite numbers"):
+        await stepper.probe()
+
+
+async def test_a_probe_disturbs_no_answer():
+    stepper, _ = world()
+    router = Router(stepper)
+    number = router.ask(prompt(300, 1), 20)
+    for _ in range(10):
+        await asyncio.sleep(0.02)
+        await stepper.probe()
+    await stepper.drained()
+    assert router.tokens[number, 0] == answer_to(prompt(300, 1), 20)
 
 
 async def test_what_nobody_could_have_in_time_is_refused_for_good_with_the_longest_prompt():

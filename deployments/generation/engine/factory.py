@@ -34,7 +34,6 @@ class StepEngine:
     dtype: str
     emulated: bool
     why: str
-    probe: Callable[[], None]
     model: StepTime | None = None  # that is known without measuring
     num_cpu_blocks: int = 0  # of the cache, in the host's memory
     host: HostTime | None = None  # that is known without measuring
@@ -69,7 +68,6 @@ def create_step_engine(
         dtype="float32",
         emulated=True,
         why="accelerator and CPU are emulated: the tokens mean nothing",
-        probe=lambda: None,
         model=model,
         num_cpu_blocks=num_cpu_blocks,
         host=host,
@@ -143,7 +141,7 @@ class _Loaded:
         stages = CausalStages(model, self._host_cores) if num_cpu_blocks else None
         steps = ModelSteps(model, logits_of(self._device)) if stages is None else HybridSteps(stages)
         return StepEngine(
-            steps, blocks, "torch", named, dtype, emulated=False, why=why, probe=self._probe,
+            steps, blocks, "torch", named, dtype, emulated=False, why=why,
             num_cpu_blocks=num_cpu_blocks, layers=config.num_hidden_layers,
         )  # fmt: skip
 
@@ -180,13 +178,6 @@ class _Loaded:
                 f"fewer than one text of {self._card.context}; lower model.max_tokens, or set the number of blocks",
             )
         return int(left // block_bytes)
-
-    def _probe(self) -> None:
-        """A small product on the device, waited for: a hung device hangs here, a lost one raises."""
-        with self._torch.inference_mode():
-            ones = self._torch.ones((8, 8), device=self._device)
-            if float((ones @ ones).sum().item()) != 8 * 8 * 8:
-                raise RuntimeError(f"{self._device} computes wrong numbers")
 
 
 def _block_bytes(config: Any, itemsize: int) -> int:

@@ -62,6 +62,11 @@ class BlockManager:
         tokens, lefts, lengths = zip(*found, strict=True)
         return self.lengths.most_blocks(tokens, lefts, lengths)
 
+    @property
+    def free_block(self) -> int:
+        """One that nobody has; it stays free. Raises IndexError."""
+        return self._blocks.next_free
+
     def admit(self, generation: Generation) -> None:
         """Its rows may take blocks from now on."""
         self._admitted.append(generation)

@@ -29,6 +29,11 @@ class Blocks:
     def free(self) -> int:
         return len(self._free)
 
+    @property
+    def next_free(self) -> int:
+        """The block that is taken next. Raises IndexError."""
+        return self._free[-1]
+
     def grow(self, table: list[int], tokens: int) -> None:
         """Add blocks to a sequence's table until it holds so many tokens; none where not all are there.
 
