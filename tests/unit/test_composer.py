@@ -175,7 +175,7 @@ def test_a_step_that_ends_a_prompt_is_over_when_its_first_token_is_due(slow, bul
 
 
 @pytest.mark.parametrize(
-    ("knee", "before", "length", "tokens"), [(0, 0, 9, 1), (4, 0, 9, 5), (4, 0, 3, 3), (4, 1, 9, 0), (4, 0, 100, 36)]
+    ("knee", "before", "length", "tokens"), [(0, 0, 9, 1), (4, 0, 9, 5), (4, 0, 3, 3), (4, 1, 9, 4), (4, 0, 100, 36)]
 )
 def test_a_device_that_is_too_slow_goes_on_all_the_same(knee, before, length, tokens):
     """A step of it takes a second at least, and should take 0.9 s; or 1.5 s for the long prompt."""
@@ -186,6 +186,26 @@ def test_a_device_that_is_too_slow_goes_on_all_the_same(knee, before, length, to
         composed.chunks.append(None)
     composed.add_chunks([prompt(length)])
     assert sum(part.tokens for part in composed.chunks[before:]) == tokens
+
+
+@pytest.mark.parametrize(
+    ("pair_s", "rows", "prompts", "tokens"),
+    [
+        (0.0, 0, [2, 2, 9], [2, 2, 4]),  # eight in all
+        (0.0, 0, [9, 2], [9]),
+        (0.0, 5, [2, 9], [2, 1]),
+        (0.0, 8, [2], []),
+        (0.004, 0, [2, 2], [2, 2]),  # both together 0.8 % of a step for 2 * 2 / 2 pairs
+        (0.006, 0, [2, 2], [2, 1]),
+    ],
+)
+def test_a_step_that_is_too_long_takes_along_what_makes_it_hardly_longer(pair_s, rows, prompts, tokens):
+    """It takes a second, and should take 0.9 s; eight rows and tokens cost no more."""
+    composed = step(policy=StepPolicy(0.0, 0.9), model=StepTime(1.0, 0.25, 0.0, TOKEN_S, pair_s, 8))
+    composed.add_rows([answer(0.0) for _ in range(rows)])
+    composed._most_s = 0.9
+    composed.add_chunks([prompt(one) for one in prompts])
+    assert tokens_of(composed)[rows:] == tokens
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ def arrivals(draw):
             StepPolicy(2.0, 0.1),
             StepPolicy(0.5, 0.06),
             StepPolicy(0.1, 0.05),
+            StepPolicy(0.15, 0.04),
+            StepPolicy(0.2, 0.05),
             StepPolicy(10.0, 0.3, max_num_batched_tokens=512),
         ]
     ),
@@ -66,6 +68,16 @@ def test_a_first_token_that_is_promised_within_three_steps_is_in_time():
         [*running, *[Arrival(5.66, 100, 2, (2,))] * 2]
     )
     assert all(one.in_time for one in sent if one.device and not one.arrival.bulk)
+
+
+def test_short_prompts_that_are_due_together_end_in_one_step():
+    """Found likewise: with a margin, a step of them was too long, and so each had one of its own."""
+    policy = StepPolicy(0.2, 0.05)
+    come = [*[Arrival(0.0, 300, 1)] * 10, *[Arrival(0.01, 10, 2, (2,), bulk=True)] * 10, *[Arrival(0.01, 10, 1)] * 10]
+    sent = StepWorld([StepDevice("one", ACCELERATOR, StepScheduler(ACCELERATOR, policy, 200))], policy).run(come)
+    admitted = [one for one in sent if one.device and not one.arrival.bulk]
+    assert len(admitted) > 4
+    assert all(one.in_time for one in admitted)
 
 
 @pytest.mark.parametrize("bursts", [False, True], ids=["Poisson", "bursts"])

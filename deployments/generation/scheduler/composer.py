@@ -19,6 +19,7 @@ from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
 _LEAST_CHUNKS = 0.2  # of the rows' time: chunks have at least so much of a step, also where rows are late
+_FREE = 0.01  # of a step that is too long: what may be added to it
 _URGENT = 5.0  # steps of the accelerator alone: a host row that is due before takes part
 
 
@@ -93,6 +94,8 @@ class StepComposer:
             tokens = self._model.most_tokens(self.load, row.computed, left, self._most_s)
             if not self.chunks:  # a device that is slower than its steps should be goes on all the same
                 tokens = max(tokens, min(left, 1 + self._model.knee))
+            elif not tokens:
+                tokens = self._free_tokens(row.computed, left)
             if tokens <= 0:
                 return
             if not self._take(row, row.computed + tokens):
@@ -104,6 +107,15 @@ class StepComposer:
             if ends and not generation.bulk:
                 self._slacks_s.append((generation.due - self._now) / self._slow)
                 self._most_s = min(self._most_s, self._slacks_s[-1])
+
+    def _free_tokens(self, start: int, left: int) -> int:
+        """So many of a prompt's tokens that the step, which is too long already, takes hardly longer with them: they
+        are below the knee. In steps of their own they would each take as long.
+        """
+        spare = min(left, self._model.knee - int(self.load.rows + self.load.prompt_tokens))
+        if spare <= 0:
+            return 0
+        return self._model.most_tokens(self.load, start, spare, (1 + _FREE) * self._model.seconds(self.load))
 
     def _leave_time(self, generations: Iterable[Generation]) -> None:
         """Prompts that do not end in this step need another one by their deadlines, of `rows_s` at least. Shorten this
