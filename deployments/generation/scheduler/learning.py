@@ -1,4 +1,10 @@
-"""Learns from each run how slow the device is now (slowdown), and how wrong predictions are (margin). Pure."""
+"""Learns from each run how slow the device is now (slowdown), and how wrong predictions are (margin). Pure.
+
+`admission/predictor.py`, which embeddings go by, was tried in its place: a line through beta and the rest of a step. In
+virtual time, over 30 streams of 20 s, it had 9 first tokens late in place of 18 (of 3,300; all in slow spells) and
+as many tokens in time (+0.4 %), but 12 % fewer in bursts behind light load, and 4 % where the model said half of the
+time that steps took.
+"""
 
 from __future__ import annotations
 
