@@ -80,17 +80,14 @@ def fit(samples: Sequence[Sample]) -> Fit:
     latency = np.array([sample.latency_s for sample in samples], dtype=np.float64)
     if len(samples) < 3 or len(set(concurrency)) < 2:
         raise ValueError("a line needs three samples at two levels of concurrency")
-    residuals = _relative(_consistent_line(concurrency, latency), concurrency, latency)
-    limit = max(_FAR * _scale(residuals), _FAR_AT_LEAST)
-    near = np.abs(residuals) <= limit
+    model = _consistent_line(concurrency, latency)
+    residuals = latency / _line_s(model, concurrency) - 1
+    near = np.abs(residuals) <= max(_FAR * _scale(residuals), _FAR_AT_LEAST)
     if len(set(concurrency[near])) < 2:
         near = np.ones(len(samples), dtype=bool)
-    # Weights from the line itself rather than from the samples: a low sample must not weigh more for being low.
-    weights = 1 / np.square(latency)
     for _ in range(3):
-        model = _least_squares(concurrency[near], latency[near], weights[near])
-        weights = 1 / np.square(np.maximum(model.alpha_s * concurrency + model.beta_s, 1e-9))
-    return _describe(model, concurrency, latency, near, weights)
+        model = _least_squares(concurrency[near], latency[near], model)
+    return _describe(model, concurrency, latency, near)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,30 +175,33 @@ def _consistent_line(concurrency: Floats, latency: Floats) -> Curve:
     alpha = np.where(negative, np.where(concurrency[first] == larger, latency[first], latency[second]) / larger, alpha)
     beta = np.maximum(0.0, beta)
     residuals = np.square(latency / (np.outer(alpha, concurrency) + beta[:, None] + 1e-12) - 1)
-    consistent = max(2, math.ceil(_CONSISTENT * len(latency)))
+    consistent = math.ceil(_CONSISTENT * len(latency))
     trimmed = np.sort(residuals, axis=1)[:, :consistent].sum(axis=1)
     best = int(np.argmin(trimmed))
     return Curve(float(alpha[best]), float(beta[best]))
 
 
-def _least_squares(concurrency: Floats, latency: Floats, weights: Floats) -> Curve:
+def _least_squares(concurrency: Floats, latency: Floats, before: Curve) -> Curve:
+    """Weighted by the line before rather than by the samples: a low sample must not weigh more for being low."""
     from sklearn.linear_model import LinearRegression
 
     line = LinearRegression(positive=True, fit_intercept=False)  # the intercept is a column, so that it is bounded too
+    weights = 1 / np.square(_line_s(before, concurrency))
     line.fit(np.column_stack([concurrency, np.ones_like(concurrency)]), latency, sample_weight=weights)
     return Curve(float(line.coef_[0]), float(line.coef_[1]))
 
 
-def _describe(model: Curve, concurrency: Floats, latency: Floats, near: npt.NDArray[np.bool_], weights: Floats) -> Fit:
+def _describe(model: Curve, concurrency: Floats, latency: Floats, near: npt.NDArray[np.bool_]) -> Fit:
     from scipy.stats import t as student
 
-    columns = np.column_stack([concurrency, np.ones_like(concurrency)])[near]
-    residuals = _relative(model, concurrency, latency)[near]
+    concurrency, latency, line_s = concurrency[near], latency[near], _line_s(model, concurrency[near])
+    columns = np.column_stack([concurrency, np.ones_like(concurrency)]) / line_s[:, None]
+    residuals = latency / line_s - 1
     freedom = int(near.sum()) - 2
     variance = (float(residuals @ residuals) + _BEFORE_WORTH * _NOISE_BEFORE**2) / (freedom + _BEFORE_WORTH)
-    covariance = np.asarray(np.linalg.pinv(columns.T @ (columns * weights[near][:, None])), np.float64) * variance
-    spread = float(np.sum(np.square(latency[near] - latency[near].mean())))
-    unexplained = float(np.sum(np.square(latency[near] - columns @ [model.alpha_s, model.beta_s])))
+    covariance = np.asarray(np.linalg.pinv(columns.T @ columns), np.float64) * variance
+    spread = float(np.sum(np.square(latency - latency.mean())))
+    unexplained = float(np.sum(np.square(latency - line_s)))
     return Fit(
         model,
         r2=1 - unexplained / spread if spread > 0 else 0.0,
@@ -212,8 +212,8 @@ def _describe(model: Curve, concurrency: Floats, latency: Floats, near: npt.NDAr
     )
 
 
-def _relative(model: Curve, concurrency: Floats, latency: Floats) -> Floats:
-    return latency / np.maximum(model.alpha_s * concurrency + model.beta_s, 1e-9) - 1
+def _line_s(model: Curve, concurrency: Floats) -> Floats:
+    return np.maximum(model.alpha_s * concurrency + model.beta_s, 1e-9)
 
 
 def _scale(residuals: Floats) -> float:

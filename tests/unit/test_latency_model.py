@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import t as student
 
 from calibration.fit.curve import Curve, ceil, floor
-from calibration.fit.latency_model import Fit, Misfit, Sample, cover, fit, misfit, scatter
+from calibration.fit.latency_model import Fit, Misfit, Sample, _consistent_line, cover, fit, misfit, scatter
 
 # SLO 1 s and 2 s, burst and steady: floor((slo - beta) / alpha) and floor((slo - 2 * beta) / alpha).
 V100 = Curve(0.018, 0.27)
@@ -51,6 +52,12 @@ def test_alpha_and_beta_are_never_negative(samples):
     assert model.alpha_s >= 0
     assert model.beta_s >= 0
     assert model.latency_s(1) > 0
+
+
+def test_the_first_line_goes_through_the_origin_where_a_pairs_own_would_go_below_zero():
+    """Through the larger of each pair: 1.2 s for 20, or 2.6 s for 40. The former leaves less."""
+    levels, latencies = np.array([20.0, 10.0, 40.0]), np.array([1.2, 0.5, 2.6])
+    assert _consistent_line(levels, latencies) == Curve(1.2 / 20, 0.0)
 
 
 def test_where_free_least_squares_would_go_below_zero_the_line_goes_through_the_origin():
@@ -232,8 +239,22 @@ def test_the_margin_is_a_side_of_the_confidence_interval(shape):
     assert (found.safe_depth(side_s, shape), found.safe_depth(side_s - 1e-6, shape)) == (30, 29)
 
 
+def test_of_three_samples_one_tells_the_noise():
+    samples = on(V100, (1, 20, 40), [1.02, 0.98, 1.02])
+    found = fit(samples)
+    off = [sample.latency_s / found.curve.latency_s(sample.concurrency) - 1 for sample in samples]
+    assert found.noise == pytest.approx(math.hypot(*off))
+
+
+def test_a_depth_is_exact_to_a_millionth_of_a_query():
+    line = Fit(V100, 1.0, 0.0, frozenset(), np.zeros((2, 2)), 0.0)
+    assert line.exact_depth(V100.latency_s(3.1234567), "burst", 5) == 3.123456
+    assert line.exact_depth(9.0, "burst", 5) == 5
+    assert line.safe_depth(1e9) == 100_000
+
+
 def test_what_the_line_explains():
-    samples = [Sample(1, 1.0), Sample(1, 1.1), Sample(2, 2.0), Sample(2, 2.1)]
+    samples = [Sample(1, 0.5), Sample(1, 0.55), Sample(2, 1.0), Sample(2, 1.05)]
     found = fit(samples)
     latencies_s = np.array([sample.latency_s for sample in samples])
     left_s = latencies_s - [found.curve.latency_s(sample.concurrency) for sample in samples]
@@ -275,6 +296,59 @@ def test_of_all_lines_above_it_is_the_least():
     assert cover(tile, 48, 1.2).curve == Curve(pytest.approx(0.43 / 24), pytest.approx(0.7 - 0.43 / 24))
     parabola = [Sample(level, 0.2 + 0.0005 * level**2) for level in (1, 10, 20, 40)]
     assert cover(parabola, 40, 1.0).curve.latency_s(40) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("points", "depth", "limit_s", "line"),
+    [
+        ([(5, 0.4)], 20, 0.7, (0.02, 0.3)),
+        ([(10, 0.2)], 20, 1.2, (0.06, 0.0)),  # by itself it would begin below zero
+        ([(1, 0.5)], 40, 0.5, (0.0, 0.5)),
+        ([(1, 0.25), (16, 1.0)], 40, 1.48, (0.02, 0.68)),  # least in the middle, at 20
+        ([(60, 9.0), (5, 0.4)], 20, 0.7, (0.02, 0.3)),  # only up to the depth
+        ([(5, 0.3), (20, 0.9)], 20, 0.7, (0.04, 0.1)),  # and that itself
+        ([(60, 1.0)], 20, 0.7, (0.035, 0.0)),
+    ],
+)
+def test_the_least_line_above(points, depth, limit_s, line):
+    found = cover([Sample(*point) for point in points], depth, limit_s)
+    assert astuple(found.curve) == pytest.approx(line)
+    assert (found.covariance.tolist(), found.quantile) == ([[0.0, 0.0], [0.0, 0.0]], 0.0)
+
+
+@pytest.mark.parametrize(("latency_s", "outliers"), [(1.1, set()), (1.1001, {1})])
+def test_a_burst_is_slow_for_its_level_a_tenth_beyond_a_larger_one(latency_s, outliers):
+    assert cover([Sample(40, 1.0), Sample(12, latency_s)], 40, 1.0).outliers == outliers
+
+
+@pytest.mark.parametrize(("noise", "outliers"), [(0.05, {2}), (0.06, set())])
+def test_beside_noise_a_burst_is_slow_for_its_level_beyond_four_deviations(noise, outliers):
+    """1.22 times as slow as the quicker one of two bursts that are apart by so much noise."""
+    large = apart_by(noise)
+    assert cover([*large, Sample(400, 1.22 * large[1].latency_s)], 500, 1.0).outliers == outliers
+
+
+def test_what_a_line_above_explains():
+    """Of the samples that it goes by, the outlier 2 and what is beyond the depth aside."""
+    samples = [Sample(1, 0.3), Sample(10, 0.4), Sample(20, 0.9), Sample(30, 0.5), Sample(40, 0.6), Sample(50, 0.1)]
+    found = cover(samples[:-1], 40, 0.62)
+    kept = [samples[0], samples[1], samples[3], samples[4]]
+    left_s = [sample.latency_s - found.curve.latency_s(sample.concurrency) for sample in kept]
+    latencies_s = np.array([sample.latency_s for sample in kept])
+    assert found.r2 == pytest.approx(1 - sum(np.square(left_s)) / np.square(latencies_s - latencies_s.mean()).sum())
+    assert 0.5 < found.r2 < 1
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [Sample(1, 0.5), Sample(40, 0.5)],  # all take the same
+        [Sample(50, 1.0)],  # none counts
+        [Sample(1, 0.01), Sample(20, 0.1), Sample(40, 0.11)],  # far below
+    ],
+)
+def test_a_line_above_explains_nothing(samples):
+    assert cover(samples, 40, 2.0).r2 == 0
 
 
 def test_a_slow_burst_does_not_lift_the_line():

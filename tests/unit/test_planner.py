@@ -94,6 +94,82 @@ def test_in_one_batch_the_host_hides_behind_the_accelerators_attention(planner, 
     assert not found.second
 
 
+BINARY = HybridPlanner(StepTime(4.0, 0.5, 1 / 64, 0.25, 0.0, 4), HostTime(0.0, 1 / 16, 0.0, LAYERS))
+"""Its times are exact: an accelerator's token 1/64 s, a host's 1/16 s, linear layers 4 s and more behind four rows."""
+
+
+@pytest.mark.parametrize(
+    ("kv_tokens", "rows", "first", "second"),
+    [
+        (256, [64], [], [0]),  # 4 s of attention, 4 s of linear layers: the second batch, where both have room
+        (320, [80], [0], []),  # a row of 5 s hides behind 5 s of attention
+        (256, [65], [], []),
+        (64, [64], [], [0]),  # and one of 4 s behind the linear layers
+        (64, [80, 64], [], [1]),  # though one of 5 s does so nowhere
+        (320, [96, 80], [1], []),
+    ],
+)
+def test_a_row_may_take_as_long_as_what_it_hides_behind(kv_tokens, rows, first, second):
+    found = BINARY.two_batches(StepLoad(1, kv_tokens), [HostRow(tokens) for tokens in rows])
+    assert (found.first, found.second) == (first, second)
+
+
+@pytest.mark.parametrize(("tokens", "first"), [(64, [0]), (65, [])])
+def test_in_one_batch_a_row_may_take_as_long_as_the_attention(tokens, first):
+    assert BINARY.one_batch(StepLoad(1, 256), [HostRow(tokens)]).first == first
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompt", "others", "linear_s"),
+    [
+        (4, 0, 1, 4.5),
+        (2, 0, 3, 4.5),  # two take part for nothing
+        (3, 0, 1, 4.0),
+        (2, 2, 1, 4.25),  # in place of a token
+        (2, 1, 1, 4.0),
+        (2, 2, 2, 4.5),
+        (2, 2, 3, 5.0),
+    ],
+)
+def test_rows_behind_the_knee_and_tokens_pushed_there_take_longer(rows, prompt, others, linear_s):
+    load = StepLoad(rows, 10_000, prompt)
+    for find in (BINARY.one_batch, BINARY.two_batches):
+        found = find(load, [HostRow(80)] * others)
+        assert (len(found.first), found.linear0_s) == (others, linear_s)
+    assert BINARY.step.linear_s(load._replace(rows=rows + others)) == linear_s
+
+
+def test_without_work_of_the_accelerator_two_rows_begin():
+    found = planner(ratio=64).choose(StepLoad(), [HostRow(400)] * 3)
+    assert len(found.first) + len(found.second) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "parked", "tokens", "arrive"),
+    [
+        (4, 0, 16, 0.5),  # an eighth of them in each step, one for each layer
+        (80, 0, 48, 1.25),  # the host keeps up with 5 s of 1 + 3 s
+        (0, 80, 0, 2.5),  # 5 s of 1 + 1 s: of those that are parked, as if each read one token
+    ],
+)
+def test_as_many_park_as_the_host_keeps_up_with(rows, parked, tokens, arrive):
+    step = StepTime(4.0, 0.5, 0.0, 0.5, 0.0)
+    host = HostTime(1.0, 1 / 16 if rows else 1.0, 0.0, LAYERS)
+    plan = HybridPlanner(step, host).choose(
+        StepLoad(2), [HostRow(tokens, bulk=True)] * rows, parked=parked, modes=[ASYNCHRONOUS]
+    )
+    assert plan.worth == 2
+    assert (plan.seconds, plan.rate) == (5 + arrive / 2, (2 + arrive) / (5 + arrive / 2))
+
+
+def test_the_worth_of_what_the_accelerator_has():
+    """As many tokens as its rows get in that time, where there is one at least."""
+    assert planner().choose(full(1), []).worth == 1
+    assert BINARY.choose(StepLoad(0, 0, 20), []).worth == 2  # 8 s, while a row takes 4 s
+    nothing = planner().choose(StepLoad(), [])
+    assert (nothing.worth, nothing.host_s) == (0, 0)
+
+
 @given(PLANNERS, LOADS, ROWS, URGENT, st.integers(0, 30), st.floats(1e-3, 1.0), st.sets(st.sampled_from(MODES)))
 def test_the_plan_is_the_best_of_those_allowed(planner, load, rows, urgent, parked, within_s, modes):
     rows = [row._replace(urgent=number < urgent) for number, row in enumerate(rows)]

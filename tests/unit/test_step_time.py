@@ -28,6 +28,8 @@ def test_a_step_costs_what_the_formula_says():
     assert model.seconds(StepLoad(6, 50)) == pytest.approx(1.7)
     assert model.seconds(StepLoad(3, 50).with_chunk(10, 5)) == pytest.approx(1.5 + 4 * 0.2 + 5 * 12.5 * 0.001)
     assert model.seconds(StepLoad().with_chunk(0, 4)) == pytest.approx(1.0 + 8 * 0.001)
+    assert model.seconds(StepLoad(3.5)) == 1.0  # on average, so many rows
+    assert StepTime(1.0, 0.5, 0.0, 0.5, 0.0).seconds(StepLoad(1)) == 1.5
 
 
 def test_chunks_of_a_prompt_see_as_much_as_the_whole():
@@ -54,6 +56,16 @@ def test_the_fit_finds_any_knee(model, knee):
     assert astuple(StepTime.fit(steps)) == pytest.approx(astuple(model), rel=1e-6)
 
 
+def test_of_knees_that_fit_as_well_it_is_the_least():
+    assert StepTime.fit([(StepLoad(600), 1.0)]).knee == 0
+
+
+def test_where_no_step_had_rows_behind_the_knee_a_row_costs_what_a_token_does():
+    model = StepTime(0.02, 1e-4, 2e-7, 1.4e-4, 6e-9, 64)
+    steps = [(load, model.seconds(load)) for load in loads() if load.rows < 64]
+    assert astuple(StepTime.fit(steps)) == pytest.approx((0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 64), rel=1e-6)
+
+
 def test_a_fit_looks_for_the_knee_more_and_more_closely(monkeypatch):
     tried, of_knee = [], StepTime._with_knee
     monkeypatch.setattr(StepTime, "_with_knee", lambda *given: tried.append(given[-1]) or of_knee(*given))
@@ -77,6 +89,12 @@ def test_the_most_tokens_of_a_prompt(rows, prompt, within_s, tokens):
     assert model.most_tokens(StepLoad(rows), 0, prompt, within_s + 1e-9) == tokens
 
 
+@pytest.mark.parametrize(("prompt", "within_s", "tokens"), [(99, 2.0, 6), (6, 2.0, 6), (99, 1.75, 5)])
+def test_a_step_may_take_just_so_long(prompt, within_s, tokens):
+    """Exact numbers: half a second for each token behind the first four."""
+    assert StepTime(1.0, 0.5, 0.0, 0.5, 0.0, 4).most_tokens(StepLoad(), 0, prompt, within_s) == tokens
+
+
 def test_a_piece_of_one_token_is_a_row():
     assert StepLoad().with_piece(9, 1) == StepLoad(1, 10)
     assert StepLoad(1, 10).with_piece(9, 2) == StepLoad(1, 10, 2, 20)
@@ -96,6 +114,7 @@ def test_linear_layers_and_attention():
     assert (model.linear_s(load), model.attention_s(load)) == (1.0 + 2 * 0.5 + 4 * 0.125, 8 * 0.25 + 16 * 2.0)
     assert model.linear_s(StepLoad(3, 0, 5)) == 1.0 + 4 * 0.125
     assert HostTime(0.5, 0.25).seconds(2, 8) == 3.0
+    assert HostTime(0.5, 0.25) == HostTime(0.5, 0.25, 0.0, 1)
     assert model.as_tuple() == (1.0, 0.5, 0.25, 0.125, 2.0, 4)
 
 
@@ -116,6 +135,11 @@ def test_the_fit_of_a_host_finds_what_it_was_made_of(noise):
     assert astuple(found) == pytest.approx(astuple(truth), rel=1e-6 if not noise else 0.25)
     for load in loads:
         assert found.seconds(*load[:2]) == pytest.approx(truth.seconds(*load[:2]), rel=1e-6 if not noise else 0.05)
+
+
+def test_a_copied_token_takes_its_share():
+    assert HostTime.fit([(StepLoad(1, 9), 0.1)], [(1, 0.5)], 4).copy_token_s == 0.5
+    assert HostTime.fit([(StepLoad(1, 9), 0.1)], [], 4).copy_token_s == 0
 
 
 def test_copies_that_seem_to_save_time_cost_nothing():

@@ -39,19 +39,19 @@ class CostFit:
         sums = len(lengths), sum(lengths), sum(one * one for one in lengths), 1.0
         self._rows.append([one / max(seconds, 1e-9) for one in sums])
         self._new += 1
-        if self._new < _EVERY or model.alpha_s <= 0:
+        if self._new < _EVERY:
             return model
         self._new = 0
         rows, costs = np.array(self._rows), np.array([model.query_s, model.token_s, model.token2_s])
         slope, beta_s = non_negative(np.stack([rows[:, :3] @ costs, rows[:, 3]], axis=1), np.ones(len(rows)))
         if slope <= 0 or beta_s <= 0:
-            return model  # runs of one size: what is a query's part of them is not to be told
+            return model  # no work, or runs of one size: what is a query's part of them is not to be told
         known, shares = np.append(slope * costs, beta_s), _DOUBT * rows.mean(axis=0)
         columns = np.vstack([rows, np.diag(shares)])
         found = non_negative(columns, np.append(np.ones(len(rows)), shares * known))
         works = (rows[:, :3] / rows[:, 3:]).sum(axis=0)
         if (work_s := float(works @ found[:3])) <= 0:
-            return model
+            return model  # the runs took all the same: the slope was a rounding error
         query_s, token_s, token2_s = (found[:3] * (works @ costs) / work_s).tolist()
         fitted = CostModel(query_s, token_s, token2_s, model.beta_s)
         is_other = any(abs(fitted.cost_s(one) / model.cost_s(one) - 1) > _OTHER for one in _LENGTHS)
