@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-_NOISE, _FIRST_PASS_NOISE = 0.03, 0.06  # standard deviation of a run's time, as a share
+_NOISE = 0.03  # standard deviation of a run's time, as a share
 _DOUBT, _WALK = 0.3, 0.003  # of a parameter: its standard deviation at first; what is added with each run
 _BETA_SLO = 0.02  # of the SLO: b is in doubt by this beside its own size
 _CLIP = 3.0  # standard deviations: an error that is larger is an outlier, and counts as so large
@@ -79,14 +79,13 @@ class LinePredictor:
 
 
 class EndedRun(NamedTuple):
-    """A run that was whole. `answers`: (predicted, actual seconds) since each query was admitted; `first_pass`: (work,
-    seconds) until its first answers left; `is_probe`: it ran to see whether the device is still slow.
+    """A run that was whole. `answers`: (predicted, actual seconds) since each query was admitted; `is_probe`: it ran to
+    see whether the device is still slow.
     """
 
     work_s: float
     took_s: float
     answers: Sequence[tuple[float, float]] = ()
-    first_pass: tuple[float, float] | None = None
     is_probe: bool = False
 
 
@@ -161,9 +160,7 @@ class Predictor(LinePredictor):
             self._b, self._k = self._b * times, max(_LEAST_SLOPE, self._k * times)
             self._reset_doubt()
         else:
-            if run.first_pass is not None:
-                self._follow(*run.first_pass, _FIRST_PASS_NOISE)
-            self._count_outlier(self._follow(work_s, took_s, _NOISE))
+            self._count_outlier(self._follow(work_s, took_s))
         line_s = self._b + self._k * work_s
         off = (took_s - line_s) / max(line_s, _RELEVANT * self.slo_s)
         self._spell = min(_SLOWEST, 1 + off) if off > max(self.margin, _SPELL) else 1.0
@@ -179,11 +176,11 @@ class Predictor(LinePredictor):
         scale_s = self.planned_s + _BETA_SLO * self.slo_s
         self._doubt = (_DOUBT * scale_s) ** 2, 0.0, (_DOUBT * self._k) ** 2
 
-    def _follow(self, work_s: float, took_s: float, noise: float) -> int:
+    def _follow(self, work_s: float, took_s: float) -> int:
         """A step of the filter. Returns 1 for a slow outlier, -1 for a quick one, else 0."""
         line_s, (p, c, q) = self._b + self._k * work_s, self._doubt
         x, z = (p + c * work_s) / line_s, (c + q * work_s) / line_s
-        spread = (x + z * work_s) / line_s + noise * noise
+        spread = (x + z * work_s) / line_s + _NOISE**2
         error, limit = took_s / line_s - 1, _CLIP * math.sqrt(spread)
         step = max(-limit, min(limit, error)) / spread
         self._b, self._k = max(0.0, self._b + x * step), max(_LEAST_SLOPE, self._k + z * step)
@@ -194,7 +191,7 @@ class Predictor(LinePredictor):
     def _count_outlier(self, sign: int) -> None:
         if not self._outliers:
             self._unchanged = self._conformal
-        self._outliers = self._outliers + sign if sign and sign * self._outliers >= 0 else sign
+        self._outliers = self._outliers + sign if sign * self._outliers > 0 else sign
         self.has_changed = abs(self._outliers) >= _CHANGED
         if self.has_changed:
             doubt, (p, _, q) = _WIDEN * abs(self._outliers), self._doubt

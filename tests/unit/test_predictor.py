@@ -32,16 +32,46 @@ def answered(predictor, *answers, work_s=0.5, off=1.0):
     return predictor
 
 
+def certain(b=0.1, *, slo_s=1.0, **learned):
+    """A device whose line does not move with its next run."""
+    predictor = Predictor(planned_s=b, slo_s=slo_s)
+    predictor._doubt = (0.0, 0.0, 0.0)
+    for name, value in learned.items():
+        setattr(predictor, f"_{name}", value)
+    return predictor
+
+
 def test_a_known_device_is_a_line():
     line = LinePredictor(0.2, 2.0, 0.25)
     assert (line.seconds(0.3), line.work_s(0.8), line.fill_s(1.0)) == (0.8, pytest.approx(0.3), 0.8)
     line.ended(0.0, EndedRun(0.3, 9.0))
     assert line == LinePredictor(0.2, 2.0, 0.25)
+    line.promise(2.0)
+    assert line == LinePredictor(0.2, 2.0, 0.25, 2.0)
+    assert LinePredictor() == LinePredictor(0.0, 1.0, 0.0, 1.0, has_changed=False)
 
 
 def test_before_the_first_run_it_is_the_model():
     new = learned()
     assert (new.intercept_s, new.slope, new.margin, new.seconds(0.5)) == (0.1, 1.0, 0.05, 0.6)
+
+
+@pytest.mark.parametrize("slo_s", [1.0, 2.0])
+@pytest.mark.parametrize(("off", "counted"), [(0.05, 0.05), (5.0, 3.0), (-0.9, -3.0)])
+def test_a_step_of_the_filter(slo_s, off, counted):
+    """In relative errors. At first b is in doubt by 0.3 times its own size and 2 % of the SLO, k by 0.3; a run by 0.03.
+    An error of more than three standard deviations counts as three.
+    """
+    found = learned((0.5, 0.6 * (1 + off)), slo_s=slo_s)
+    size_s = 0.1 + 0.02 * slo_s
+    p, q = (0.3 * size_s) ** 2, 0.3**2
+    x, z = p / 0.6, 0.5 * q / 0.6
+    spread = (p + 0.5**2 * q) / 0.6**2 + 0.03**2
+    step = counted / spread if abs(counted) < 1 else counted / math.sqrt(spread)
+    assert (found._b, found._k) == pytest.approx((max(0.0, 0.1 + x * step), 1 + z * step))
+    walk_s = 0.003 * size_s
+    doubt = p - x * x / spread + walk_s**2, -x * z / spread, q - z * z / spread + 0.003**2
+    assert found._doubt == pytest.approx(doubt, rel=1e-9)
 
 
 @pytest.mark.parametrize("true", [(0.06, 1.0), (0.15, 1.0), (0.1, 0.7), (0.1, 1.4), (0.16, 1.0)])
@@ -75,6 +105,7 @@ def test_a_slow_run_counts_at_once_and_until_the_next():
     calm_s = found.seconds(0.5)
     found.ended(0.0, EndedRun(0.5, 1.2))
     assert found.seconds(0.5) > 1.5 * calm_s
+    assert found.slope == found._spell * found._k != found._k
     found.ended(0.0, EndedRun(0.5, 0.6))
     assert found.seconds(0.5) < 1.1 * calm_s
 
@@ -112,6 +143,50 @@ def test_a_device_that_changed_is_known_after_few_runs(times):
     assert found._doubt[2] < before[2]  # and it is certain again
 
 
+OUT, IN = 1.5, 1.0  # of what the line says: an outlier, and none
+
+
+@pytest.mark.parametrize(
+    ("offs", "changed"),
+    [
+        ([OUT], False),
+        ([OUT, OUT], True),
+        ([1 / OUT, 1 / OUT], True),
+        ([OUT, 1 / OUT], False),
+        ([OUT, IN, OUT], False),
+        ([OUT, OUT, IN], False),
+        ([1.088, 1.088], False),  # three times 0.03 is the limit of a line without doubt
+        ([1.092, 1.092], True),
+    ],
+)
+def test_two_outliers_of_one_sign_are_a_change(offs, changed):
+    found = certain()
+    for off in offs:
+        found._doubt = (0.0, 0.0, 0.0)
+        found.ended(0.0, EndedRun(0.5, 0.6 * off))
+    assert found.has_changed == changed
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(("slo_s", "b", "size_s"), [(1.0, 0.02, 0.12), (2.0, 0.02, 0.14), (1.0, 0.3, 0.3)])
+@pytest.mark.parametrize(("off", "together"), [(OUT, 0.9), (1 / OUT, 0.0)])
+def test_a_change_puts_the_line_in_doubt(count, slo_s, b, size_s, off, together):
+    """By a tenth of its size for each outlier, of b 0.1 s and 2 % of the SLO at least; together if it is slower."""
+    found = certain(slo_s=slo_s, b=0.1)
+    for _ in range(count):
+        found._doubt, found._b, found._k = (0.0, 0.0, 0.0), b, 2.0
+        found.ended(0.0, EndedRun(0.5, (b + 1.0) * off))
+    of_b, of_k = 0.1 * count * size_s, 0.1 * count * 2.0
+    assert found._doubt == pytest.approx((of_b**2, together * of_b * of_k, of_k**2))
+
+
+def test_a_doubt_that_is_larger_stays():
+    found = certain(outliers=1, doubt=(4.0, 0.0, 4.0))
+    found.ended(0.0, EndedRun(0.5, 100.0))
+    assert found.has_changed
+    assert found._doubt[0] + found._doubt[2] > 4.0
+
+
 def test_a_device_that_became_slower_is_slower_for_larger_runs_too():
     """Small runs alone show it."""
     found = steady((0.05, 0.15), (0.5, 0.6))
@@ -131,21 +206,20 @@ def test_a_probe_is_believed(times, work_s):
     found = steady((0.5, 5.0))
     found.ended(0.0, EndedRun(work_s, times * 0.2, is_probe=True))
     assert found._b + found._k * work_s == pytest.approx(times * 0.2)
-
-
-def test_a_first_pass_teaches_less_than_a_run():
-    first = Predictor(planned_s=0.1, slo_s=1.0)
-    first.ended(0.0, EndedRun(0.5, 0.6, first_pass=(0.1, 0.3)))
-    run = learned((0.1, 0.3), (0.5, 0.6))
-    none = learned((0.5, 0.6))
-    assert none.intercept_s < first.intercept_s < run.intercept_s
+    assert found._doubt == pytest.approx(((0.3 * 0.12) ** 2, 0.0, (0.3 * found._k) ** 2))
 
 
 def test_a_probe_that_took_no_time_leaves_a_device():
     found = steady((0.5, 0.6))
     found.ended(0.0, EndedRun(0.5, 0.0, is_probe=True))
+    assert (found.intercept_s, found.slope) == (0.0, 0.02)
     found.ended(0.0, EndedRun(0.5, 0.6))
     assert found.seconds(0.5) > 0
+
+
+def test_a_line_rises():
+    """By a fiftieth of what is planned, though large runs take as long as small ones."""
+    assert steady((0.02, 0.3), (0.7, 0.29), times=80)._k == 0.02
 
 
 def test_another_promise_counts_at_once():
@@ -170,14 +244,67 @@ def test_a_device_that_slows_down_with_size_is_not_thought_quick():
     assert found.seconds(0.6) >= 0.1 + convex_s(0.5) - 1e-9
 
 
+def test_the_line_is_trusted_up_to_the_largest_run_of_late():
+    """It fades by a twentieth with each run, to an eighth of the SLO, and at once where the device has changed."""
+    found = certain()
+    assert found._trusted_s == 0.125
+    found.ended(0.0, EndedRun(0.7, 0.8))
+    for _ in range(10):
+        found.ended(0.0, EndedRun(0.02, 0.12))
+    assert found._trusted_s == pytest.approx(0.7 * 0.95**10)
+    for _ in range(2):
+        found._doubt = (0.0, 0.0, 0.0)
+        found.ended(0.0, EndedRun(0.2, 0.45))
+    assert found._trusted_s == 0.2
+
+
+def test_behind_what_is_trusted_a_run_takes_what_is_planned():
+    found = certain()
+    found._b = 0.05
+    found.ended(0.0, EndedRun(0.02, 0.07))
+    assert found.seconds(0.125) == pytest.approx(0.175)
+    assert found.seconds(0.1251) == pytest.approx(0.2251)
+
+
+@pytest.mark.parametrize(
+    ("b", "small_s", "slower"),
+    [
+        (0.1, 0.1, 1.0),
+        (0.4, 0.1, 1 + (0.5 - 1.5 * 0.2) / 0.5),  # of a quarter of the SLO at least
+        (1.0, 0.3, 1 + (1.3 - 1.5 * 0.4) / (1.5 * 0.4)),
+        (1.0, None, 1 + (1.0 - 1.5 * 0.1) / 0.5),  # before any small run: by b
+    ],
+)
+def test_a_larger_run_takes_what_the_line_through_a_large_one_says(b, small_s, slower):
+    """That one took half as long again as the line says, so its own rises by as much. It is slower by what a small run
+    takes more than it did then, if that took half as long again as well.
+    """
+    found = certain(slo_s=2.0)
+    found.ended(0.0, EndedRun(1.0, 1.5 * 1.1))
+    assert found._lines == [(1.0, pytest.approx(1.65), pytest.approx(1.5))]
+    found._doubt, found._b, found._spell = (0.0, 0.0, 0.0), b, 1.0
+    work_s = small_s or 1.0
+    found.ended(0.0, EndedRun(work_s, b + work_s))
+    assert found._lines[0] == (1.0, pytest.approx(slower * 1.65), pytest.approx(slower * 1.5))
+
+
+def test_the_line_through_a_large_run_that_was_quick():
+    """It took less than its line says, and rises as planned."""
+    found = certain()
+    found.ended(0.0, EndedRun(0.5, 0.3))
+    assert found._lines == [(0.5, 0.3, 1.0)]
+    found._doubt, found._b = (0.0, 0.0, 0.0), 0.2
+    found.ended(0.0, EndedRun(0.02, 0.22))
+    assert found._lines == [(0.5, pytest.approx(1.4 * 0.3), pytest.approx(1.4))]
+
+
 def test_large_runs_are_forgotten():
     """One was slow for another reason: a minute later it keeps runs small no more."""
     found = steady((0.02, 0.12), (0.7, 1.6), times=20, now=10.0)
     for _ in range(30):
-        found.ended(69.0, EndedRun(0.02, 0.12))
-    slow_s = found.seconds(0.7)
-    found.ended(71.0, EndedRun(0.02, 0.12))
-    assert found.seconds(0.7) <= slow_s
+        found.ended(70.0, EndedRun(0.02, 0.12))
+    assert found.seconds(0.8) > 1.6
+    found.ended(70.1, EndedRun(0.02, 0.12))
     assert found._lines == [(0.0, 0.1, 1.0)]
 
 
@@ -230,38 +357,92 @@ def test_the_margin_fades_from_a_twentieth_to_its_least():
     assert answered(found, (0.6, 0.6)).margin == 0.02
 
 
+def test_runs_without_answers_fade_it_as_well():
+    assert certain(deviation=0.0).margin == 0.05
+    found = certain(deviation=0.0)
+    found.ended(0.0, EndedRun(0.5, 0.6))
+    assert found.margin == pytest.approx(0.05 - 0.03 / 5)
+
+
+@pytest.mark.parametrize(
+    ("line_s", "slo_s", "weighed", "off", "deviation"),
+    [
+        (0.6, 1.0, 0, 0.02, 0.01 + 0.01 / 4),
+        (0.6, 1.0, 0, 0.5, 0.01 + 0.025 / 4),  # three times 0.01 and 0.005 more count
+        (0.6, 1.0, 99, -0.02, 0.01 + 0.01 * 0.05),
+        (0.125, 1.0, 0, 0.02, 0.01 + 0.25 * 0.01 / 3.25),  # half of a quarter of the SLO: it weighs a quarter
+        (0.25, 2.0, 0, 0.02, 0.01 + 0.25 * 0.01 / 3.25),
+    ],
+)
+def test_the_mean_deviation(line_s, slo_s, weighed, off, deviation):
+    """A share of the line, of a quarter of the SLO at least. A run weighs a twentieth, and more while they are few; one
+    that is shorter weighs less, by its square.
+    """
+    found = certain(slo_s=slo_s, weighed=weighed)
+    found.ended(0.0, EndedRun(line_s - 0.1, line_s + off * max(line_s, 0.25 * slo_s)))
+    assert found._deviation == pytest.approx(deviation)
+
+
+def test_the_margin_covers_three_and_a_quarter_mean_deviations():
+    found = certain(deviation=0.05)
+    found.ended(0.0, EndedRun(0.5, 0.6 * 1.05))
+    assert found.margin == pytest.approx(3.25 * 0.05)
+
+
 def test_a_missed_answer_widens_it_by_a_twentieth_of_its_share():
     found = steady((0.5, 0.6), times=400)
     answered(found, (0.8, 0.8), (0.8, 0.8), (0.8, 0.8), (0.8, 0.85), off=1.2)
     assert found._conformal == pytest.approx(0.02 + 0.05 / 4)
 
 
+def test_two_missed_answers_widen_it_by_twice_as_much():
+    found = certain()
+    answered(found, (0.8, 0.8), (0.8, 0.8), (0.8, 0.85), (0.8, 0.85), off=1.2)
+    assert found._conformal == pytest.approx(0.02 + 0.05 / 2)
+
+
+@pytest.mark.parametrize("slo_s", [1.0, 2.0])
 @pytest.mark.parametrize(("late_s", "missed"), [(0.014, False), (0.016, True)])
-def test_an_error_is_a_share_of_three_quarters_of_the_promise_at_least(late_s, missed):
-    found = steady((0.5, 0.6), times=400)
-    answered(found, (0.1, 0.1 + late_s), off=1.2)
+def test_an_error_is_a_share_of_three_quarters_of_the_promise_at_least(slo_s, late_s, missed):
+    found = certain(slo_s=slo_s)
+    answered(found, (0.1, 0.1 + slo_s * late_s), off=1.2)
     assert (found._conformal > 0.02) == missed
 
 
 def test_what_the_run_explains_is_no_error():
     """The answer was late, its run took what was said: it had waited for others."""
-    found = steady((0.5, 0.6), times=400)
+    found = certain()
     answered(found, (0.6, 0.9), off=1.0)
     assert found._conformal == 0.02
 
 
-@pytest.mark.parametrize(("off", "widens"), [(1.7, True), (2.0, False)])
-def test_an_excess_of_half_the_promise_is_beyond_any_margin(off, widens):
-    found = steady((0.5, 0.6), times=400)
-    answered(found, (0.6, off * 0.6), off=off)
+def test_the_run_before_explains_a_late_answer_too():
+    """By as much as both took longer: it waited for that one, and the second is over the limit of the other two."""
+    found = certain()
+    answered(found, off=1.02)
+    found._doubt = (0.0, 0.0, 0.0)
+    answered(found, (0.6, 0.62), off=1.02)
+    assert found._conformal == pytest.approx(0.02 + 0.05)
+    answered(found, (0.6, 0.62), off=1.0)
+    found._conformal = 0.02
+    answered(found, (0.6, 0.62), off=1.02)
+    assert found._conformal == 0.02
+
+
+@pytest.mark.parametrize("slo_s", [1.0, 2.0])
+@pytest.mark.parametrize(("excess_s", "widens"), [(0.49, True), (0.51, False)])
+def test_an_excess_of_half_the_promise_is_beyond_any_margin(slo_s, excess_s, widens):
+    found = certain(slo_s=slo_s)
+    took_s = 0.6 + excess_s * slo_s
+    found.ended(0.0, EndedRun(0.5, took_s, [(0.6, took_s)]))
     assert (found._conformal > 0.02) == widens
 
 
-@pytest.mark.parametrize(("predicted_s", "shrinks"), [(0.24, False), (0.26, True)])
-def test_only_long_predictions_narrow_it(predicted_s, shrinks):
-    found = steady((0.5, 0.6), times=400)
-    found._conformal = 0.2
-    answered(found, (predicted_s, predicted_s))
+@pytest.mark.parametrize("slo_s", [1.0, 2.0])
+@pytest.mark.parametrize(("predicted_s", "shrinks"), [(0.24, False), (0.25, False), (0.26, True)])
+def test_only_long_predictions_narrow_it(slo_s, predicted_s, shrinks):
+    found = certain(slo_s=slo_s, conformal=0.2)
+    answered(found, (slo_s * predicted_s, 0.0), (slo_s * predicted_s, 0.0))
     assert found._conformal == pytest.approx(0.2 - 0.05 * 0.002 * predicted_s * shrinks)
 
 
@@ -271,6 +452,14 @@ def test_errors_of_a_change_do_not_stay_in_the_margin():
         took_s = 1.6 * 0.6
         found.ended(0.0, EndedRun(0.5, took_s, [(0.6, took_s)]))
     assert found._conformal <= 0.02 + 0.05
+
+
+def test_after_a_change_the_margin_is_no_wider_than_before():
+    found = certain(conformal=0.1)
+    for _ in range(2):
+        found._doubt = (0.0, 0.0, 0.0)
+        found.ended(0.0, EndedRun(0.5, 0.8, [(0.6, 0.8)]))
+    assert found._conformal == 0.1
 
 
 def test_it_covers_what_runs_are_off_by():

@@ -921,16 +921,6 @@ def test_a_run_that_was_not_whole_teaches_nothing():
     assert answered(query(100), whole=False).limits.predictor.runs == []
 
 
-def test_the_first_of_several_passes_teaches_as_well():
-    queue = queue_of(micro_batch_tokens=100)
-    queue.offer(0.0, [one := query(200), other := query(100)])
-    queue.start(0.0)
-    queue.passed(0.4, [one])
-    queue.passed(0.5, [other])
-    queue.ended(0.5)
-    assert queue.limits.predictor.runs[0].first_pass == (0.2, 0.4)
-
-
 def test_a_prediction_behind_a_running_run_counts_from_admission():
     queue = running(300)
     queue.offer(0.2, [one := query(100, 1.2)])  # 0.3 s until it begins, and 0.3 s

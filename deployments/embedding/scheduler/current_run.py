@@ -40,7 +40,6 @@ class CurrentRun:
     _rest_s: float = field(init=False)  # what the others take since the last sign of progress
     _passes_by_s: float = field(init=False)  # since its start: when the next pass should have ended
     _planned_by: LinePredictor | None = None
-    _first_pass: tuple[float, float] | None = None  # work, seconds, where more follow
     _answers: list[tuple[float, float]] = field(default_factory=list)  # of each query: predicted, actual seconds
 
     def begin(self, now: float, queries: Sequence[Query]) -> None:
@@ -49,7 +48,7 @@ class CurrentRun:
         self.unanswered, self.bulk = len(queries), sum(query.bulk for query in queries)
         if self.bulk:
             self.bulk_at = now
-        self._planned_by, self._first_pass = self.limits.predictor, None
+        self._planned_by = self.limits.predictor
         self.lengths = [query.tokens for query in queries]
         self.work_s, self._done_s = sum(query.cost_s for query in queries), 0.0
         self.predicted_s = self.limits.predictor.seconds(self.work_s)
@@ -65,8 +64,6 @@ class CurrentRun:
                 joined_s = query.slow * max(0.0, self._done_s - query.ahead_s)  # later, and ran before it
                 since = self._began if query.was_idle else query.admitted_at + self._held_s
                 self._answers.append((query.predicted_s + joined_s, now - since))
-        if self._first_pass is None and self.unanswered:
-            self._first_pass = self._done_s, now - self._began
         self.since = now
         self._foresee()
 
@@ -74,7 +71,7 @@ class CurrentRun:
         """It has ended; what it took is learned if it was whole and planned by the model in force."""
         limits, took_s = self.limits, now - self._began
         if whole and self._planned_by is limits.predictor:
-            limits.predictor.ended(now, EndedRun(self.work_s, took_s, self._answers, self._first_pass, probe))
+            limits.predictor.ended(now, EndedRun(self.work_s, took_s, self._answers, probe))
             if limits.predictor.has_changed:
                 self._fit.forget()
             limits.model = self._fit.ended(limits.model, self.lengths, took_s)
