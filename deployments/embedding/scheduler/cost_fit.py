@@ -14,6 +14,7 @@ from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 _KEPT, _EVERY = 128, 32  # the latest runs; a fit after so many more
 _DOUBT = 0.1  # of a run's weight: that of each part of the costs in force, by its share of the runs' time
 _OTHER, _LENGTHS = 0.03, (8, QUERY_TOKENS, 512)  # of a cost of one of these lengths: less is no other model
+_TINY = 1e-9  # a rounding error
 
 
 @dataclass(slots=True)
@@ -44,14 +45,14 @@ class CostFit:
         self._new = 0
         rows, costs = np.array(self._rows), np.array([model.query_s, model.token_s, model.token2_s])
         slope, beta_s = non_negative(np.stack([rows[:, :3] @ costs, rows[:, 3]], axis=1), np.ones(len(rows)))
-        if slope <= 0 or beta_s <= 0:
+        if min(slope, beta_s) < _TINY:
             return model  # no work, or runs of one size: what is a query's part of them is not to be told
         known, shares = np.append(slope * costs, beta_s), _DOUBT * rows.mean(axis=0)
         columns = np.vstack([rows, np.diag(shares)])
         found = non_negative(columns, np.append(np.ones(len(rows)), shares * known))
         works = (rows[:, :3] / rows[:, 3:]).sum(axis=0)
         if (work_s := float(works @ found[:3])) <= 0:
-            return model  # the runs took all the same: the slope was a rounding error
+            return model
         query_s, token_s, token2_s = (found[:3] * (works @ costs) / work_s).tolist()
         fitted = CostModel(query_s, token_s, token2_s, model.beta_s)
         is_other = any(abs(fitted.cost_s(one) / model.cost_s(one) - 1) > _OTHER for one in _LENGTHS)
