@@ -280,12 +280,12 @@ def test_a_larger_run_takes_what_the_line_through_a_large_one_says(b, small_s, s
     takes more than it did then, if that took half as long again as well.
     """
     found = certain(slo_s=2.0)
-    found.ended(0.0, EndedRun(1.0, 1.5 * 1.1))
-    assert found._lines == [(1.0, pytest.approx(1.65), pytest.approx(1.5))]
+    found.ended(0.0, EndedRun(1.2, 1.5 * 1.3))
+    assert found._lines == [(1.2, pytest.approx(1.95), pytest.approx(1.5))]
     found._doubt, found._b, found._spell = (0.0, 0.0, 0.0), b, 1.0
-    work_s = small_s or 1.0
+    work_s = small_s or 1.2
     found.ended(0.0, EndedRun(work_s, b + work_s))
-    assert found._lines[0] == (1.0, pytest.approx(slower * 1.65), pytest.approx(slower * 1.5))
+    assert found._lines[0] == (1.2, pytest.approx(slower * 1.95), pytest.approx(slower * 1.5))
 
 
 def test_the_line_through_a_large_run_that_was_quick():
