@@ -26,16 +26,15 @@ from calibration.report.report_model import (
     LatenciesReport,
     LengthReport,
     PoolReport,
+    RunResult,
     SampleReport,
     SettingsReport,
     StreamReport,
     TuningReport,
     VerificationReport,
     WrittenReport,
-    head_of,
     utc,
 )
-from calibration.service.application import Application
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 
@@ -62,17 +61,13 @@ class CalibrationOptions:
 
 
 @dataclass(slots=True)
-class CalibrationResult:
-    """What a run has found so far about an application. A run that is refused leaves the rest empty."""
+class CalibrationResult(RunResult):
+    """A run that is refused leaves the rest empty."""
 
-    application: Application
-    info: dict[str, Any]
     options: CalibrationOptions
-    started: float
     estimates: dict[str, Estimate] = field(default_factory=dict)
     stress: dict[str, tuple[int, int]] = field(default_factory=dict)
     steps: list[TuningStep] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     bursts: Sequence[Burst] = ()
     costs: dict[str, CostModel] = field(default_factory=dict)
     length_samples: dict[str, list[LengthSample]] = field(default_factory=dict)
@@ -85,12 +80,6 @@ class CalibrationResult:
     def depths(self) -> dict[str, int]:
         """The proven depths."""
         return self.verification.depths if self.verification else {}
-
-    @property
-    def pools(self) -> dict[str, dict[str, Any]]:
-        """The application's pools, as `/info` lists them."""
-        pools: dict[str, dict[str, Any]] = self.info["windve"]["pools"]
-        return pools
 
     @property
     def most_replicas(self) -> int:
@@ -119,10 +108,6 @@ class CalibrationResult:
                 "frees the CPU replica's memory too, at the next restart"
             )
 
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
     def changes(self) -> dict[str, Any]:
         """What is written into the Router's entry of a Serve config."""
         user_config: dict[str, Any] = {"slo_s": self.options.slo_s}
@@ -140,7 +125,7 @@ class CalibrationResult:
         lines = {pool: estimate.line for pool, estimate in self.estimates.items()}
         record: dict[str, Any] = {
             "at": utc(time.time()),
-            "where": "; ".join([platform.node(), *(f"{pool} {', '.join(self._devices(pool))}" for pool in lines)]),
+            "where": "; ".join([platform.node(), *(f"{pool} {', '.join(self.devices(pool))}" for pool in lines)]),
             "shape": self.options.shape,
             "slo_s": self.options.slo_s,
             "tokens": self.options.tokens,
@@ -153,13 +138,10 @@ class CalibrationResult:
             record["cpu_overflow"] = f"off: {self.why_without_cpu}"
         return record
 
-    def _devices(self, pool: str) -> list[str]:
-        return sorted({str(member["device"]) for member in self.pools[pool]["replicas"].values()})
-
     def report(self, problem: str | None, written: WrittenReport) -> CalibrationReport:
         """All that was found. `problem` says why the calibration refused, None where it did not."""
         return CalibrationReport(
-            **head_of(self, problem, written, proven=bool(self.verification)),
+            **self.head(problem, written, proven=bool(self.verification)),
             settings=SettingsReport(**asdict(self.options), confidence=CONFIDENCE),
             pools={pool: self._pool(pool) for pool in self.pools},
             cpu_overflow=CpuOverflowReport(
@@ -172,16 +154,9 @@ class CalibrationResult:
         )
 
     def _pool(self, pool: str) -> PoolReport:
-        members = list(self.pools[pool]["replicas"].values())
-        cores = [len(member["cores"]) for member in members if member.get("cores")]
-        found = PoolReport(
-            devices=self._devices(pool),
-            engine=members[0]["engine"] if members else None,
-            dtype=members[0]["dtype"] if members else None,
-            replicas=self.pools[pool]["live_replicas"],
-            cores=min(cores) if cores else None,
-            fine_tuned=self.depths.get(pool),
-        )
+        members = self.pools[pool]["replicas"].values()
+        cores = min((len(member["cores"]) for member in members if member.get("cores")), default=None)
+        found = PoolReport(**self.pool_head(pool), cores=cores, fine_tuned=self.depths.get(pool))
         if pool in self.estimates:
             self._add_estimate(found, self.estimates[pool])
         return found

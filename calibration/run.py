@@ -35,7 +35,7 @@ class Calibration:
     def __init__(self, application: Application, options: CalibrationOptions, progress: Progress) -> None:
         self._application = application
         self._progress = progress
-        self.result = CalibrationResult(application, application.info(), options, time.time())
+        self.result = CalibrationResult(application, application.info(), time.time(), options)
         self._check_ready()
 
     def _check_ready(self) -> None:

@@ -17,8 +17,7 @@ from calibration.generation.step_report_model import (
     StepReport,
 )
 from calibration.generation.step_series import StepFit, StepRoom
-from calibration.report.report_model import WrittenReport, head_of
-from calibration.service.application import Application
+from calibration.report.report_model import RunResult, WrittenReport
 from deployments.generation.scheduler.state import StepPolicy
 
 _CONTEXTS = (256, 1024, 4096)  # for which the overlap is shown, beside the mix's
@@ -34,25 +33,15 @@ class GenerationOptions:
 
 
 @dataclass(slots=True)
-class GenerationResult:
-    """What a run has found so far about an application. A run that is refused leaves the rest empty."""
+class GenerationResult(RunResult):
+    """A run that is refused leaves the rest empty."""
 
-    application: Application
-    info: dict[str, Any]
     options: GenerationOptions
-    started: float
     fits: dict[str, StepFit] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
     mix: Mix | None = None
     capacity: float | None = None
     proofs: list[PromiseProof] = field(default_factory=list)
     proven: bool = False
-
-    @property
-    def pools(self) -> dict[str, dict[str, Any]]:
-        """The application's pools, as `/info` lists them."""
-        pools: dict[str, dict[str, Any]] = self.info["windve"]["pools"]
-        return pools
 
     @property
     def policy(self) -> StepPolicy:
@@ -80,10 +69,6 @@ class GenerationResult:
             for _ in range(self.pools[pool]["live_replicas"])
         ]
 
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
     def changes(self) -> dict[str, Any]:
         """What is written into the Router's entry of a Serve config."""
         return {"user_config": {pool: fit.settings() for pool, fit in self.fits.items()}}
@@ -103,7 +88,7 @@ class GenerationResult:
         """All that was found. `problem` says why the calibration refused, None where it did not."""
         promise = self.policy
         return GenerationReport(
-            **head_of(self, problem, written, proven=self.proven),
+            **self.head(problem, written, proven=self.proven),
             settings=PromiseReport(
                 ttft_s=promise.ttft_s,
                 tpot_s=promise.tpot_s,
@@ -116,19 +101,11 @@ class GenerationResult:
         )
 
     def _pool(self, pool: str) -> StepPoolReport:
-        members = list(self.pools[pool]["replicas"].values())
-        found = StepPoolReport(
-            devices=sorted({str(member["device"]) for member in members}),
-            engine=members[0]["engine"] if members else None,
-            dtype=members[0]["dtype"] if members else None,
-            replicas=self.pools[pool]["live_replicas"],
-        )
+        found = StepPoolReport(**self.pool_head(pool))
         if (fit := self.fits.get(pool)) is not None:
             found.step_time, found.host_time = fit.settings()["step_time"], fit.settings().get("host_time")
-            found.num_cpu_blocks, found.overlaps = (
-                self.room(pool).num_cpu_blocks,
-                list(map(_overlap, self.overlaps(pool))),
-            )
+            found.num_cpu_blocks = self.room(pool).num_cpu_blocks
+            found.overlaps = list(map(_overlap, self.overlaps(pool)))
             found.median_error, found.worst_error, found.noise = fit.median_error, fit.worst_error, fit.noise
             found.steps = [
                 StepReport(

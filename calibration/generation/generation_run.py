@@ -27,7 +27,7 @@ class GenerationCalibration:
     def __init__(self, application: Application, options: GenerationOptions, progress: Progress) -> None:
         self._application = application
         self._progress = progress
-        self.result = GenerationResult(application, application.info(), options, time.time())
+        self.result = GenerationResult(application, application.info(), time.time(), options)
         for note in notes_on_pools(self.result.info["windve"]):
             self.result.note(note)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from calibration.report.report_model import ReportHead, ReportPart
+from calibration.report.report_model import PoolHead, ReportHead, ReportPart
 
 
 class PromiseReport(ReportPart):
@@ -54,15 +54,11 @@ class OverlapReport(ReportPart):
     asynchronous_blocks: int
 
 
-class StepPoolReport(ReportPart):
+class StepPoolReport(PoolHead):
     """One pool: its replicas, what their steps take (`StepTime`), and how wrong that is of what was measured. With a
     part of the cache on hosts, what that takes (`HostTime`), and whether it pays.
     """
 
-    devices: list[str]
-    engine: str | None
-    dtype: str | None
-    replicas: int
     step_time: dict[str, float] | None = None
     host_time: dict[str, float] | None = None
     num_cpu_blocks: int = 0

@@ -10,8 +10,9 @@ import importlib.metadata
 import json
 import platform
 import time
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
@@ -115,17 +116,22 @@ class CostReport(ReportPart):
     by_tokens: list[tuple[int, float]]  # tokens, s a query
 
 
-class PoolReport(ReportPart):
+class PoolHead(ReportPart):
+    """What reports of both kinds say of a pool."""
+
+    devices: list[str]
+    engine: str | None
+    dtype: str | None
+    replicas: Count
+
+
+class PoolReport(PoolHead):
     """One pool: its replicas, its curve (Eq. 12), and the queue depths for each replica that were found for it.
 
     `cores` are those of the replica with the fewest. `band` is the fitted line's confidence interval. A
     pool whose `fine_tuned` is None was not tuned; one where it is 0 takes nothing.
     """
 
-    devices: list[str]
-    engine: str | None
-    dtype: str | None
-    replicas: Count
     cores: Count | None = None
     alpha_s: Seconds | None = None
     beta_s: Seconds | None = None
@@ -224,35 +230,55 @@ class ReportHead(ReportPart):
     written: WrittenReport
 
 
-class CalibrationRun(Protocol):
-    """What is known of any run. `info`: what the application said at its begin; `started`: Unix time."""
+@dataclass(slots=True)
+class RunResult:
+    """What any run has found so far. `info`: what the application said at its begin; `started`: Unix time."""
 
     application: Application
     info: dict[str, Any]
     started: float
-    notes: list[str]
+    notes: list[str] = field(default_factory=list, kw_only=True)
 
+    @property
+    def pools(self) -> dict[str, dict[str, Any]]:
+        """The application's pools, as `/info` lists them."""
+        pools: dict[str, dict[str, Any]] = self.info["windve"]["pools"]
+        return pools
 
-def head_of(run: CalibrationRun, problem: str | None, written: WrittenReport, *, proven: bool) -> dict[str, Any]:
-    """The fields of `ReportHead`, of a run that ends now. `problem`: why it is refused."""
-    finished = time.time()
-    return {
-        "windve": importlib.metadata.version("windve"),
-        "started": utc(run.started),
-        "finished": utc(finished),
-        "seconds": round(finished - run.started, 1),
-        "outcome": "refused" if problem is not None else "calibrated" if proven else "estimated",
-        "reason": problem,
-        "notes": run.notes,
-        "application": ApplicationReport(
-            name=run.application.name,
-            model=run.info["model_id"],
-            emulated=run.info["windve"]["emulated"],
-            url=str(run.application.address),
-        ),
-        "machine": MachineReport.probe(),
-        "written": written,
-    }
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def devices(self, pool: str) -> list[str]:
+        return sorted({str(member["device"]) for member in self.pools[pool]["replicas"].values()})
+
+    def head(self, problem: str | None, written: WrittenReport, *, proven: bool) -> dict[str, Any]:
+        """The fields of `ReportHead`, of a run that ends now. `problem`: why it is refused."""
+        finished = time.time()
+        return {
+            "windve": importlib.metadata.version("windve"),
+            "started": utc(self.started),
+            "finished": utc(finished),
+            "seconds": round(finished - self.started, 1),
+            "outcome": "refused" if problem is not None else "calibrated" if proven else "estimated",
+            "reason": problem,
+            "notes": self.notes,
+            "application": ApplicationReport(
+                name=self.application.name,
+                model=self.info["model_id"],
+                emulated=self.info["windve"]["emulated"],
+                url=str(self.application.address),
+            ),
+            "machine": MachineReport.probe(),
+            "written": written,
+        }
+
+    def pool_head(self, pool: str) -> dict[str, Any]:
+        """The fields of `PoolHead`."""
+        found = self.pools[pool]
+        first: dict[str, Any] = next(iter(found["replicas"].values()), {})
+        about = {key: first.get(key) for key in ("engine", "dtype")}
+        return {**about, "devices": self.devices(pool), "replicas": found["live_replicas"]}
 
 
 class CalibrationReport(ReportHead):
