@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +15,7 @@ from calibration.fit.lengths import fit_cost, other_lengths
 from calibration.fit.levels import Aim
 from calibration.measure.journal import Journal
 from calibration.measure.sweep import Estimate, measure_length, stress_test, sweep
-from calibration.measure.trials import TrialLoads, wait_for_another_run
+from calibration.measure.trials import TrialLoads, granted_trials
 from calibration.progress import Progress
 from calibration.prove.fine_tune import fine_tune
 from calibration.prove.proof import TuningStep, tune, verify
@@ -71,35 +72,21 @@ class Calibration:
         timeout_s = self._router.request_timeout_s + _TIMEOUT_MARGIN_S
         at, headers = self._application.address, self._application.headers
         kind = self.result.info["windve"]["kind"]
-        trials = TrialLoads(at, headers, "", journal, replicas, options.tokens, options.seed, timeout_s, kind)
         self.result.bursts = journal.bursts
-        try:
-            await wait_for_another_run(self._application)
-            trials.secret = await asyncio.to_thread(self._application.grant_trials)
-            await trials.prepare(self.result.info["max_input_length"])
-            for pool in self.result.pools:
-                await self._sweep(trials, pool)
-            estimates = self._usable_estimates()
-            await self._measure_lengths(trials)
-            if not estimate_only:
-                await self._tune(trials, estimates)
-                await self._verify(trials)
-                if self._router.admission == "deadline":
-                    await self._prove_streams(trials)
-                await self._check_replicas()
-        finally:
-            trials.close()
-            await asyncio.shield(asyncio.to_thread(self._end_trials))
-
-    async def _check_replicas(self) -> None:
-        """Depths are for each replica: what was measured is wrong if their number changed meanwhile."""
-        check_replicas(self.result.pools, (await asyncio.to_thread(self._application.info))["windve"]["pools"])
-
-    def _end_trials(self) -> None:
-        try:
-            self._application.end_trials()
-        except CalibrationFailed as error:
-            self.result.note(f"the grant for trials was not withdrawn, and ends by itself within a day: {error}")
+        async with granted_trials(self._application, self.result.note) as secret:
+            trials = TrialLoads(at, headers, secret, journal, replicas, options.tokens, options.seed, timeout_s, kind)
+            with closing(trials):
+                await trials.prepare(self.result.info["max_input_length"])
+                for pool in self.result.pools:
+                    await self._sweep(trials, pool)
+                estimates = self._usable_estimates()
+                await self._measure_lengths(trials)
+                if not estimate_only:
+                    await self._tune(trials, estimates)
+                    await self._verify(trials)
+                    if self._router.admission == "deadline":
+                        await self._prove_streams(trials)
+                    await asyncio.to_thread(check_replicas, self._application, self.result.pools)
 
     async def _sweep(self, trials: TrialLoads, pool: str) -> None:
         options = self.result.options

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
 from calibration.generation.generation_result import GenerationOptions, GenerationResult
 from calibration.generation.promise_proof import LOADS, PromiseStream, payload, prove
@@ -13,7 +14,7 @@ from calibration.generation.step_series import MeasuredStep, StepFit, measure
 from calibration.generation.step_trials import StepTrials
 from calibration.generation.token_stream import ClientStream, send_all
 from calibration.load import request_bytes
-from calibration.measure.trials import wait_for_another_run
+from calibration.measure.trials import granted_trials
 from calibration.progress import Progress
 from calibration.service.application import Application, CalibrationFailed
 from calibration.service.live_pools import check_replicas, notes_on_pools
@@ -36,28 +37,14 @@ class GenerationCalibration:
 
         Raises CalibrationFailed; what was found until then is kept.
         """
-        try:
-            await wait_for_another_run(self._application)
-            secret = await asyncio.to_thread(self._application.grant_trials)
+        async with granted_trials(self._application, self.result.note) as secret:
             for pool in self.result.pools:
                 await self._measure(pool, secret)
             self._find_capacity()
             if not estimate_only:
                 await self._prove()
-                check_replicas(self.result.pools, (await self._info_now())["pools"])
+                await asyncio.to_thread(check_replicas, self._application, self.result.pools)
                 self.result.proven = True
-        finally:
-            await asyncio.shield(asyncio.to_thread(self._end_trials))
-
-    async def _info_now(self) -> dict[str, dict[str, object]]:
-        windve: dict[str, dict[str, object]] = (await asyncio.to_thread(self._application.info))["windve"]
-        return windve
-
-    def _end_trials(self) -> None:
-        try:
-            self._application.end_trials()
-        except CalibrationFailed as error:
-            self.result.note(f"the grant for trials was not withdrawn, and ends by itself within a day: {error}")
 
     async def _measure(self, pool: str, secret: str) -> None:
         policy = self.result.policy
@@ -66,11 +53,8 @@ class GenerationCalibration:
         def on_step(step: MeasuredStep) -> None:
             self._progress.say(f"{step.series}: {1000 * step.median_s:.3g} ms")
 
-        try:
-            with self._progress.stage(f"measuring steps of the {pool} pool"):
-                measured = await measure(self.result.room(pool), policy.longest_step_s, trials.ask, on_step)
-        finally:
-            trials.close()
+        with closing(trials), self._progress.stage(f"measuring steps of the {pool} pool"):
+            measured = await measure(self.result.room(pool), policy.longest_step_s, trials.ask, on_step)
         if not measured:
             raise CalibrationFailed(f"no planned step fits into the {pool} pool's cache: give it more blocks")
         self.result.fits[pool] = fit = StepFit.of(measured, self.result.layers(pool))

@@ -6,7 +6,8 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -211,7 +212,26 @@ class TrialLoads:
         return Burst(stage, at, dict(depths), sent, busy, failed, latencies)
 
 
-async def wait_for_another_run(application: Application) -> None:
+@asynccontextmanager
+async def granted_trials(application: Application, note: Callable[[str], None]) -> AsyncIterator[str]:
+    """The secret of a grant that ends with the run. `note` is told if it could not be withdrawn. Raises
+    CalibrationFailed.
+    """
+
+    def end() -> None:
+        try:
+            application.end_trials()
+        except CalibrationFailed as error:
+            note(f"the grant for trials was not withdrawn, and ends by itself within a day: {error}")
+
+    await _wait_for_another_run(application)
+    try:
+        yield await asyncio.to_thread(application.grant_trials)
+    finally:
+        await asyncio.shield(asyncio.to_thread(end))
+
+
+async def _wait_for_another_run(application: Application) -> None:
     """The trial queries of a run that was killed have ended; those of one that goes on have not. Raises
     CalibrationFailed where they do not end.
     """

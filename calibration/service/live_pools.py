@@ -1,11 +1,11 @@
-"""Whether an application's pools are in a state to be calibrated, by what `/info` says of them. Pure."""
+"""Whether an application's pools are in a state to be calibrated, by what `/info` says of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from calibration.service.application import CalibrationFailed
+from calibration.service.application import Application, CalibrationFailed
 
 
 def notes_on_pools(windve: Mapping[str, Any]) -> Iterator[str]:
@@ -24,8 +24,9 @@ def notes_on_pools(windve: Mapping[str, Any]) -> Iterator[str]:
             yield "other traffic is being served: latencies include it, and its clients are told busy"
 
 
-def check_replicas(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_replicas(application: Application, before: Mapping[str, Any]) -> None:
     """Raises CalibrationFailed where replicas came or went: what was measured is of those before."""
+    now = application.info()["windve"]["pools"]
     for name, pool in before.items():
         if set(now[name]["replicas"]) != set(pool["replicas"]):
             raise CalibrationFailed(
