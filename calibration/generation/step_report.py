@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.text import Text
 
 from calibration.generation import step_plots
 from calibration.generation.step_report_model import GenerationReport, ProofReport, StepPoolReport
-from calibration.report.page import document, facts, html_picture, html_table, number, seconds, text
-from calibration.report.tables import DASH, POOLS, Sheet, percent, print_sheet
-
-EMULATED = "The devices are EMULATED: the step times are true of the emulated tables, not of this machine's devices."
+from calibration.report.page import html_pictures, html_table, number, seconds, show_report, text, write_report
+from calibration.report.tables import DASH, POOLS, Sheet, percent
 
 
 def write(folder: Path, report: GenerationReport) -> Path:
     """Write `report.json`, the pictures and `report.html` into `folder`; the path of the last."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(report.model_dump_json(indent=2), encoding="utf-8")
     pictures = {
         f"steps-{name}.png": (f"Predicted over measured steps, {POOLS[name]}", step_plots.steps(report, name))
         for name in _measured(report)
@@ -33,28 +27,20 @@ def write(folder: Path, report: GenerationReport) -> Path:
     promises = step_plots.promises(report)
     if promises is not None:
         pictures["promises.png"] = ("First tokens and paces beside the promise", promises)
-    for name, (_, png) in pictures.items():
-        (folder / name).write_bytes(png)
-    page = folder / "report.html"
-    page.write_text(_page(report, list(pictures.values())), encoding="utf-8")
-    return page
+    sheets = (_times(report), *_hosts(report))
+    findings = [*map(html_table, sheets), html_pictures(pictures), html_table(_streams(report))]
+    return write_report(folder, report, verdict(report), pictures, findings)
 
 
 def show(console: Console, report: GenerationReport) -> None:
     """The step times, whether a host pays, the streams and the verdict, for a terminal of 100 columns."""
-    for sheet in (_times(report), *_hosts(report), _streams(report)):
-        if sheet is not None:
-            print_sheet(console, sheet)
-    if report.application.emulated:
-        console.print(Text(EMULATED, style="yellow"))
-    style = "bold red" if report.outcome == "refused" else "bold green"
-    console.print(Text(verdict(report), style=style), soft_wrap=True)
+    show_report(console, report, verdict(report), (_times(report), *_hosts(report), _streams(report)))
 
 
 def verdict(report: GenerationReport) -> str:
     """The result in one sentence."""
     promise = report.settings
-    if report.outcome == "refused":
+    if report.is_refused:
         return f"refused: {text(report.reason)}"
     found = (
         f"{number(report.capacity, '.3g')} requests a second (prompts of {promise.prompt_tokens} tokens, answers of "
@@ -99,7 +85,9 @@ def _times(report: GenerationReport) -> Sheet | None:
         ["equal steps differ by, median", *(percent(pool.noise) for pool in pools.values())],
         ["steps measured", *(str(len(pool.steps)) for pool in pools.values())],
     ]
-    return Sheet("What steps take", ["", *(f"{POOLS[name]}: {_devices(pool)}" for name, pool in pools.items())], rows)
+    return Sheet(
+        "What steps take", ["", *(f"{POOLS[name]}: {pool.devices_in_words}" for name, pool in pools.items())], rows
+    )
 
 
 def _hosts(report: GenerationReport) -> list[Sheet]:
@@ -130,11 +118,6 @@ def _host(name: str, pool: StepPoolReport) -> Sheet:
     return Sheet(f"Hybrid decoding: {POOLS[name]}", columns, rows, caption)
 
 
-def _devices(pool: StepPoolReport) -> str:
-    first, *others = pool.devices or [""]
-    return text(first) + (f" and {len(others)} more" if others else "")
-
-
 def _streams(report: GenerationReport) -> Sheet | None:
     if not report.streams:
         return None
@@ -153,33 +136,3 @@ def _late(one: ProofReport) -> str:
 
 def _p99(values: Sequence[float]) -> str:
     return seconds(float(np.quantile(values, 0.99)) if values else None)
-
-
-def _page(report: GenerationReport, pictures: Sequence[tuple[str, bytes]]) -> str:
-    sentence, application = escape(verdict(report)), report.application
-    about = (
-        f"Application {text(application.name)}, model {text(application.model)}. Measured by windve "
-        f"{text(report.windve)} in {number(report.seconds, '.0f')} s, finished {text(report.finished)}."
-    )
-    notes = "".join(f"<li>{escape(text(note))}</li>\n" for note in report.notes)
-    kind = "refused" if report.outcome == "refused" else "calibrated"
-    return document(
-        sentence,
-        [
-            f'<header>\n<h1 class="{kind}">{sentence}</h1>\n<p>{escape(about)}</p>\n',
-            f'<p class="warn">{escape(EMULATED)}</p>\n' if application.emulated else "",
-            "</header>\n<main>\n",
-            html_table(_times(report)),
-            *map(html_table, _hosts(report)),
-            "<section>\n<h2>Pictures</h2>\n" if pictures else "",
-            *(html_picture(alt, png) for alt, png in pictures),
-            "</section>\n" if pictures else "",
-            html_table(_streams(report)),
-            html_table(facts("Application", application)),
-            html_table(facts("Machine", report.machine)),
-            html_table(facts("Settings", report.settings)),
-            f"<section>\n<h2>Notes</h2>\n<ul>\n{notes}</ul>\n</section>\n" if notes else "",
-            html_table(facts("Written", report.written)),
-            "</main>\n",
-        ],
-    )

@@ -87,6 +87,9 @@ class ProofReport(ReportPart):
 class GenerationReport(ReportHead):
     """`report.json`. `capacity`: requests of the mix a second of which 99 % are admitted, in virtual time."""
 
+    emulated_means = (
+        "The devices are EMULATED: the step times are true of the emulated tables, not of this machine's devices."
+    )
     kind: Literal["generation"] = "generation"
     settings: PromiseReport
     pools: dict[str, StepPoolReport]

@@ -1,16 +1,24 @@
-"""One page that loads nothing: tables and facts in HTML, pictures inlined, no script, every foreign text escaped."""
+"""How a report of either kind is shown: on a terminal, and as one page that loads nothing: tables and facts in HTML,
+pictures inlined, no script, every foreign text escaped.
+"""
 
 from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from rich.console import Console
+from rich.text import Text
 
-from calibration.report.tables import DASH, Sheet, plain
+from calibration.report.report_model import ReportHead
+from calibration.report.tables import DASH, Sheet, plain, print_sheet
+
+Pictures = Mapping[str, tuple[str, bytes]]  # by the file's name: what it shows, and the PNG
 
 UNITS = {"_s": "s", "_ms": "ms", "_gib": "GiB", "_bytes": "bytes"}
 
@@ -40,6 +48,27 @@ figure { margin: 1rem 0; padding: .75rem; background: #fff; border: 1px solid va
 figure img { display: block; width: 100%; height: auto; }
 @media print { body { max-width: none; padding: 0; } figure, table { break-inside: avoid; } }
 """
+
+
+def show_report(console: Console, report: ReportHead, verdict: str, sheets: Iterable[Sheet | None]) -> None:
+    """For a terminal of 100 columns."""
+    for sheet in sheets:
+        if sheet is not None:
+            print_sheet(console, sheet)
+    if report.application.emulated:
+        console.print(Text(report.emulated_means, style="yellow"))
+    console.print(Text(verdict, style="bold red" if report.is_refused else "bold green"), soft_wrap=True)
+
+
+def write_report(folder: Path, report: ReportHead, verdict: str, pictures: Pictures, findings: Iterable[str]) -> Path:
+    """Write `report.json`, the pictures and `report.html` into `folder`; the path of the last. `findings` are HTML."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(report.model_dump_json(indent=2), encoding="utf-8")
+    for name, (_, png) in pictures.items():
+        (folder / name).write_bytes(png)
+    path = folder / "report.html"
+    path.write_text(_document(report, verdict, findings), encoding="utf-8")
+    return path
 
 
 def facts(title: str, part: BaseModel) -> Sheet:
@@ -92,13 +121,34 @@ def html_table(sheet: Sheet | None) -> str:
     )
 
 
-def html_picture(alt: str, png: bytes) -> str:
-    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-    return f'<figure><img src="{source}" alt="{escape(alt)}"></figure>\n'
+def html_pictures(pictures: Pictures) -> str:
+    figures = ""
+    for alt, png in pictures.values():
+        source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+        figures += f'<figure><img src="{source}" alt="{escape(alt)}"></figure>\n'
+    return f"<section>\n<h2>Pictures</h2>\n{figures}</section>\n" if figures else ""
 
 
-def document(sentence: str, body: Iterable[str]) -> str:
-    """The whole page; `sentence` is escaped already, as the body is."""
+def _document(report: ReportHead, verdict: str, findings: Iterable[str]) -> str:
+    sentence, application = escape(verdict), report.application
+    about = (
+        f"Application {text(application.name)}, model {text(application.model)}. Measured by windve "
+        f"{text(report.windve)} in {number(report.seconds, '.0f')} s, finished {text(report.finished)}."
+    )
+    notes = "".join(f"<li>{escape(text(note))}</li>\n" for note in report.notes)
+    body = [
+        f'<header>\n<h1 class="{"refused" if report.is_refused else "calibrated"}">{sentence}</h1>\n',
+        f"<p>{escape(about)}</p>\n",
+        f'<p class="warn">{escape(report.emulated_means)}</p>\n' if application.emulated else "",
+        "</header>\n<main>\n",
+        *findings,
+        html_table(facts("Application", application)),
+        html_table(facts("Machine", report.machine)),
+        html_table(facts("Settings", report.settings)),
+        f"<section>\n<h2>Notes</h2>\n<ul>\n{notes}</ul>\n</section>\n" if notes else "",
+        html_table(facts("Written", report.written)),
+        "</main>\n",
+    ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -5,52 +5,52 @@ terminal. It renders a `CalibrationReport` and measures nothing; None is shown a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from calibration.report import plots
 from calibration.report.gain import saved_share
-from calibration.report.page import document, facts, html_picture, html_table, number, seconds, text
+from calibration.report.page import (
+    Pictures,
+    html_pictures,
+    html_table,
+    number,
+    seconds,
+    show_report,
+    text,
+    write_report,
+)
 from calibration.report.report_model import CalibrationReport, LatenciesReport, PoolReport
-from calibration.report.tables import DASH, POOLS, Sheet, percent, print_sheet
+from calibration.report.tables import DASH, POOLS, Sheet, percent
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 
-EMULATED = "The devices are EMULATED: the depths are true of the emulated curves, not of this machine's devices."
 _QUANTILES = ("p50, s", "p99, s", "slowest, s")
 
 
 def write(folder: Path, report: CalibrationReport) -> Path:
     """Write `report.json`, the pictures and `report.html` into `folder`; the path of the last."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(report.model_dump_json(indent=2), encoding="utf-8")
-    pictures = {f"fit-{name}.png": plots.fit(report, name) for name in _pools(report)}
+    against = f", against the SLO of {report.settings.slo_s:g} s"
+    pictures = {
+        f"fit-{name}.png": (f"Latency over concurrency, {POOLS[name]}{against}", plots.fit(report, name))
+        for name in _pools(report)
+    }
     verification = plots.verification(report)
     if verification is not None:
-        pictures["verification.png"] = verification
-    for name, png in pictures.items():
-        (folder / name).write_bytes(png)
-    page = folder / "report.html"
-    page.write_text(_page(report, pictures), encoding="utf-8")
-    return page
+        pictures["verification.png"] = (f"Latencies in the verification{against}", verification)
+    return write_report(folder, report, verdict(report), pictures, _findings(report, pictures))
 
 
 def show(console: Console, report: CalibrationReport) -> None:
     """The depths, the gain, the verification and the verdict, for a terminal of 100 columns."""
-    for sheet in (_depths(report), _cost(report), _gain(report), _verification(report), _streams(report)):
-        if sheet is not None:
-            print_sheet(console, sheet)
-    if report.application.emulated:
-        console.print(Text(EMULATED, style="yellow"))
-    console.print(Text(verdict(report), style="bold red" if _refused(report) else "bold green"), soft_wrap=True)
+    sheets = (_depths(report), _cost(report), _gain(report), _verification(report), _streams(report))
+    show_report(console, report, verdict(report), sheets)
 
 
 def verdict(report: CalibrationReport) -> str:
     """The result in one sentence."""
-    if _refused(report):
+    if report.is_refused:
         return f"refused: {text(report.reason)}"
     slo, pools = f"at an SLO of {report.settings.slo_s:g} s", _pools(report)
     if report.outcome == "estimated":
@@ -65,10 +65,6 @@ def verdict(report: CalibrationReport) -> str:
     if ACCELERATOR in open_pools:
         return f"{depths}, without the CPU" + (f": {text(reason)}" if reason else "")
     return depths
-
-
-def _refused(report: CalibrationReport) -> bool:
-    return report.outcome == "refused"
 
 
 def _pools(report: CalibrationReport) -> dict[str, PoolReport]:
@@ -87,7 +83,7 @@ def _depths(report: CalibrationReport) -> Sheet | None:
     pools = _pools(report)
     if all(pool.estimate is None for pool in pools.values()):
         return None
-    columns = ["queue depth", *(f"{POOLS[name]}: {_devices(pool)}" for name, pool in pools.items())]
+    columns = ["queue depth", *(f"{POOLS[name]}: {pool.devices_in_words}" for name, pool in pools.items())]
     rows = [
         ["linear regression", *(number(pool.regression_depth) for pool in pools.values())],
         ["stress test", *(number(pool.stress_depth) for pool in pools.values())],
@@ -103,7 +99,7 @@ def _depths(report: CalibrationReport) -> Sheet | None:
 def _gain(report: CalibrationReport) -> Sheet | None:
     """Table I, and Section III-B's two readings of it; nothing where only one pool works."""
     alone, added = report.capacity(ACCELERATOR), report.capacity(CPU)
-    if _refused(report) or not alone or not added:
+    if report.is_refused or not alone or not added:
         return None
     rows = [
         ["accelerator only, queries at once", f"{alone}"],
@@ -208,44 +204,13 @@ def _curve(pool: PoolReport) -> dict[str, str]:
     }
 
 
-def _devices(pool: PoolReport) -> str:
-    first, *others = pool.devices or [""]
-    return text(first) + (f" and {len(others)} more" if others else "")
-
-
-def _html_picture(report: CalibrationReport, name: str, png: bytes) -> str:
-    pool = name.removeprefix("fit-").removesuffix(".png")
-    what = f"Latency over concurrency, {POOLS[pool]}" if pool in POOLS else "Latencies in the verification"
-    alt = f"{what}, against the SLO of {report.settings.slo_s:g} s"
-    return html_picture(alt, png)
-
-
-def _page(report: CalibrationReport, pictures: Mapping[str, bytes]) -> str:
-    """The report as one file that loads nothing: pictures inlined, no script, every foreign text escaped."""
-    sentence, application = escape(verdict(report)), report.application
-    about = (
-        f"Application {text(application.name)}, model {text(application.model)}. Measured by windve "
-        f"{text(report.windve)} in {number(report.seconds, '.0f')} s, finished {text(report.finished)}."
-    )
-    notes = "".join(f"<li>{escape(text(note))}</li>\n" for note in report.notes)
-    reason = escape(text(report.cpu_overflow.reason)) if report.cpu_overflow.reason else ""
-    kind = "refused" if _refused(report) else "calibrated"
-    body = [
-        f'<header>\n<h1 class="{kind}">{sentence}</h1>\n<p>{escape(about)}</p>\n',
-        f'<p class="warn">{escape(EMULATED)}</p>\n' if application.emulated else "",
-        "</header>\n<main>\n",
+def _findings(report: CalibrationReport, pictures: Pictures) -> list[str]:
+    """What the page says, in HTML."""
+    reason = text(report.cpu_overflow.reason) if report.cpu_overflow.reason else ""
+    sheets = (_verification(report), _streams(report), _fine_tuning(report), _curves(report), _cost(report))
+    return [
         *map(html_table, (_depths(report), _gain(report))),
-        f"<p>No heterogeneous computing: {reason}</p>\n" if reason not in sentence else "",
-        "<section>\n<h2>Pictures</h2>\n" if pictures else "",
-        *(_html_picture(report, name, png) for name, png in pictures.items()),
-        "</section>\n" if pictures else "",
-        *map(html_table, (_verification(report), _streams(report), _fine_tuning(report))),
-        *map(html_table, (_curves(report), _cost(report))),
-        html_table(facts("Application", application)),
-        html_table(facts("Machine", report.machine)),
-        html_table(facts("Settings", report.settings)),
-        f"<section>\n<h2>Notes</h2>\n<ul>\n{notes}</ul>\n</section>\n" if notes else "",
-        html_table(facts("Written", report.written)),
-        "</main>\n",
+        f"<p>No heterogeneous computing: {escape(reason)}</p>\n" if reason not in verdict(report) else "",
+        html_pictures(pictures),
+        *map(html_table, sheets),
     ]
-    return document(sentence, body)

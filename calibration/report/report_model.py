@@ -12,13 +12,13 @@ import platform
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from calibration.fit.curve import Curve, Shape
 from calibration.measure.journal import Burst
-from calibration.report.tables import plain
+from calibration.report.tables import DASH, plain
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine
 from deployments.settings import parse_settings
@@ -124,6 +124,12 @@ class PoolHead(ReportPart):
     dtype: str | None
     replicas: Count
 
+    @property
+    def devices_in_words(self) -> str:
+        """The first by name, the others counted."""
+        first, *others = self.devices or [DASH]
+        return plain(first) + (f" and {len(others)} more" if others else "")
+
 
 class PoolReport(PoolHead):
     """One pool: its replicas, its curve (Eq. 12), and the queue depths for each replica that were found for it.
@@ -214,9 +220,10 @@ class WrittenReport(ReportPart):
 
 class ReportHead(ReportPart):
     """What reports of both kinds say. `started` and `finished` are UTC, ISO 8601; `reason` says why the calibration
-    refused.
+    refused; `emulated_means`, what to think of it where the devices are emulated.
     """
 
+    emulated_means: ClassVar[str]
     format: int = FORMAT
     windve: str
     started: str
@@ -228,6 +235,11 @@ class ReportHead(ReportPart):
     application: ApplicationReport
     machine: MachineReport
     written: WrittenReport
+    settings: ReportPart
+
+    @property
+    def is_refused(self) -> bool:
+        return self.outcome == "refused"
 
 
 @dataclass(slots=True)
@@ -284,6 +296,9 @@ class RunResult:
 class CalibrationReport(ReportHead):
     """`report.json`."""
 
+    emulated_means = (
+        "The devices are EMULATED: the depths are true of the emulated curves, not of this machine's devices."
+    )
     settings: SettingsReport
     pools: dict[str, PoolReport]
     # Earlier reports call it `heterogeneous`.

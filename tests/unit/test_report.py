@@ -209,8 +209,8 @@ def test_the_terminal_has_the_tables_of_the_paper():
     assert "Tesla V100" in text
 
 
-def test_the_page_has_the_numbers():
-    text = Page(report._page(typed(MADE), {})).text
+def test_the_page_has_the_numbers(tmp_path, plain):
+    text = Page(report.write(tmp_path, typed(MADE)).read_text(encoding="utf-8")).text
     numbers = "95 + 19|+20.0 %|16.7 %|0.018|0.99870|2.036|missed|570 of 570|23.5|240.2|1210"
     words = "serve_app/config.yaml|memory, GiB|AMD EPYC|keeps its depth while the CPU works"
     for said in f"{numbers}|{words}".split("|"):
@@ -249,6 +249,6 @@ def test_foreign_text_stays_text(tmp_path, plain):
     assert "\x1b" not in terminal
     assert "[red]x[/red]" in terminal
     made |= {"outcome": "refused", "reason": foreign}
-    page = report._page(typed(made), {})
+    page = report.write(tmp_path, typed(made)).read_text(encoding="utf-8")
     assert "<script" not in page
     assert "refused: <script src=http://evil>" in Page(page).text
