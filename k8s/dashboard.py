@@ -191,14 +191,14 @@ ROWS = (
     Row("Who uses it", (
         Panel("graph", "Device seconds by key", "A second, of answered queries; keys without a name are not here. "
               "1 is one device all the time", "short",
-              (Query(_rate("ray_windve_tenant_device_seconds_total", "key"), "{{key}}", needs_keys=True),)),
+              (Query(_rate("ray_windve_tenant_device_seconds_total", "tenant"), "{{tenant}}", needs_keys=True),)),
         Panel("graph", "Queries by key", "Answered", "qps",
-              (Query(_rate("ray_windve_tenant_queries_total", "key", tags=',outcome="ok"'), "{{key}}",
+              (Query(_rate("ray_windve_tenant_queries_total", "tenant", tags=',outcome="ok"'), "{{tenant}}",
                      needs_keys=True),)),
         Panel("graph", "Refused by key", "busy: there was no room; share: the client asks for more than its share; "
               "quota: it has used up its own", "qps",
-              (Query(_rate("ray_windve_tenant_queries_total", "key, outcome", tags=',outcome=~"busy|share|quota"'),
-                     "{{key}} {{outcome}}", needs_keys=True),)),
+              (Query(_rate("ray_windve_tenant_queries_total", "tenant, outcome", tags=',outcome=~"busy|share|quota"'),
+                     "{{tenant}} {{outcome}}", needs_keys=True),)),
     )),
     Row("Where the time goes", (
         Panel("graph", "Tokenisation", "Of one request", "s", tuple(

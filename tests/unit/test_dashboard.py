@@ -13,6 +13,8 @@ from deployments.embedding.metrics import EmbedderMetrics, RouterMetrics
 from deployments.generation.metrics import GenerationMetrics, GeneratorMetrics
 from k8s.dashboard import GRID, MANIFEST, manifest, queries
 
+RAYS_LABELS = ("application", "deployment", "replica", "model", "SessionName", "ip")  # and `OfModel`'s
+
 
 def kept():
     return yaml.safe_load(MANIFEST.read_text())
@@ -56,17 +58,21 @@ def test_no_panel_lies_on_another():
     assert len({panel["id"] for panel in panels()}) == len(panels())
 
 
-def test_it_and_the_alerts_ask_only_for_metrics_that_windve_has():
-    names = set()
+def test_it_and_the_alerts_ask_only_for_metrics_and_labels_that_windve_has():
+    labels = {}
 
     def instrument(suffix):
-        return lambda name, *_: names.add(f"ray_{name}{suffix}")
+        return lambda name, _, tags=(): labels.update({f"ray_{name}{suffix}": {*tags, *RAYS_LABELS}})
 
     told = SimpleNamespace(Counter=instrument("_total"), Gauge=instrument(""))
+    about = dict.fromkeys(("engine", "dtype", "version"), "")
     RouterMetrics(told)
-    EmbedderMetrics(told, "cpu", {})
+    EmbedderMetrics(told, "cpu", about)
     GenerationMetrics(told)
-    GeneratorMetrics(told, "cpu", {})
+    GeneratorMetrics(told, "cpu", about)
     alerts = yaml.safe_load(MANIFEST.with_name("alerts.yaml").read_text())["spec"]["groups"]
     exprs = [query.expr for _, query in queries()] + [rule["expr"] for group in alerts for rule in group["rules"]]
-    assert {name for expr in exprs for name in re.findall(r"ray_windve_\w+", expr)} <= names
+    assert {name for expr in exprs for name in re.findall(r"ray_windve_\w+", expr)} <= labels.keys()
+    grouped = re.compile(r"by \(([^)]*)\) \([a-z(]*(ray_windve_\w+)")
+    for by, name in [found for expr in exprs for found in grouped.findall(expr)]:
+        assert {*by.split(", ")} <= labels[name], name
