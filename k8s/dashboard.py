@@ -20,15 +20,9 @@ _HEIGHTS = {"stat": 4, "graph": 7, "table": 7}
 class Query(NamedTuple):
     expr: str
     legend: str = ""
-    needs_gpu: bool = False  # Ray tells it only of nodes with a GPU that it knows
-    needs_keys: bool = False  # told only where API keys have names
-    generates: bool = False  # told only where text is generated
-    needs_host: bool = False  # told only where a host has a part of the cache
-
-    @property
-    def always(self) -> bool:
-        """Any service of embeddings tells it."""
-        return not (self.needs_gpu or self.needs_keys or self.generates or self.needs_host)
+    # Where it is told: with a GPU that Ray knows, API keys with names, generated text, a host with a part of the cache;
+    # "": by any service of embeddings.
+    needs: Literal["", "gpu", "keys", "text", "host"] = ""
 
 
 class Panel(NamedTuple):
@@ -68,8 +62,8 @@ def _quantile(q: float, histogram: str, by: str = "") -> str:
 def _quantiles(histogram: str) -> tuple[Query, Query]:
     """Of a histogram of generation."""
     return (
-        Query(_quantile(0.5, histogram), "p50", generates=True),
-        Query(_quantile(0.99, histogram), "p99", generates=True),
+        Query(_quantile(0.5, histogram), "p50", needs="text"),
+        Query(_quantile(0.99, histogram), "p99", needs="text"),
     )
 
 
@@ -79,8 +73,8 @@ def _missed(promise: str) -> str:
     return f"({_rate(f'ray_windve_{promise}_missed_total')} or 0 * {promised}) / ({promised} > 0)"
 
 
-def _gauge(name: str, aggregate: str = "max", by: str = "pool", *, tags: str = "") -> str:
-    return f"{aggregate} by ({by}) ({name}{{{_APP}{tags}}})"
+def _gauge(name: str, aggregate: str = "max", by: str = "pool") -> str:
+    return f"{aggregate} by ({by}) ({name}{{{_APP}}})"
 
 
 def _most_of_late(gauge: str) -> str:
@@ -163,42 +157,42 @@ ROWS = (
               (*_quantiles("ray_windve_time_to_first_token_seconds"), Query(_SLO, "promised"))),
         Panel("graph", "Pace", "Seconds for each token of an answer after its first, against the promise", "s",
               (*_quantiles("ray_windve_time_per_output_token_seconds"),
-               Query(f"max(ray_windve_tpot_seconds{{{_APP}}})", "promised", generates=True))),
+               Query(f"max(ray_windve_tpot_seconds{{{_APP}}})", "promised", needs="text"))),
         Panel("graph", "Worst gap", "The longest wait within an answer", "s",
               _quantiles("ray_windve_worst_gap_seconds")),
         Panel("graph", "Late", "Share of those that were promised, or failed", "percentunit",
-              (Query(_missed("ttft"), "first tokens", generates=True),
-               Query(_missed("tpot"), "paces", generates=True))),
+              (Query(_missed("ttft"), "first tokens", needs="text"),
+               Query(_missed("tpot"), "paces", needs="text"))),
         Panel("graph", "Tokens", "Of admitted prompts; of answers by the pool that generates them", "tokens/s",
-              (Query(_rate("ray_windve_prompt_tokens_total"), "prompts", generates=True),
-               Query(_rate("ray_windve_answer_tokens_total", "pool"), "{{pool}}", generates=True))),
+              (Query(_rate("ray_windve_prompt_tokens_total"), "prompts", needs="text"),
+               Query(_rate("ray_windve_answer_tokens_total", "pool"), "{{pool}}", needs="text"))),
         Panel("graph", "How answers end", "length: with the most tokens that were asked for; cancelled: the client "
-              "hung up", "ops", (Query(_rate("ray_windve_answers_total", "reason"), "{{reason}}", generates=True),)),
+              "hung up", "ops", (Query(_rate("ray_windve_answers_total", "reason"), "{{reason}}", needs="text"),)),
         Panel("graph", "Cache in use", "Blocks of keys and values, of all that there are", "percentunit",
               (Query(f"{_KV_USED} / ({_KV_USED} + {_gauge('ray_windve_kv_blocks_free', 'sum')})", "{{pool}}",
-                     generates=True),
+                     needs="text"),
                Query(f"{_HOST_USED} / ({_HOST_USED} + {_gauge('ray_windve_cpu_blocks_free', 'sum')})", "host",
-                     needs_host=True))),
+                     needs="host"))),
         Panel("graph", "Steps by mode", "Where a host has a part of the cache. pipelined: it computed answers' "
               "attention beside the accelerator; asynchronous: what it computed joins later steps", "ops",
-              (Query(_rate("ray_windve_mode_steps_total", "mode"), "{{mode}}", needs_host=True),)),
+              (Query(_rate("ray_windve_mode_steps_total", "mode"), "{{mode}}", needs="host"),)),
         Panel("graph", "With the host", "Tokens of accelerator and host, and what the accelerator alone would have "
               "made meanwhile; between them is the gain. Prompts count as the answers' tokens then", "tokens/s",
-              (Query(_rate("ray_windve_hybrid_tokens_total"), "accelerator and host", needs_host=True),
-               Query(_rate("ray_windve_alone_tokens_total"), "accelerator alone", needs_host=True),
-               Query(_rate("ray_windve_host_tokens_total"), "of the host", needs_host=True))),
+              (Query(_rate("ray_windve_hybrid_tokens_total"), "accelerator and host", needs="host"),
+               Query(_rate("ray_windve_alone_tokens_total"), "accelerator alone", needs="host"),
+               Query(_rate("ray_windve_host_tokens_total"), "of the host", needs="host"))),
     )),
     Row("Who uses it", (
         Panel("graph", "Device seconds by key", "A second, of answered queries; keys without a name are not here. "
               "1 is one device all the time", "short",
-              (Query(_rate("ray_windve_tenant_device_seconds_total", "tenant"), "{{tenant}}", needs_keys=True),)),
+              (Query(_rate("ray_windve_tenant_device_seconds_total", "tenant"), "{{tenant}}", needs="keys"),)),
         Panel("graph", "Queries by key", "Answered", "qps",
               (Query(_rate("ray_windve_tenant_queries_total", "tenant", tags=',outcome="ok"'), "{{tenant}}",
-                     needs_keys=True),)),
+                     needs="keys"),)),
         Panel("graph", "Refused by key", "busy: there was no room; share: the client asks for more than its share; "
               "quota: it has used up its own", "qps",
               (Query(_rate("ray_windve_tenant_queries_total", "tenant, outcome", tags=',outcome=~"busy|share|quota"'),
-                     "{{tenant}} {{outcome}}", needs_keys=True),)),
+                     "{{tenant}} {{outcome}}", needs="keys"),)),
     )),
     Row("Where the time goes", (
         Panel("graph", "Tokenisation", "Of one request", "s", tuple(
@@ -236,7 +230,7 @@ ROWS = (
                                    "/ max by (ip, SessionName) (ray_node_mem_total)"), "{{ip}}"),)),
         Panel("graph", "GPU", "NVIDIA's; Ray does not tell of an NPU's", "percent",
               (Query(_of_our_nodes("max by (ip, GpuIndex, SessionName) (ray_node_gpus_utilization)"), _GPU,
-                     needs_gpu=True),)),
+                     needs="gpu"),)),
     )),
 )  # fmt: skip
 
