@@ -7,7 +7,6 @@ transformers cannot import; this module takes the place of that code. Imports to
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -15,6 +14,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, BertConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+
+from deployments.engines.packed.positions import alibi_slopes
 
 
 class JinaBertConfig(BertConfig):  # type: ignore[no-untyped-call]
@@ -25,15 +26,6 @@ class JinaBertConfig(BertConfig):  # type: ignore[no-untyped-call]
     model_type = "jina_bert"
     feed_forward_type: str = "original"
     qk_norm: bool = False
-
-
-def alibi_slopes(heads: int) -> list[float]:
-    """Of each head: 2 ** (-8 / n), squared, cubed ... for n a power of two; else every other slope of twice as many
-    heads fills up those of the next smaller power.
-    """
-    power = 2 ** math.floor(math.log2(heads))
-    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-    return slopes + alibi_slopes(2 * power)[0::2][: heads - power] if heads > power else slopes
 
 
 class JinaBertModel(PreTrainedModel):  # type: ignore[no-untyped-call]
