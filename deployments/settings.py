@@ -121,7 +121,9 @@ class CpuPlace(PoolPlace):
     share: Annotated[float, Field(gt=0)] = 1.0  # of several models: twice as much gets twice the cores
 
 
-class _Embeds(PoolPlace):
+class EngineSettings(PoolPlace):
+    """Of an engine of embeddings, on either pool."""
+
     max_batch_tokens: PositiveInt = 16_384  # most tokens in one pass of the model: bounds memory, not admission
     emulated: EmulatedDevice | None = None
 
@@ -134,11 +136,11 @@ class _Embeds(PoolPlace):
         return self
 
 
-class AcceleratorSettings(AcceleratorPlace, _Embeds):
+class AcceleratorSettings(AcceleratorPlace, EngineSettings):
     """Of embeddings."""
 
 
-class CpuSettings(CpuPlace, _Embeds):
+class CpuSettings(CpuPlace, EngineSettings):
     """Of embeddings."""
 
     engine: Literal["auto", "torch", "openvino", "emulated"] = "auto"  # auto: the quickest of those installed

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from deployments.models.model_files import ModelCard
 from deployments.models.outputs import TEXT, Output, Outputs, Rows
-from deployments.settings import AcceleratorSettings, CpuSettings
+from deployments.settings import EngineSettings
 
 _PROBE_TOKENS = 8
 
@@ -147,7 +147,7 @@ def embed_all(engine: Engine, batch: TokenBatch, stop: threading.Event) -> list[
     return outputs
 
 
-def create_engine(card: ModelCard, settings: AcceleratorSettings | CpuSettings, device: str, threads: int) -> Engine:
+def create_engine(card: ModelCard, settings: EngineSettings, device: str, threads: int) -> Engine:
     """The engine that `settings.engine` names, loaded on `device` ("cpu", "cuda:0", "npu:0").
 
     Raises SettingsError.

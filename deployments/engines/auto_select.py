@@ -13,7 +13,7 @@ from deployments.engines.race_cache import RaceCache
 from deployments.engines.torch_engine import LARGE, TorchEngine
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
-from deployments.settings import AcceleratorSettings, CpuSettings
+from deployments.settings import EngineSettings
 
 logger = logging.getLogger("ray.serve")
 
@@ -23,7 +23,7 @@ _TORCH = "torch"  # as EngineInfo names it
 def auto_select(
     load_torch: Callable[[], TorchEngine],
     card: ModelCard,
-    settings: AcceleratorSettings | CpuSettings,
+    settings: EngineSettings,
     threads: int,
 ) -> Engine:
     """torch's, or OpenVINO's where that is installed and takes less time for short, equal and mixed lengths together.
@@ -55,7 +55,7 @@ def auto_select(
 def _race(
     torch: TorchEngine,
     card: ModelCard,
-    settings: AcceleratorSettings | CpuSettings,
+    settings: EngineSettings,
     threads: int,
     results: RaceCache,
 ) -> Engine:

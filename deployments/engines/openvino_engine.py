@@ -16,7 +16,7 @@ from deployments.engines.torch_engine import import_torch
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
 from deployments.models.outputs import TEXT
-from deployments.settings import AcceleratorSettings, CpuSettings
+from deployments.settings import EngineSettings
 
 if TYPE_CHECKING:
     from deployments.engines.pooled_model import PaddedModel
@@ -29,7 +29,7 @@ _PRECISION = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 class OpenVinoEngine:
     """A transformer and its pooling, compiled by OpenVINO with exactly `threads` threads."""
 
-    def __init__(self, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int) -> None:
+    def __init__(self, card: ModelCard, settings: EngineSettings, threads: int) -> None:
         openvino = _import_openvino()
         if any(output != "tokens" for output in card.token_widths):
             raise SettingsError(

@@ -14,7 +14,7 @@ from typing import Any
 from deployments.hardware.device_detector import cpu_model
 from deployments.models.disk_cache import KeptFile, state_of_files
 from deployments.models.model_files import ModelCard
-from deployments.settings import AcceleratorSettings, CpuSettings
+from deployments.settings import EngineSettings
 
 logger = logging.getLogger("ray.serve")
 
@@ -47,7 +47,7 @@ class RaceCache:
         self.file = self._kept.path
 
     @classmethod
-    def of(cls, race: str, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int) -> RaceCache:
+    def of(cls, race: str, card: ModelCard, settings: EngineSettings, threads: int) -> RaceCache:
         """`race`: what ran, and on which device."""
         return cls({"race": race, **_about(card, settings, threads)})
 
@@ -72,7 +72,7 @@ class RaceCache:
             logger.info("who won the race is not kept in %s (%s); the next start races again", self.file, error)
 
 
-def _about(card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int) -> dict[str, Any]:
+def _about(card: ModelCard, settings: EngineSettings, threads: int) -> dict[str, Any]:
     return {
         "cpu": cpu_model(),
         "threads": threads,

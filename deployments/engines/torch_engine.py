@@ -26,7 +26,7 @@ from deployments.engines.throughput import Speed, measured_throughput
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import quick_cpu_dtype
 from deployments.models.model_files import ModelCard
-from deployments.settings import AcceleratorSettings, CpuSettings
+from deployments.settings import EngineSettings
 
 if TYPE_CHECKING:
     from deployments.engines.model_forms import Forms, LargeForms
@@ -56,7 +56,7 @@ class TorchEngine:
     that agrees with float32.
     """
 
-    def __init__(self, card: ModelCard, settings: AcceleratorSettings | CpuSettings, device: str, threads: int) -> None:
+    def __init__(self, card: ModelCard, settings: EngineSettings, device: str, threads: int) -> None:
         self._torch = import_torch(device)
         self._card = card
         self._device = open_device(self._torch, device)
