@@ -39,11 +39,19 @@ class ConfigFile:
 
     @classmethod
     def read(cls, path: Path, application: Application) -> ConfigFile:
-        """Raises SettingsError where it cannot be edited: said before anything is measured."""
+        """Raises SettingsError where it cannot be edited, or describes another application than the one that runs: said
+        before anything is measured.
+        """
         found = cls(path, read_text(path), application.name)
         found.edited(application.placed(_EXAMPLE_OF_STEPS if application.generates else _EXAMPLE))
         if not os.access(path.resolve().parent, os.W_OK):
             raise SettingsError(str(path), "cannot be written: its folder is not ours to write in")
+        if router_application(found.text, found.application).get("args") != application.deployed.get("args"):
+            raise SettingsError(
+                "--config",
+                f"{path} describes another application than the one that runs (its args differ); give the file that "
+                "was deployed, or deploy this one first",
+            )
         return found
 
     def edited(self, changes: Mapping[str, Any]) -> str:
@@ -53,15 +61,6 @@ class ConfigFile:
         except SettingsError as error:
             key = str(self.path) if error.key == FILE else f"{self.path}: {error.key}"
             raise SettingsError(key, error.problem) from None
-
-    def check_describes(self, application: Application) -> None:
-        """Raises SettingsError where the file describes another application than the one that runs."""
-        if router_application(self.text, self.application).get("args") != application.deployed.get("args"):
-            raise SettingsError(
-                "--config",
-                f"{self.path} describes another application than the one that runs (its args differ); give the file "
-                "that was deployed, or deploy this one first",
-            )
 
 
 def unified_diff(before: str, after: str, name: str) -> str:

@@ -40,7 +40,7 @@ class Application(Formula):
     ],
 )
 def test_bad_input_gets_one_sentence(monkeypatch, capsys, tmp_path, words, problem):
-    monkeypatch.setattr("calibration.command._find", lambda *_: Application())
+    monkeypatch.setattr("calibration.session._find", lambda *_: Application())
     refused(capsys, ["--out", str(tmp_path), *words], problem)
     assert list(tmp_path.iterdir()) == []
 

@@ -26,7 +26,9 @@ def status_of(*words):
         return ended.code
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["serve", "--help"], ["schema", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["serve", "--help"], ["schema", "--help"], ["calibrate", "--help"]]
+)
 def test_help_imports_nothing_heavy(words):
     code = f"import sys; from serve_app.cli.main import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n\
 sys.exit(str(found) if (found := {HEAVY} & sys.modules.keys()) else 0)"

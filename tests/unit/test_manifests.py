@@ -13,7 +13,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
-from calibration.options import check, parser
+from calibration.command import check, parser
 from deployments.serve_adapter.local_ray import HAPROXY_RULES
 from k8s import serve_config
 from serve_app.config.service_config import args_of, check_config, router_config

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from calibration.command import check_options, parser
 from calibration.generation import generation_run, request_capacity, step_plots, step_report
 from calibration.generation.generation_result import GenerationOptions
 from calibration.generation.generation_run import GenerationCalibration
@@ -21,7 +22,6 @@ from calibration.generation.step_report_model import GenerationReport
 from calibration.generation.step_series import MeasuredStep, StepFit, StepRoom, all_series, measure
 from calibration.generation.token_stream import ClientStream
 from calibration.load import Address
-from calibration.options import check_options, parser
 from calibration.progress import Progress
 from calibration.report.report_model import CalibrationReport, WrittenReport
 from calibration.service.application import CalibrationFailed
@@ -441,7 +441,7 @@ def command(monkeypatch, wired, tmp_path):
     def run(*words, seen=()):
         wired(*seen)
         words = ["calibrate", "--config", str(config), "--out", str(tmp_path / "report"), *words]
-        monkeypatch.setattr("calibration.command._find", lambda *_: application)
+        monkeypatch.setattr("calibration.session._find", lambda *_: application)
         return main(words)
 
     run.application, run.config = application, config
