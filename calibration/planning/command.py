@@ -20,12 +20,10 @@ _Number = TypeVar("_Number", int, float)
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the plan. Raises SettingsError, which names the option and says what is wrong with it."""
     return run(parser().parse_args(words), Console(highlight=False))
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options, each with what it changes."""
     made = argparse.ArgumentParser(
         prog="windve plan",
         description=(

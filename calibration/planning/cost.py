@@ -32,7 +32,7 @@ class PoolCapacity:
         """Queries in flight on all replicas, C of Eq. 6."""
         return self.depth * self.replicas
 
-    def capacity_at(self, slo_s: float, shape: Shape = "burst") -> int:
+    def capacity_at(self, slo_s: float, shape: Shape) -> int:
         """Queries in flight on all replicas that meet `slo_s` by the curve, whatever the calibrated depth."""
         return self.curve.depth(slo_s, shape) * self.replicas
 
@@ -211,29 +211,14 @@ class Cores:
     rows: Sequence[CoresRow]
 
 
-def extrapolate(
-    cpu: PoolCapacity, accelerator_capacity: int | None, *, slo_s: float, shape: Shape, cores: int | None
-) -> Cores:
-    """`cores_effect`, `least_factor` and `least_cores` of one CPU pool."""
-    factor = least_factor(cpu.curve, slo_s, shape)
-    fewest = None if cores is None or factor is None else least_cores(cores, factor)
-    return Cores(factor, fewest, cores_effect(cpu, accelerator_capacity, slo_s=slo_s, shape=shape, cores=cores))
-
-
-def slowdown(factor: float, parallel_share: float = PARALLEL_SHARE) -> float:
-    """Amdahl's law: time on `factor` times the cores over the time now. `parallel_share`, in (0, 1], goes by cores."""
-    return (1.0 - parallel_share) + parallel_share / factor
+def slowdown(factor: float) -> float:
+    """Amdahl's law: time on `factor` times the cores over the time now."""
+    return (1.0 - PARALLEL_SHARE) + PARALLEL_SHARE / factor
 
 
 def cores_effect(
-    cpu: PoolCapacity,
-    accelerator_capacity: int | None,
-    *,
-    slo_s: float,
-    shape: Shape,
-    cores: int | None,
-    factors: Sequence[float] = CORE_FACTORS,
-) -> list[CoresRow]:
+    cpu: PoolCapacity, accelerator_capacity: int | None, *, slo_s: float, shape: Shape, cores: int | None
+) -> Cores:
     """Figure 6 by a model: alpha and beta of the CPU both follow `slowdown`. Nothing here was measured.
 
     It assumes PARALLEL_SHARE of both, although beta is mostly loading the model (Eq. 13), which memory bandwidth
@@ -242,27 +227,24 @@ def cores_effect(
     moved to whole cores. `accelerator_capacity` is what the gain is measured against.
     """
     rows: dict[float, CoresRow] = {}
-    for asked in factors:
+    for asked in CORE_FACTORS:
         count = None if cores is None else max(1, round(cores * asked))
         factor = asked if cores is None or count is None else count / cores
         curve = cpu.curve.times(slowdown(factor))
         depth = curve.depth(slo_s, shape) * cpu.replicas
         gained = None if accelerator_capacity is None else gain(accelerator_capacity, depth)
         rows[factor] = CoresRow(factor, count, curve, depth, gained)
-    return list(rows.values())
+    least = least_factor(cpu.curve, slo_s, shape)
+    fewest = None if cores is None or least is None else max(1, ceil(cores * least))
+    return Cores(least, fewest, list(rows.values()))
 
 
-def least_factor(curve: Curve, slo_s: float, shape: Shape, parallel_share: float = PARALLEL_SHARE) -> float | None:
+def least_factor(curve: Curve, slo_s: float, shape: Shape) -> float | None:
     """Fewest cores, as a factor of those measured, with which the CPU answers one query within `slo_s` (Eq. 11).
 
     Solves `slowdown(factor) * latency(1) = slo_s`; None where the serial part alone takes longer. By this model the
     paper's 48 Xeon cores may shrink to 19 at 1 s and to 10 at 2 s; Figure 6 found no gain below 44 and 36. Below what
     was measured, take it as the best case.
     """
-    room = slo_s / curve.latency_s(1, shape) - (1.0 - parallel_share)
-    return parallel_share / room if room > 0 else None
-
-
-def least_cores(cores: int, factor: float) -> int:
-    """`factor` in whole cores, one at least."""
-    return max(1, ceil(cores * factor))
+    room = slo_s / curve.latency_s(1, shape) - (1.0 - PARALLEL_SHARE)
+    return PARALLEL_SHARE / room if room > 0 else None

@@ -22,7 +22,7 @@ from calibration.planning.cost import (
     PoolCapacity,
     Sizing,
     SloRow,
-    extrapolate,
+    cores_effect,
     gain_bound,
     queries_per_window,
     size,
@@ -80,7 +80,7 @@ def make_plan(instance: Instance, demand: TrafficDemand) -> CapacityPlan:
         windows=(queries_per_window(slo_s, 1.0 / rate), queries_per_window(slo_s, 1.0 / (rate + added_rate))),
         bound=gain_bound(accelerator, cpu) if accelerator and cpu else None,
         slos=slo_effect(accelerator, cpu, slos_s, shape) if base.curve.rises else [],
-        cores=extrapolate(cpu, capacity, slo_s=slo_s, shape=shape, cores=instance.cpu_cores) if cpu else None,
+        cores=cores_effect(cpu, capacity, slo_s=slo_s, shape=shape, cores=instance.cpu_cores) if cpu else None,
     )
 
 
