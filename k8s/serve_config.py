@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from serve_app.config.service_config import GENERATION, router_config
+from serve_app.config.models import GENERATION
+from serve_app.config.service_config import router_config
 
 K8S = Path(__file__).parent
 API_KEYS = "file:/run/secrets/windve/keys"  # where pods/*.yaml mount the Secret windve-api-keys

@@ -17,12 +17,12 @@ from urllib.parse import quote, urlsplit
 import orjson
 
 from calibration.load import Address
-from calibration.service.serve_config import DEPLOYMENT, EMBEDDINGS, GENERATION, IMPORT_PATHS
+from calibration.service.serve_config import DEPLOYMENT
 from deployments.admission.trial import hash_secret
 from deployments.errors import SettingsError, WindveError
 from deployments.serve_adapter.local_ray import serve_client
 from serve_app.api_keys import read_keys
-from serve_app.config.models import Args
+from serve_app.config.models import EMBEDDINGS, GENERATION, IMPORT_PATHS, Args
 from serve_app.local import service_file
 
 _DEFAULT_DASHBOARD = "http://127.0.0.1:8265"

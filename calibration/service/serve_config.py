@@ -13,9 +13,8 @@ from typing import Any
 
 from calibration.service.yaml_text import FILE, load, rewrite
 from deployments.errors import SettingsError
+from serve_app.config.models import IMPORT_PATHS
 
-EMBEDDINGS, GENERATION = "serve_app.app:build", "serve_app.generation.generation_app:build"
-IMPORT_PATHS = (EMBEDDINGS, GENERATION)  # serve_app.config.service_config says the same, but imports ray
 DEPLOYMENT = "Router"
 WHOLE = re.compile(r"\]\.user_config(\.models\..+)?\.calibration$")  # ours as a whole: no old key stays in it
 

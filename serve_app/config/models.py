@@ -34,6 +34,8 @@ from serve_app.config.unknown_model import LATEST, listed, unknown_model
 T = TypeVar("T")
 U = TypeVar("U")
 
+EMBEDDINGS, GENERATION = "serve_app.app:build", "serve_app.generation.generation_app:build"
+IMPORT_PATHS = (EMBEDDINGS, GENERATION)
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
 # What `user_config` may say of all models.
 SHARED_CONFIG = ("slo_s", "admission", "request_timeout_s", "bulk", "access_log")

@@ -23,8 +23,7 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.embedding.config import RouterConfig
 from deployments.generation.settings import GenerationConfig, GenerationSettings
 from deployments.settings import Settings, Strict
-from serve_app.config.models import SHARED_CONFIG, SeveralSettings
-from serve_app.config.service_config import GENERATION, IMPORT_PATH
+from serve_app.config.models import EMBEDDINGS, GENERATION, SHARED_CONFIG, SeveralSettings
 
 PATH = Path(__file__).with_name("schema.json")
 _OURS: tuple[type[BaseModel], ...] = (Settings, SeveralSettings, RouterConfig, GenerationSettings, GenerationConfig)
@@ -52,7 +51,7 @@ def schema() -> dict[str, Any]:
         kind["additionalProperties"] = False  # Ray would ignore them; windve refuses them
     kinds["SeveralRouterConfig"] = _config_of_several(kinds["RouterConfig"])
     kinds["ServeApplicationSchema"]["allOf"] = [
-        _application(IMPORT_PATH, ["Settings", "SeveralSettings"], ["RouterConfig", "SeveralRouterConfig"]),
+        _application(EMBEDDINGS, ["Settings", "SeveralSettings"], ["RouterConfig", "SeveralRouterConfig"]),
         _application(GENERATION, ["GenerationSettings"], ["GenerationConfig"]),
     ]
     about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Serve config of windve"}

@@ -19,12 +19,9 @@ from ray.serve.schema import (
 )
 
 from deployments.errors import SettingsError
-from serve_app.config.models import ApplicationArgs, Args
+from serve_app.config.models import EMBEDDINGS, IMPORT_PATHS, ApplicationArgs, Args
 from serve_app.config.overrides import NONE, Overrides
 
-IMPORT_PATH = "serve_app.app:build"
-GENERATION = "serve_app.generation.generation_app:build"
-_OURS = IMPORT_PATH, GENERATION
 _SECTIONS: dict[str, type[BaseModel]] = {
     "http_options": HTTPOptionsSchema,
     "grpc_options": gRPCOptionsSchema,
@@ -60,7 +57,7 @@ def check_config(config: dict[str, Any]) -> None:
         raise SettingsError(".".join(map(str, first["loc"])), str(first["msg"])) from None
     applications = args_of(config)
     if not applications:
-        raise SettingsError("applications", f"none has import_path: {IMPORT_PATH} or {GENERATION}")
+        raise SettingsError("applications", f"none has import_path: {' or '.join(IMPORT_PATHS)}")
     for args, application in zip(applications.values(), ours(config), strict=True):
         args.router_configs(router_config(application))
 
@@ -71,7 +68,7 @@ def args_of(config: dict[str, Any]) -> dict[str, ApplicationArgs]:
 
 
 def _args(application: dict[str, Any]) -> ApplicationArgs:
-    if application["import_path"] == IMPORT_PATH:
+    if application["import_path"] == EMBEDDINGS:
         return Args(application.get("args"))
     from serve_app.config.generation import GenerationArgs
 
@@ -80,7 +77,7 @@ def _args(application: dict[str, Any]) -> ApplicationArgs:
 
 def ours(config: dict[str, Any]) -> list[dict[str, Any]]:
     """The windve applications of a Serve config."""
-    return [found for found in config.get("applications") or [] if found.get("import_path") in _OURS]
+    return [found for found in config.get("applications") or [] if found.get("import_path") in IMPORT_PATHS]
 
 
 def router_config(application: dict[str, Any]) -> dict[str, Any] | None:

@@ -9,8 +9,9 @@ import yaml
 
 import serve_app
 from calibration.service.config_file import read_text
-from calibration.service.serve_config import IMPORT_PATHS, edit, router_application
+from calibration.service.serve_config import edit, router_application
 from deployments.errors import SettingsError
+from serve_app.config.models import IMPORT_PATHS
 
 SHIPPED = Path(serve_app.__file__).parent
 FOUND = {
