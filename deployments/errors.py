@@ -27,6 +27,11 @@ These are the statuses of OpenAI's and Cohere's routes. On all others TEI's numb
 from __future__ import annotations
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, on one line; its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class WindveError(Exception):
     """Root of all errors that windve raises on purpose. Its text is one plain sentence for the person who reads it."""
 

@@ -19,7 +19,7 @@ import orjson
 from calibration.load import Address
 from calibration.service.serve_config import DEPLOYMENT
 from deployments.admission.trial import hash_secret
-from deployments.errors import SettingsError, WindveError
+from deployments.errors import SettingsError, WindveError, first_line
 from deployments.serve_adapter.local_ray import serve_client
 from serve_app.api_keys import read_keys
 from serve_app.config.models import EMBEDDINGS, GENERATION, IMPORT_PATHS, Args
@@ -254,7 +254,7 @@ def deploy_config(dashboard: str, config: Mapping[str, Any]) -> None:
     try:
         serve_client(dashboard).deploy_applications(dict(config))
     except (RayError, RuntimeError, OSError) as error:
-        raise CalibrationFailed(f"Ray Serve at {dashboard} refused the config: {_first_line(error)}") from None
+        raise CalibrationFailed(f"Ray Serve at {dashboard} refused the config: {first_line(error)}") from None
 
 
 def serve_details(dashboard: str) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def serve_details(dashboard: str) -> dict[str, Any]:
         ) from None
     except (RuntimeError, OSError) as error:
         raise CalibrationFailed(
-            f"Ray's dashboard does not answer at {dashboard}: {_first_line(error)}; start the application, or say "
+            f"Ray's dashboard does not answer at {dashboard}: {first_line(error)}; start the application, or say "
             "where it runs with --dashboard"
         ) from None
     return found
@@ -341,7 +341,3 @@ def _chosen(model: str | None, args: Args) -> str | None:
     if model is None and len(args.models) > 1:
         raise SettingsError("--model", f"the application serves several, choose one: {names}")
     return model or next(iter(args.models))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -19,7 +19,7 @@ from deployments.engines.packed import heads
 from deployments.engines.packed.model import ModelOutput, PackedModel, Parts, Recorded, Shadow
 from deployments.engines.packed.tensors import MissingWeight, Place, Weights
 from deployments.engines.pooled_model import PaddedModel, PooledModel
-from deployments.errors import SettingsError
+from deployments.errors import SettingsError, first_line
 from deployments.models.model_files import ModelCard
 
 Build = Callable[[], PackedModel | PaddedModel]
@@ -142,5 +142,5 @@ def read_config(card: ModelCard) -> Any:
     try:
         return AutoConfig.from_pretrained(card.folder, trust_remote_code=card.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise SettingsError("args.model.id", f"{card.folder}/config.json cannot be read: {reason}") from error
+        problem = f"{card.folder}/config.json cannot be read: {first_line(error)}"
+        raise SettingsError("args.model.id", problem) from error

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deployments.errors import SettingsError
+from deployments.errors import SettingsError, first_line
 from deployments.settings import ModelSettings
 
 _ALWAYS = ("*.json", "*.txt", "*.model", "*.jinja", "*.metadata", "LICENSE*", "sparse_linear.*", "colbert_linear.*")
@@ -73,11 +73,8 @@ def _download(settings: ModelSettings) -> tuple[Path, str | None]:
     except RevisionNotFoundError:
         raise SettingsError("args.model.revision", f"{hub} has no revision {settings.revision} of '{name}'") from None
     except Exception as error:  # noqa: BLE001 - of the hub, its HTTP library, or the disk
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise SettingsError(
-            "args.model.id",
-            f"'{name}' is no folder here and could not be fetched from {hub} (HF_ENDPOINT names another): {reason}",
-        ) from None
+        problem = f"could not be fetched from {hub} (HF_ENDPOINT names another): {first_line(error)}"
+        raise SettingsError("args.model.id", f"'{name}' is no folder here and {problem}") from None
     return folder, folder.name  # the snapshot's folder is named after its commit
 
 

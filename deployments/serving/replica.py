@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Generic, TypeVar
 
+from deployments.errors import first_line
 from deployments.hardware.affinity import CpuPart, pin_thread, thread_environment
 from deployments.hardware.cores import choose_cores
 from deployments.hardware.device_detector import CPU
@@ -134,7 +135,7 @@ class Replica(ABC, Generic[S]):
     def _failed(self, error: BaseException) -> str:
         self._metrics.failed()
         logger.error("%s: a %s failed", self._pool, self.unit, exc_info=error)
-        return f"the {self._pool} engine failed: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+        return f"the {self._pool} engine failed: {first_line(error)}"
 
     async def check_health(self) -> None:
         """Called by Serve, which replaces the replica after three failures in a row. Raises where the device is lost,

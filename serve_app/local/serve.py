@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from deployments.errors import SettingsError
+from deployments.errors import SettingsError, first_line
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.hardware.device_detector import probe_machine
 from deployments.serve_adapter.local_ray import accept_messages, serve_client, start_local_ray
@@ -123,8 +123,7 @@ def _local_ray(console: Console, metrics_port: int) -> Iterator[str]:
         dashboard = start_local_ray(LOOPBACK, metrics_port, read_cpu_shape().usable)
     except Exception as error:
         ray.shutdown()
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise StartFailed(f"Ray did not start: {reason}; see {_logs()}") from error
+        raise StartFailed(f"Ray did not start: {first_line(error)}; see {_logs()}") from error
     try:
         yield dashboard
     finally:
