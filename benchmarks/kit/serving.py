@@ -119,17 +119,8 @@ class Service:
 
     def calibrate(self, out: Path, *words: str) -> dict[str, Any]:
         """Run `windve calibrate` and return its report. Raises RuntimeError with the reason if it is refused."""
-        command = [
-            sys.executable,
-            "-m",
-            "serve_app",
-            "calibrate",
-            "--dashboard",
-            self.dashboard,
-            "--out",
-            str(out),
-            *words,
-        ]
+        command = [sys.executable, "-m", "serve_app", "calibrate", "--dashboard", self.dashboard, *words]
+        command += ["--out", str(out)]
         done = subprocess.run(  # noqa: S603 - our own command
             command, cwd=ROOT, env={**os.environ, **self.environment}, capture_output=True, text=True, check=False
         )

@@ -48,17 +48,8 @@ class Job:
         self.before = f"# ours\n{service.file.read_text()}"
         self.config.write_text(self.before)
         self.said = folder / "said.txt"
-        self.command = [
-            sys.executable,
-            "-m",
-            "serve_app",
-            "calibrate",
-            *words,
-            "--config",
-            self.config,
-            "--out",
-            self.out,
-        ]
+        files = ["--config", self.config, "--out", self.out]
+        self.command = [sys.executable, "-m", "serve_app", "calibrate", *words, *files]
 
     def start(self):
         environment = {**os.environ, "COLUMNS": "200"}

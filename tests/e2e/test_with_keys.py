@@ -106,16 +106,8 @@ def test_keys_are_changed_in_the_file_without_a_restart(service, keys):
 )
 def test_calibration_shows_a_key(service, tmp_path, words, problem):
     token, dashboard = service.token_and_dashboard()
-    command = [
-        sys.executable,
-        "-m",
-        "serve_app",
-        "calibrate",
-        "--dashboard",
-        dashboard,
-        "--out",
-        str(tmp_path / "report"),
-    ]
+    command = [sys.executable, "-m", "serve_app", "calibrate", "--dashboard", dashboard]
+    command += ["--out", str(tmp_path / "report")]
     command += ["--slo", "20", "--most", "1", "--estimate-only", *words]  # no estimate that a busy machine spoils
     environment = {**os.environ, **token, "WRONG_KEY": "wrong"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
