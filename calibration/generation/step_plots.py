@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from calibration.generation.overlap import largest_ratio
 from calibration.generation.step_report_model import GenerationReport, OverlapReport, ProofReport
-from calibration.report.plots import DOTS_PER_INCH, GREY, INK, LABEL_BOX, SLO, plain_axes, png
+from calibration.report.plots import DOTS_PER_INCH, GREY, INK, LABEL_BOX, SLO, canvas, plain_axes, png
 from calibration.report.tables import POOLS
 
 _COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#666666", "#000000")
@@ -23,9 +23,7 @@ _TIGHT = 0.10  # of the measured: between these lines
 def steps(report: GenerationReport, name: str) -> bytes:
     """Seconds that each planned step was predicted to take, over those that it took; both axes logarithmic."""
     pool = report.pools[name]
-    figure = Figure(figsize=(8.0, 6.0), dpi=DOTS_PER_INCH, layout="constrained")
-    axes = figure.subplots()
-    plain_axes(axes)
+    figure, axes = canvas(height_in=6.0)
     names = list(dict.fromkeys(step.series for step in pool.steps))
     for place, series in enumerate(names):
         ours = [step for step in pool.steps if step.series == series]
@@ -39,11 +37,8 @@ def steps(report: GenerationReport, name: str) -> bytes:
     ends = np.array([0.8 * min(every), 1.25 * max(every)])
     axes.plot(ends, ends, color=INK, linewidth=1.2, label="as measured")
     axes.fill_between(ends, (1 - _TIGHT) * ends, (1 + _TIGHT) * ends, color=GREY, alpha=0.15, linewidth=0, label="10 %")
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_locator(NullLocator())
+    _logarithmic(axes)
+    axes.set(xlim=ends, ylim=ends)
     axes.set_xlabel("a step took (ms, median)")
     axes.set_ylabel("a step is predicted to take (ms)")
     axes.set_title(
@@ -58,9 +53,7 @@ def overlaps(found: Sequence[OverlapReport], name: str) -> bytes:
     """The bound of APEX's inequality (6), and where the device and its host lie, by the tokens of each answer. Both
     axes are logarithmic.
     """
-    figure = Figure(figsize=(8.0, 5.0), dpi=DOTS_PER_INCH, layout="constrained")
-    axes = figure.subplots()
-    plain_axes(axes)
+    figure, axes = canvas(height_in=5.0)
     places = [one.linear_to_attention for one in found]
     ratios = np.geomspace(min(0.5, *places) / 1.5, 1.5 * max(4.0, *places), 200)
     bound = [largest_ratio(float(ratio), 1.0) for ratio in ratios]
@@ -72,12 +65,8 @@ def overlaps(found: Sequence[OverlapReport], name: str) -> bytes:
             [one.linear_to_attention], [one.ratio], s=300 - 50 * place, marker=_MARKS[place],
             color=_COLOURS[0 if one.pays else 3], edgecolors="white", zorder=4, label=f"{one.context} tokens an answer",
         )  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=(ratios[0], ratios[-1]))
-    axes.set_ylim(low, 2 * max(*bound, *(one.ratio for one in found)))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_locator(NullLocator())
+    _logarithmic(axes)
+    axes.set(xlim=(ratios[0], ratios[-1]), ylim=(low, 2 * max(*bound, *(one.ratio for one in found))))
     axes.set_xlabel("linear layers over attention, both on the accelerator (time)")
     axes.set_ylabel("attention: accelerator over host (speed)")
     axes.set_title(f"{name}: does the host's attention pay?", loc="left", fontsize=12, fontweight="bold", color=INK)
@@ -97,6 +86,14 @@ def promises(report: GenerationReport) -> bytes | None:
     right.set_xlabel("a token each (s), mean of an answer")
     figure.suptitle("What the streams' client saw", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     return png(figure, legend=True)
+
+
+def _logarithmic(axes: Axes) -> None:
+    axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_locator(NullLocator())
 
 
 def _shares(

@@ -33,7 +33,7 @@ LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.
 def fit(report: CalibrationReport, name: str) -> bytes:
     """Figure 4 for one pool: latency in s over concurrency, the fitted line, the SLO, and the chosen depth."""
     pool, settings = report.pools[name], report.settings
-    figure, axes = _canvas(height_in=5.0)
+    figure, axes = canvas(height_in=5.0)
     edge = 1.1 * max([sample.concurrency for sample in pool.samples] + [pool.fine_tuned or 0, 3])
     top = max([1.18 * settings.slo_s] + [1.08 * sample.latency_s for sample in pool.samples])
     axes.set(xlim=(0, edge), ylim=(0, top))
@@ -71,7 +71,7 @@ def verification(report: CalibrationReport) -> bytes | None:
     return png(figure, legend=False)
 
 
-def _canvas(height_in: float) -> tuple[Figure, Axes]:
+def canvas(height_in: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(8.0, height_in), dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
     plain_axes(axes)

@@ -23,6 +23,7 @@ from calibration.generation.step_series import MeasuredStep, StepFit, StepRoom, 
 from calibration.generation.token_stream import ClientStream
 from calibration.load import Address
 from calibration.progress import Progress
+from calibration.report import plots
 from calibration.report.report_model import CalibrationReport, WrittenReport
 from calibration.service.application import CalibrationFailed
 from deployments.errors import SettingsError
@@ -242,7 +243,8 @@ def wired(monkeypatch):
         monkeypatch.setattr(
             generation_run, "capacity", lambda *given: 15.0 if refused(*given[:2], SOME, 0) == 0 else 0.0
         )
-        monkeypatch.setattr(step_plots, "DOTS_PER_INCH", 30)
+        for module in (plots, step_plots):
+            monkeypatch.setattr(module, "DOTS_PER_INCH", 30)
         monkeypatch.setattr(generation_run, "StepTrials", Trials)
         monkeypatch.setattr(generation_run, "send_all", send_all)
 
