@@ -78,7 +78,6 @@ class CalibrationResult(RunResult):
 
     @property
     def depths(self) -> dict[str, int]:
-        """The proven depths."""
         return self.verification.depths if self.verification else {}
 
     @property

@@ -60,7 +60,6 @@ def _quantile(q: float, histogram: str, by: str = "") -> str:
 
 
 def _quantiles(histogram: str) -> tuple[Query, Query]:
-    """Of a histogram of generation."""
     return (
         Query(_quantile(0.5, histogram), "p50", needs="text"),
         Query(_quantile(0.99, histogram), "p99", needs="text"),

@@ -38,7 +38,6 @@ def show(console: Console, report: GenerationReport) -> None:
 
 
 def verdict(report: GenerationReport) -> str:
-    """The result in one sentence."""
     promise = report.settings
     if report.is_refused:
         return f"refused: {text(report.reason)}"

@@ -65,7 +65,6 @@ class Instance:
 
     @property
     def base_name(self) -> str:
-        """The name of `base`, as it is written."""
         return POOLS[ACCELERATOR if self.accelerator else CPU]
 
     @property

@@ -152,7 +152,6 @@ def show(plan: CapacityPlan, console: Console) -> None:
 
 
 def conclusion(plan: CapacityPlan) -> str:
-    """The plan in one sentence."""
     instance, demand = plan.instance, plan.demand
     peak = f"a peak of {demand.peak:,} {'query' if demand.peak == 1 else 'queries'} at once"
     average = f"an average of {demand.average:,.10g} queries/s"

@@ -49,7 +49,6 @@ def show(console: Console, report: CalibrationReport) -> None:
 
 
 def verdict(report: CalibrationReport) -> str:
-    """The result in one sentence."""
     if report.is_refused:
         return f"refused: {text(report.reason)}"
     slo, pools = f"at an SLO of {report.settings.slo_s:g} s", _pools(report)

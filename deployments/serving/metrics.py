@@ -227,7 +227,6 @@ class ReplicaMetrics:
             counted.add(step, self._pool["pool"])
 
     def failed(self) -> None:
-        """A run failed."""
         self._tallies[-1].add(1, self._pool["pool"])
 
     def publish(self, state: RefusalCounts) -> None:

@@ -175,7 +175,6 @@ class Server:
             self._server.close()
 
     def add_unauthenticated(self, stranger: RouterConnection) -> None:
-        """One has connected."""
         self._unauthenticated[stranger] = None
         if len(self._unauthenticated) > _MOST_UNAUTHENTICATED:
             oldest = next(iter(self._unauthenticated))

@@ -47,7 +47,6 @@ def bind_application(args: ApplicationArgs, ingress: type, replica: type) -> App
 
 
 def _router(ingress: type, nodes: Nodes) -> Deployment:
-    """The Routers' deployment, of the class `ingress`."""
     deployment: Deployment = serve.deployment(
         name="Router",
         user_config={},  # what is missing is then said by name, not met by the first query

@@ -57,13 +57,11 @@ class Dense:
         return _activate(functional.linear(x, self._weight, self._bias), self._activation)
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The product and `residual`."""
         if self._fused:
             return self._with(x, residual, "add")
         return functional.linear(x, self._weight, self._bias) + residual
 
     def floats(self, x: torch.Tensor) -> torch.Tensor:
-        """The product in float32."""
         return self(x).float()
 
     def times(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
