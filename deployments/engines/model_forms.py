@@ -19,8 +19,9 @@ from deployments.engines.packed import heads
 from deployments.engines.packed.model import ModelOutput, PackedModel, Parts, Recorded, Shadow
 from deployments.engines.packed.tensors import MissingWeight, Place, Weights
 from deployments.engines.pooled_model import PaddedModel, PooledModel
-from deployments.errors import SettingsError, first_line
+from deployments.errors import first_line
 from deployments.models.model_files import ModelCard
+from deployments.models.model_folder import bad_model
 
 Build = Callable[[], PackedModel | PaddedModel]
 
@@ -90,9 +91,8 @@ class LargeForms:
         try:
             return self._recipe.build(self._recipe.weights(place), shadow)
         except MissingWeight as error:
-            raise SettingsError(
-                "args.model.id",
-                f"a {self._card.model_type} model's weight {error.args[0]} is missing in {self._card.folder}",
+            raise bad_model(
+                f"a {self._card.model_type} model's weight {error.args[0]} is missing in {self._card.folder}"
             ) from None
 
 
@@ -143,4 +143,4 @@ def read_config(card: ModelCard) -> Any:
         return AutoConfig.from_pretrained(card.folder, trust_remote_code=card.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         problem = f"{card.folder}/config.json cannot be read: {first_line(error)}"
-        raise SettingsError("args.model.id", problem) from error
+        raise bad_model(problem) from error

@@ -26,9 +26,10 @@ from transformers.utils import logging as transformers_logging
 import deployments.engines.jina_bert  # noqa: F401 - registers its classes
 from deployments.engines import TokenBatch, Vectors
 from deployments.engines.micro_batches import Lengths
-from deployments.errors import SettingsError, WindveError
+from deployments.errors import WindveError
 from deployments.models.colbert import UNSEEN
 from deployments.models.model_files import ModelCard
+from deployments.models.model_folder import bad_model
 from deployments.models.model_kind import SCORING
 from deployments.models.text_pairs import TYPE
 
@@ -70,24 +71,19 @@ class PooledModel(torch.nn.Module):
             if card.pooling == "none" or "pooler." not in key  # unused, where no score comes from it
         )
         if absent:  # transformers fills them with random numbers
-            raise SettingsError(
-                "args.model.id",
+            raise bad_model(
                 f"{len(absent)} weights of a {card.model_type} model are missing in {card.folder}, or of another size "
-                f"({absent[0]}); if it comes with code of its own, set args.model.trust_remote_code",
+                f"({absent[0]}); if it comes with code of its own, set args.model.trust_remote_code"
             )
         strange = sorted(key for key in report["unexpected_keys"] if card.config and ".layer" in str(key))
         if strange:
-            raise SettingsError(
-                "args.model.id", f"{card.folder} has weights that no {card.model_type} model has ({strange[0]})"
-            )
+            raise bad_model(f"{card.folder} has weights that no {card.model_type} model has ({strange[0]})")
         self.model = model.eval()
         self.transformer = model.base_model if card.has_head else model
         self._options = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
         self._padding: Any = getattr(model.config, "pad_token_id", None)
         if card.pooling == "none" and self._padding is None:
-            raise SettingsError(
-                "args.model.id", f"{card.folder}/config.json gives no pad_token_id, which scoring needs"
-            )
+            raise bad_model(f"{card.folder}/config.json gives no pad_token_id, which scoring needs")
 
     def hidden(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """The vector of each token, [queries, tokens, dimension]."""
@@ -137,9 +133,7 @@ def one_sentence(what: str, card: ModelCard) -> Iterator[None]:
         reason = next(iter(str(error).strip().splitlines()), "")
         if not isinstance(error, OSError | ValueError | RuntimeError):
             reason = f"{type(error).__name__}: {reason}"
-        raise SettingsError(
-            "args.model.id", f"{card.folder}, a {card.model_type} model, cannot be {what} here: {reason}"
-        ) from error
+        raise bad_model(f"{card.folder}, a {card.model_type} model, cannot be {what} here: {reason}") from error
 
 
 def _class_of(card: ModelCard) -> Any:

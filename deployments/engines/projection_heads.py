@@ -12,6 +12,7 @@ from torch.nn import functional
 from deployments.engines.micro_batches import Lengths
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
+from deployments.models.model_folder import bad_model
 from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.projections import Projection, opened
 from deployments.models.tokenizer_files import read_tokenizer
@@ -134,9 +135,7 @@ def _read(projection: Projection) -> dict[str, torch.Tensor]:
         tensors = {name: file.get_tensor(name) for name in sizes}
     for name, size in sizes.items():
         if list(tensors[name].shape) != size:
-            raise SettingsError(
-                "args.model.id", f"{projection.file} has {list(tensors[name].shape)} numbers in {name}, not {size}"
-            )
+            raise bad_model(f"{projection.file} has {list(tensors[name].shape)} numbers in {name}, not {size}")
     return tensors
 
 
@@ -144,7 +143,7 @@ def _difference(projection: Projection, words: tuple[str, str]) -> torch.Tensor:
     """[1, inputs]: a matrix's row of one token less that of another."""
     tokenizer = read_tokenizer(projection.file.parent)
     if tokenizer is None:
-        raise SettingsError("args.model.id", f"{projection.file.parent} holds no tokenizer.json, which says its words")
+        raise bad_model(f"{projection.file.parent} holds no tokenizer.json, which says its words")
     rows = []
     with opened(projection.file, "pt") as file:
         matrix = file.get_slice(projection.weight)

@@ -26,6 +26,7 @@ from deployments.engines.throughput import Speed, measured_throughput
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import quick_cpu_dtype
 from deployments.models.model_files import ModelCard
+from deployments.models.model_folder import bad_model
 from deployments.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class TorchEngine:
             # a NaN disagrees too
             reason = f"{dtype} differs too much from float32 here ({like.describe(tried[-1].agreed)})"
             forms = Forms(self._card)  # the exact weights again: those that were cast have lost their low bits
-        raise SettingsError("args.model.id", f"{self._card.name} does not agree with itself: {reason}")
+        raise bad_model(f"{self._card.name} does not agree with itself: {reason}")
 
     def _as_before(self) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed] | None:
         """What won at an earlier start, as `_choose` returns it. None where it does not agree with float32 any more."""

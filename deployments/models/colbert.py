@@ -14,8 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from deployments.errors import SettingsError
-from deployments.models.model_folder import read_json
+from deployments.models.model_folder import bad_model, read_json
 from deployments.models.modules import module_config
 
 Role = Literal["query", "document"]
@@ -115,7 +114,7 @@ def _sentence(folder: Path, about: Mapping[str, Any]) -> Late:
         if is_unknown
     ]
     if unknown:
-        raise SettingsError("args.model.id", f"the model's {unknown[0]} is not supported")
+        raise bad_model(f"the model's {unknown[0]} is not supported")
     length = filled.get("length", 0)
     return Late(
         Reading(
@@ -137,9 +136,7 @@ class ColbertTokens:
 
         def known(token: str) -> int:
             if (number := token_id(token)) is None:
-                raise SettingsError(
-                    "args.model.id", f"the tokenizer has no token {token!r}, which the model's files name"
-                )
+                raise bad_model(f"the tokenizer has no token {token!r}, which the model's files name")
             return number
 
         mask = read_json(folder / "tokenizer_config.json").get("mask_token") or "[MASK]"

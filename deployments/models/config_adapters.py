@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.errors import SettingsError
+from deployments.models.model_folder import bad_model
 
 Config = Mapping[str, Any]
 
@@ -54,7 +55,7 @@ class _Family:
         for key, (published, default) in self.takes.items():
             found[key] = config.get(published, default)
             if found[key] is _NEEDED:
-                raise SettingsError("args.model.id", f"config.json gives no {published}")
+                raise bad_model(f"config.json gives no {published}")
         return found | {"model_type": self.model_type}
 
 
@@ -179,9 +180,7 @@ def class_config(config: Config, *, own_code: bool) -> dict[str, Any] | None:
 def _class_config(config: Config) -> dict[str, Any] | None:
     if method := config.get("quantization_config"):
         how = method.get("quant_method", "some way") if isinstance(method, Mapping) else method
-        raise SettingsError(
-            "args.model.id", f"the weights are quantized ({how}), which is not supported: serve the model's own weights"
-        )
+        raise bad_model(f"the weights are quantized ({how}), which is not supported: serve the model's own weights")
     kind = config.get("model_type")
     if kind == "nomic_bert" and "n_embd" in config:
         return _nomic(config)
@@ -198,9 +197,7 @@ def _class_config(config: Config) -> dict[str, Any] | None:
     code = [name for key, name in (config.get("auto_map") or {}).items() if key.startswith("AutoModel")]
     same = kind in _PORTED or (kind == "qwen2" and "is_causal" in config)  # gte-Qwen2: transformers obeys this key
     if code and not same:  # transformers' class of that name, if there is one, may compute something else
-        raise SettingsError(
-            "args.model.id", f"config.json names code of its own ({code[0]}), and no class here is known to do the same"
-        )
+        raise bad_model(f"config.json names code of its own ({code[0]}), and no class here is known to do the same")
     return None
 
 
@@ -254,4 +251,4 @@ def _up(value: int, multiple: int) -> int:
 
 
 def _refused(key: str, value: Any, family: str) -> SettingsError:
-    return SettingsError("args.model.id", f"config.json says {key}: {value!r}, which no {family} model here computes")
+    return bad_model(f"config.json says {key}: {value!r}, which no {family} model here computes")

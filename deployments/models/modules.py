@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.errors import SettingsError
-from deployments.models.model_folder import read_json
+from deployments.models.model_folder import bad_model, read_json
 
 _KNOWN = {
     "Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "Normalize", "MultiVectorMask", "LogitScore",
@@ -24,10 +24,10 @@ def check_modules(folder: Path) -> None:
     modules = modules_of(folder)
     unknown = [module for module in modules if module_name(module) not in _KNOWN]
     if unknown:
-        raise SettingsError("args.model.id", f"the model needs the module {unknown[0]['type']}, which is not supported")
+        raise bad_model(f"the model needs the module {unknown[0]['type']}, which is not supported")
     order = [module_name(module) for module in modules if module_name(module) in _ORDER]
     if order != sorted(order, key=_ORDER.index):
-        raise SettingsError("args.model.id", f"the model's modules {', '.join(order)} are not supported in this order")
+        raise bad_model(f"the model's modules {', '.join(order)} are not supported in this order")
     _check_features(folder, modules)
 
 
@@ -38,13 +38,11 @@ def _check_features(folder: Path, modules: list[dict[str, str]]) -> None:
         config = read_json(folder / module["path"] / "config.json") if module_name(module) in _ORDER[1:] else {}
         for key in ("module_input_name", "module_output_name"):
             if config.get(key, usual) not in {usual, None}:
-                raise SettingsError(
-                    "args.model.id", f"{module['path']} has {key} {config[key]!r}, and {usual} alone is served"
-                )
+                raise bad_model(f"{module['path']} has {key} {config[key]!r}, and {usual} alone is served")
     text = (read_json(folder / "sentence_bert_config.json").get("modality_config") or {}).get("text") or {}
     method, taken = text.get("method") or "forward", text.get("method_output_name") or "last_hidden_state"
     if method != "forward" or taken not in ("last_hidden_state", "logits"):
-        raise SettingsError("args.model.id", f"the model's vectors are {taken} of {method}, which is not supported")
+        raise bad_model(f"the model's vectors are {taken} of {method}, which is not supported")
 
 
 def modules_of(folder: Path) -> list[dict[str, str]]:
@@ -52,10 +50,10 @@ def modules_of(folder: Path) -> list[dict[str, str]]:
     modules: list[dict[str, str]] = read_json(folder / "modules.json").get("list", [])
     for module in modules:
         if not (isinstance(module, dict) and all(isinstance(module.get(key), str) for key in ("type", "path"))):
-            raise SettingsError("args.model.id", "modules.json lists a module without a type and a path")
+            raise bad_model("modules.json lists a module without a type and a path")
         path = Path(module["path"])
         if path.is_absolute() or ".." in path.parts:
-            raise SettingsError("args.model.id", f"modules.json names {path}, which is not a folder of the model")
+            raise bad_model(f"modules.json names {path}, which is not a folder of the model")
     return modules
 
 
@@ -98,9 +96,7 @@ def splade_pooling(folder: Path) -> str:
     config = module_config(folder, "SpladePooling") or {}
     how = (config.get("pooling_strategy", "max"), config.get("activation_function", "relu"))
     if how != ("max", "relu"):
-        raise SettingsError(
-            "args.model.id", f"the model pools by {how[0]} of {how[1]}; of these, max of relu is served"
-        )
+        raise bad_model(f"the model pools by {how[0]} of {how[1]}; of these, max of relu is served")
     return "splade"
 
 

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from deployments.errors import SettingsError
 from deployments.models.disk_cache import cache_folder
-from deployments.models.model_folder import find_folder, read_json
+from deployments.models.model_folder import bad_model, find_folder, read_json
 from deployments.models.modules import modules_of
 from deployments.models.unpickle import NotWeights, Written, unpickle
 from deployments.settings import ModelSettings
@@ -75,10 +74,9 @@ def safe_folder(folder: Path) -> Path:
                 )  # fmt: skip
                 make_folder(folder, kept, pickles, take=_link)
     except OSError as error:
-        raise SettingsError(
-            "args.model.id",
+        raise bad_model(
             f"{folder} holds pickled weights, and the safetensors made of them cannot be kept: {error}; "
-            "make them elsewhere by: windve convert",
+            "make them elsewhere by: windve convert"
         ) from None
     return kept
 
@@ -108,7 +106,7 @@ def make_folder(
             for written in unpickle([(folder / source, made / name) for source, name in pickles.items()]):
                 tell(written)
         except NotWeights as error:
-            raise SettingsError("args.model.id", str(error)) from None
+            raise bad_model(str(error)) from None
         if _parts(folder) and _SAFE_INDEX not in _others(folder):
             _write_index(folder, made)
         made.rename(target)
@@ -119,7 +117,7 @@ def _parts(folder: Path) -> list[str]:
     parts: list[str] = sorted(set(read_json(folder / _INDEX).get("weight_map", {}).values()))
     for part in parts:
         if Path(part).name != part or not part.endswith(".bin"):
-            raise SettingsError("args.model.id", f"{folder}'s index names {part}; only .bin beside it is read")
+            raise bad_model(f"{folder}'s index names {part}; only .bin beside it is read")
     return parts
 
 

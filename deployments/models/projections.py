@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from deployments.errors import SettingsError
 from deployments.models.colbert import is_stanford
-from deployments.models.model_folder import read_json
+from deployments.models.model_folder import bad_model, read_json
 from deployments.models.modules import module_name, modules_of
 from deployments.models.outputs import Output
 from deployments.settings import Kind
@@ -101,7 +100,7 @@ def opened(file: Path, framework: Literal["np", "pt"] = "np") -> Iterator[Any]:
         with safe_open(file, framework) as tensors:
             yield tensors
     except (OSError, SafetensorError) as error:
-        raise SettingsError("args.model.id", f"{file} cannot be read: {error}") from None
+        raise bad_model(f"{file} cannot be read: {error}") from None
 
 
 def score_of(folder: Path, config: Mapping[str, Any], hidden: int, words: tuple[str, str]) -> Projection:
@@ -114,7 +113,7 @@ def score_of(folder: Path, config: Mapping[str, Any], hidden: int, words: tuple[
         file = folder / (parts.get(name, "") if parts else "model.safetensors")
         if file.is_file() and name in _tensors(file):
             return Projection(file, hidden, 1, name, words=words)
-    raise SettingsError("args.model.id", f"{folder} holds no {' or '.join(names)}, which scores come from")
+    raise bad_model(f"{folder} holds no {' or '.join(names)}, which scores come from")
 
 
 def _dense_modules(folder: Path, hidden: int) -> tuple[Projection, ...]:
@@ -130,13 +129,13 @@ def _dense(folder: Path, inputs: int) -> Projection:
     path = config.get("activation_function", "torch.nn.Tanh")  # sentence-transformers' default
     if path not in _ACTIVATIONS:
         known = ", ".join(name.removeprefix("torch.nn.") for name in _ACTIVATIONS if name.count(".") == 2)
-        raise SettingsError("args.model.id", f"{folder} has the activation {path}; of these, {known} are served")
+        raise bad_model(f"{folder} has the activation {path}; of these, {known} are served")
     if config.get("in_features") != inputs or not isinstance(config.get("out_features"), int):
         sizes = f"{config.get('in_features')} numbers into {config.get('out_features')}"
-        raise SettingsError("args.model.id", f"{folder}/config.json makes {sizes}, and {inputs} come in")
+        raise bad_model(f"{folder}/config.json makes {sizes}, and {inputs} come in")
     file = folder / "model.safetensors"
     if not file.is_file():
-        raise SettingsError("args.model.id", f"{folder} holds no model.safetensors")
+        raise bad_model(f"{folder} holds no model.safetensors")
     residual = None
     if config.get("use_residual", False):
         residual = "" if config["out_features"] == inputs else "residual.weight"

@@ -18,7 +18,7 @@ from deployments.models.colbert import ColbertTokens, Role
 from deployments.models.excerpts import Excerpt, Excerpts
 from deployments.models.llm_reranker import RerankPrompts
 from deployments.models.model_files import ModelCard
-from deployments.models.model_folder import read_json
+from deployments.models.model_folder import bad_model, read_json
 from deployments.models.model_kind import SCORING
 from deployments.models.text_pairs import NO_BOUNDS, Pair, Side, Template, TokenBounds, cut_longest_first
 from deployments.models.tokenizer_files import add_ends, ends_of, read_tokenizer
@@ -278,7 +278,7 @@ def _special_ids(fast: FastTokenizer, card: ModelCard) -> tuple[list[int], list[
     """What the tokenizer puts before and after every text. Raises SettingsError where that leaves no room for text."""
     first, last = ends_of(fast)
     if len(first) + len(last) != fast.num_special_tokens_to_add(is_pair=False):
-        raise SettingsError("args.model.id", "the tokenizer puts special tokens inside a text, which is not supported")
+        raise bad_model("the tokenizer puts special tokens inside a text, which is not supported")
     if len(first) + len(last) >= card.max_tokens:
         raise SettingsError("args.model.max_tokens", f"{card.max_tokens} leaves no room beside the special tokens")
     return first, last
@@ -299,7 +299,7 @@ def _tokens(text: str, encoding: Encoding) -> list[Token]:
 def _load(folder: Path) -> FastTokenizer:
     fast = read_tokenizer(folder)
     if fast is None:
-        raise SettingsError("args.model.id", f"{folder} holds no tokenizer.json (the fast tokenizer's file)")
+        raise bad_model(f"{folder} holds no tokenizer.json (the fast tokenizer's file)")
     add_ends(fast, folder)
     return fast
 
@@ -316,7 +316,7 @@ def _template(fast: FastTokenizer, card: ModelCard) -> Template:
     try:
         template = Template(fast.encode("a", "b"), types=card.token_types)
     except ValueError as error:
-        raise SettingsError("args.model.id", f"{error}, which is not supported") from None
+        raise bad_model(f"{error}, which is not supported") from None
     if template.special_tokens >= card.max_tokens:
         raise SettingsError("args.model.max_tokens", f"{card.max_tokens} leaves no room beside the special tokens")
     return template

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
+from deployments.models.model_folder import bad_model
 from deployments.models.model_kind import SCORING
 from deployments.models.reference_tokenizer import OwnTokenizer, Question, ask
 from deployments.models.tokenizer_files import add_ends, read_tokenizer
@@ -80,7 +81,7 @@ def _unchecked(card: ModelCard, here: FastTokenizer | None, problem: str) -> Fas
     if here is None:
         if any(card.folder.glob("*.model")) and importlib.util.find_spec("sentencepiece") is None:
             problem = "its vocabulary needs the package sentencepiece (pip install windve[sentencepiece])"
-        raise SettingsError("args.model.id", f"transformers cannot build the tokenizer of {card.folder}: {problem}")
+        raise bad_model(f"transformers cannot build the tokenizer of {card.folder}: {problem}")
     logger.warning("tokenizer.json is used unchecked: transformers cannot build the model's tokenizer: %s", problem)
     return here
 
@@ -153,13 +154,11 @@ def _first(text: str, here: Sequence[int], own: Sequence[int]) -> Iterator[Diffe
 def _check_vocabulary(card: ModelCard, fast: FastTokenizer, texts: Texts, *, whole: bool) -> None:
     """`whole`: transformers makes a tokenizer of nothing, too, where it does not find the files."""
     if whole and 2 * fast.get_vocab_size() < card.vocab_size:
-        raise SettingsError(
-            "args.model.id",
-            f"transformers finds {fast.get_vocab_size()} of the model's {card.vocab_size} tokens in {card.folder}",
+        raise bad_model(
+            f"transformers finds {fast.get_vocab_size()} of the model's {card.vocab_size} tokens in {card.folder}"
         )
     for name, encoding in zip(texts, fast.encode_batch([*texts.values()]), strict=True):
         if (largest := max(encoding.ids, default=0)) >= card.vocab_size:
-            raise SettingsError(
-                "args.model.id",
-                f"the tokenizer is not this model's: {name} has token {largest}, and the model knows {card.vocab_size}",
+            raise bad_model(
+                f"the tokenizer is not this model's: {name} has token {largest}, and the model knows {card.vocab_size}"
             )

@@ -7,8 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import processors
 
-from deployments.errors import SettingsError
-from deployments.models.model_folder import read_json
+from deployments.models.model_folder import bad_model, read_json
 
 _ENDS = {"add_bos_token": "bos_token", "add_eos_token": "eos_token"}
 
@@ -21,7 +20,7 @@ def read_tokenizer(folder: Path) -> FastTokenizer | None:
     try:
         fast = FastTokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the tokenizers library raises plain Exception
-        raise SettingsError("args.model.id", f"{path} cannot be read: {error}") from None
+        raise bad_model(f"{path} cannot be read: {error}") from None
     fast.no_padding()
     fast.no_truncation()
     return fast
@@ -62,7 +61,7 @@ def _token(known: FastTokenizer, named: object, flag: str) -> tuple[str, int]:
     number = known.token_to_id(content) if isinstance(content, str) else None
     if not isinstance(content, str) or number is None:
         problem = f"{content} is not in the vocabulary" if content else "it names no such token"
-        raise SettingsError("args.model.id", f"tokenizer_config.json says {flag}, and {problem}")
+        raise bad_model(f"tokenizer_config.json says {flag}, and {problem}")
     return content, number
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from deployments.errors import SettingsError
-from deployments.models.model_folder import read_json
+from deployments.models.model_folder import bad_model, read_json
 
 _LARGEST_HEADER = 100_000_000  # bytes: safetensors' own bound
 
@@ -15,15 +14,13 @@ def find_weights(folder: Path) -> list[Path]:
     """The files of the model's weights, all safetensors. Raises SettingsError where they are not all there."""
     parts = _parts(folder)
     if (folder / "adapter_config.json").exists():
-        raise SettingsError("args.model.id", f"{folder} is an adapter of another model; merge the two first")
+        raise bad_model(f"{folder} is an adapter of another model; merge the two first")
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     if not parts:
-        raise SettingsError(
-            "args.model.id", f"{folder} holds no weights: neither model.safetensors nor pytorch_model.bin"
-        )
+        raise bad_model(f"{folder} holds no weights: neither model.safetensors nor pytorch_model.bin")
     if missing := [part for part in parts if not (folder / part).is_file()]:
-        raise SettingsError("args.model.id", f"{folder} lacks {missing[0]}, which its index names")
+        raise bad_model(f"{folder} lacks {missing[0]}, which its index names")
     return [folder / part for part in parts]
 
 
@@ -34,7 +31,7 @@ def count_parameters(weights: Path) -> int:
         try:
             header = json.loads(file.read(size) if size <= _LARGEST_HEADER else b"")
         except ValueError:
-            raise SettingsError("args.model.id", f"{weights} is not a safetensors file") from None
+            raise bad_model(f"{weights} is not a safetensors file") from None
     total = 0
     for name, tensor in header.items():
         if name != "__metadata__":
@@ -50,7 +47,5 @@ def _parts(folder: Path) -> list[str]:
     parts: list[str] = sorted(set(read_json(folder / "model.safetensors.index.json").get("weight_map", {}).values()))
     for part in parts:
         if Path(part).name != part or not part.endswith(".safetensors"):
-            raise SettingsError(
-                "args.model.id", f"{folder}'s index names {part}; only .safetensors beside it is loaded"
-            )
+            raise bad_model(f"{folder}'s index names {part}; only .safetensors beside it is loaded")
     return parts
