@@ -20,11 +20,12 @@ from deployments.models.disk_cache import cache_folder
 from deployments.models.model_folder import bad_model, find_folder, read_json
 from deployments.models.modules import modules_of
 from deployments.models.unpickle import NotWeights, Written, unpickle
+from deployments.models.weights import SAFE_INDEX, parts_of
 from deployments.settings import ModelSettings
 
 logger = logging.getLogger("ray.serve")
 
-_INDEX, _SAFE_INDEX = "pytorch_model.bin.index.json", "model.safetensors.index.json"
+_INDEX = "pytorch_model.bin.index.json"
 _BESIDE = ("sparse_linear", "colbert_linear")  # bge-m3's heads
 _LEFT_OUT = {".bin", ".pt", ".pth", ".pkl", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".gguf", ".tflite"}
 
@@ -35,11 +36,11 @@ def pickles_of(folder: Path) -> dict[str, str]:
     Raises SettingsError where an index names files elsewhere.
     """
     found: dict[str, str] = {}
-    if not any((folder / name).is_file() for name in ("model.safetensors", _SAFE_INDEX)):
+    if not any((folder / name).is_file() for name in ("model.safetensors", SAFE_INDEX)):
         if (folder / "pytorch_model.bin").is_file():
             found["pytorch_model.bin"] = "model.safetensors"
         else:
-            found |= {part: _safe_name(part) for part in _parts(folder)}
+            found |= {part: _safe_name(part) for part in parts_of(folder, _INDEX, ".bin")}
     for module in modules_of(folder):
         if (path := module.get("path")) and not (folder / path / "model.safetensors").is_file():
             found |= {f"{path}/pytorch_model.bin": f"{path}/model.safetensors"}
@@ -107,18 +108,9 @@ def make_folder(
                 tell(written)
         except NotWeights as error:
             raise bad_model(str(error)) from None
-        if _parts(folder) and _SAFE_INDEX not in _others(folder):
+        if parts_of(folder, _INDEX, ".bin") and SAFE_INDEX not in _others(folder):
             _write_index(folder, made)
         made.rename(target)
-
-
-def _parts(folder: Path) -> list[str]:
-    """Files that a pickled model in several parts is in."""
-    parts: list[str] = sorted(set(read_json(folder / _INDEX).get("weight_map", {}).values()))
-    for part in parts:
-        if Path(part).name != part or not part.endswith(".bin"):
-            raise bad_model(f"{folder}'s index names {part}; only .bin beside it is read")
-    return parts
 
 
 def _safe_name(part: str) -> str:
@@ -128,7 +120,7 @@ def _safe_name(part: str) -> str:
 def _write_index(folder: Path, made: Path) -> None:
     index = read_json(folder / _INDEX)
     index["weight_map"] = {name: _safe_name(part) for name, part in index["weight_map"].items()}
-    (made / _SAFE_INDEX).write_text(json.dumps(index), encoding="utf-8")
+    (made / SAFE_INDEX).write_text(json.dumps(index), encoding="utf-8")
 
 
 def _others(folder: Path) -> list[str]:

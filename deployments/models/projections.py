@@ -17,6 +17,7 @@ from deployments.models.colbert import is_stanford
 from deployments.models.model_folder import bad_model, read_json
 from deployments.models.modules import module_name, modules_of
 from deployments.models.outputs import Output
+from deployments.models.weights import SAFE_INDEX
 from deployments.settings import Kind
 
 _TORCH = ("torch.nn.", "torch.nn.modules.activation.", "torch.nn.modules.linear.")
@@ -108,7 +109,7 @@ def score_of(folder: Path, config: Mapping[str, Any], hidden: int, words: tuple[
     names = ["lm_head.weight", "model.embed_tokens.weight"]
     if not config.get("tie_word_embeddings", True):
         names.pop()
-    parts = read_json(folder / "model.safetensors.index.json").get("weight_map")
+    parts = read_json(folder / SAFE_INDEX).get("weight_map")
     for name in names:
         file = folder / (parts.get(name, "") if parts else "model.safetensors")
         if file.is_file() and name in _tensors(file):

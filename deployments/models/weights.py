@@ -7,12 +7,13 @@ from pathlib import Path
 
 from deployments.models.model_folder import bad_model, read_json
 
+SAFE_INDEX = "model.safetensors.index.json"
 _LARGEST_HEADER = 100_000_000  # bytes: safetensors' own bound
 
 
 def find_weights(folder: Path) -> list[Path]:
     """The files of the model's weights, all safetensors. Raises SettingsError where they are not all there."""
-    parts = _parts(folder)
+    parts = parts_of(folder, SAFE_INDEX, ".safetensors")
     if (folder / "adapter_config.json").exists():
         raise bad_model(f"{folder} is an adapter of another model; merge the two first")
     if (folder / "model.safetensors").is_file():
@@ -42,10 +43,10 @@ def count_parameters(weights: Path) -> int:
     return total
 
 
-def _parts(folder: Path) -> list[str]:
-    """Files that a model in several parts is in. Transformers loads whatever its index names."""
-    parts: list[str] = sorted(set(read_json(folder / "model.safetensors.index.json").get("weight_map", {}).values()))
+def parts_of(folder: Path, index: str, ending: str) -> list[str]:
+    """Files that a model in several parts is in. Transformers loads whatever its index names. Raises SettingsError."""
+    parts: list[str] = sorted(set(read_json(folder / index).get("weight_map", {}).values()))
     for part in parts:
-        if Path(part).name != part or not part.endswith(".safetensors"):
-            raise bad_model(f"{folder}'s index names {part}; only .safetensors beside it is loaded")
+        if Path(part).name != part or not part.endswith(ending):
+            raise bad_model(f"{folder}'s index names {part}; only {ending} beside it is read")
     return parts

@@ -60,7 +60,7 @@ def test_an_index_that_names_other_files_is_refused(model, ran):
     for part in ("weights.bin", "../weights.safetensors", "/tmp/weights.safetensors"):
         index = {"metadata": {}, "weight_map": {"embeddings.word_embeddings.weight": part}}
         (model / "model.safetensors.index.json").write_text(json.dumps(index))
-        with pytest.raises(SettingsError, match=r"index names .*; only \.safetensors beside it is loaded"):
+        with pytest.raises(SettingsError, match=r"index names .*; only \.safetensors beside it is read"):
             load(model)
     assert not ran.exists()
 
