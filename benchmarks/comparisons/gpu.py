@@ -27,6 +27,7 @@ from deployments.engines import TokenBatch, Vectors, embed
 from deployments.engines.torch_engine import TorchEngine, import_torch
 from deployments.errors import WindveError
 from deployments.models.model_files import read_model_card
+from deployments.models.text_pairs import Cuts
 from deployments.models.tokenizer import Tokenizer
 from deployments.settings import AcceleratorSettings, ModelSettings
 
@@ -176,11 +177,11 @@ class Windve:
 
     def calls(self, texts: Sequence[str]) -> dict[str, Call]:
         """From texts as a replica gets there, Router and HTTP left out; and from token ids, pooled vectors alone."""
-        ready = TokenBatch.pack(self.tokenizer.encode(texts, truncate=True))
+        ready = TokenBatch.pack(self.tokenizer.encode(texts, Cuts(truncate=True)))
         never = threading.Event()
 
         def whole() -> Vectors:
-            batch = TokenBatch.pack(self.tokenizer.encode(texts, truncate=True))
+            batch = TokenBatch.pack(self.tokenizer.encode(texts, Cuts(truncate=True)))
             return _unit(embed(self.engine, batch, never))
 
         return {WINDVE: whole, WINDVE_IDS: lambda: embed(self.engine, ready, never)}

@@ -26,9 +26,10 @@ from deployments.embedding.request import Answers, Embedded, Record, Request, Wa
 from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.errors import DeadlineExceeded, TimedOut, WrongKind
 from deployments.hardware.device_detector import Topology
-from deployments.models.encoder import Cuts, Encoder
+from deployments.models.encoder import Encoder
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.outputs import TEXT, Outputs
+from deployments.models.text_pairs import Cuts
 from deployments.models.tokenising import ON_LOOP, estimated_tokens
 from deployments.models.tokenizer import Query, Token
 from deployments.models.tokenizer_cache import ask_once

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -14,22 +14,12 @@ from deployments.models.colbert import Role
 from deployments.models.model_files import ModelCard
 from deployments.models.outputs import Numbers, Output, Outputs, split
 from deployments.models.sparse import largest_weights
-from deployments.models.text_pairs import NO_BOUNDS, Pair, Side, TokenBounds
+from deployments.models.text_pairs import Cuts, Pair
 from deployments.models.tokenising import Tokenising
 from deployments.models.tokenizer import Query, Token, TokenIds, Tokenizer, check_texts
 
 _CHARACTERS_TO_TOKENIZE = 100_000  # each token that is listed costs some hundred bytes, and time of the interpreter
 _NUMBERS_OF_TOKENS = 4_000_000  # 10,000 tokens of 384 numbers; as text about 45 MB
-
-
-class Cuts(NamedTuple):
-    """How a request has its inputs cut. `truncate`: those that are too long, or they are refused; None: as the settings
-    say. `side`: where.
-    """
-
-    truncate: bool | None = None
-    side: Side = "right"
-    bounds: TokenBounds = NO_BOUNDS
 
 
 class Encoder:
@@ -39,7 +29,7 @@ class Encoder:
         self._card, self._auto_truncate = card, auto_truncate
         self._tokenizer = Tokenizer(card, fast)
         self.tokenising = Tokenising(self._tokenizer.whole_characters)
-        self._tokenizer.encode(["warm"], truncate=True)
+        self._tokenizer.encode(["warm"], Cuts(truncate=True))
 
     async def encode(
         self,
@@ -54,18 +44,14 @@ class Encoder:
 
         Raises EmptyInput or InvalidInput.
         """
-        if cuts.truncate is None:
-            cuts = cuts._replace(truncate=self._auto_truncate)
-        options = cuts._asdict()
+        known = cuts._replace(truncate=self._auto_truncate) if cuts.truncate is None else cuts
 
         def encode(some: Sequence[Query], first: int) -> list[TokenIds]:
-            return self._token_ids(some, prompt, first, role, options)
+            return self._token_ids(some, prompt, first, role, known)
 
         return await self.tokenising.encode(queries, characters, encode)
 
-    def _token_ids(
-        self, queries: Sequence[Query], prompt: str, first: int, role: Role, cuts: Mapping[str, Any]
-    ) -> list[TokenIds]:
+    def _token_ids(self, queries: Sequence[Query], prompt: str, first: int, role: Role, cuts: Cuts) -> list[TokenIds]:
         if prompt:
             queries = [prompt + self._text(query, index) for index, query in enumerate(queries, first)]
         found: list[TokenIds] = []
@@ -73,11 +59,11 @@ class Encoder:
             some: Any = list(group)
             at = first + len(found)
             if kind is str:
-                found += self._tokenizer.encode(some, first=at, role=role, **cuts)
+                found += self._tokenizer.encode(some, cuts, first=at, role=role)
             elif kind is Pair:
-                found += self._tokenizer.encode_pairs(some, first=at, **cuts)
+                found += self._tokenizer.encode_pairs(some, cuts, first=at)
             else:
-                found += [self._tokenizer.check(ids, index, role=role, **cuts) for index, ids in enumerate(some, at)]
+                found += [self._tokenizer.check(ids, index, cuts, role=role) for index, ids in enumerate(some, at)]
         return found
 
     def _text(self, query: Query, index: int) -> str:

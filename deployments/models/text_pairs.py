@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,16 @@ class TokenBounds:
 
 
 NO_BOUNDS = TokenBounds()
+
+
+class Cuts(NamedTuple):
+    """How a request has its inputs cut. `truncate`: those that are too long, or they are refused; None: as the settings
+    say. `side`: where.
+    """
+
+    truncate: bool | None = None
+    side: Side = "right"
+    bounds: TokenBounds = NO_BOUNDS
 
 
 class Template:

@@ -20,7 +20,7 @@ from deployments.models.llm_reranker import RerankPrompts
 from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import bad_model, read_json
 from deployments.models.model_kind import SCORING
-from deployments.models.text_pairs import NO_BOUNDS, Pair, Side, Template, TokenBounds, cut_longest_first
+from deployments.models.text_pairs import Cuts, Pair, Template, cut_longest_first
 from deployments.models.tokenizer_files import add_ends, ends_of, read_tokenizer
 
 TokenIds = npt.NDArray[np.int32]  # shape [tokens]
@@ -60,64 +60,43 @@ class Tokenizer:
         self._late = None if card.late is None else ColbertTokens(card.late, card.folder, self._fast.token_to_id)
         self.weightless = _weightless(self._fast, card) if "sparse" in card.token_widths else frozenset()
 
-    def encode(
-        self,
-        texts: Sequence[str],
-        *,
-        truncate: bool,
-        side: Side = "right",
-        first: int = 0,
-        role: Role = "document",
-        bounds: TokenBounds = NO_BOUNDS,
-    ) -> list[TokenIds]:
+    def encode(self, texts: Sequence[str], cuts: Cuts, *, first: int = 0, role: Role = "document") -> list[TokenIds]:
         """One int32 array of token ids for each text, special tokens included; these stay where a text is cut. `first`
         is the number of the first text, for the errors. `role` counts for models that read queries in their own way.
         Of texts longer than `whole_characters` only an excerpt is tokenised, if their tokens allow it.
 
         Raises EmptyInput for an empty text, and InvalidInput where a text has more than the model's `max_tokens`, or
-        than `bounds` allow, and `truncate` is off.
+        than the bounds allow, and is not to be cut.
         """
         check_texts(texts, first)
         if self._judge is not None:  # a lone text is a document for no query
-            pairs = [Pair("", text) for text in texts]
-            return self.encode_pairs(pairs, truncate=truncate, side=side, first=first, bounds=bounds)
+            return self.encode_pairs([Pair("", text) for text in texts], cuts, first=first)
         texts = self._cased(texts)
         if self._late is not None:
             texts = [self._late.prompt(role) + text for text in texts]
-        most = self._most(bounds, len(self._first) + len(self._last))
-        found = self._excerpts.of_all(texts, most, side)
-        return [
-            self._whole(one, index, truncate=truncate, side=side, role=role, most=most)
-            for index, one in enumerate(found, first)
-        ]
+        most = self._most(cuts, len(self._first) + len(self._last))
+        found = self._excerpts.of_all(texts, most, cuts.side)
+        return [self._whole(one, index, cuts, role, most) for index, one in enumerate(found, first)]
 
     @property
     def whole_characters(self) -> float:
         """Texts up to so many are tokenised whole."""
         return self._excerpts.characters(self._max_tokens)
 
-    def encode_pairs(
-        self,
-        pairs: Sequence[Pair],
-        *,
-        truncate: bool,
-        side: Side = "right",
-        first: int = 0,
-        bounds: TokenBounds = NO_BOUNDS,
-    ) -> list[TokenIds]:
+    def encode_pairs(self, pairs: Sequence[Pair], cuts: Cuts, *, first: int = 0) -> list[TokenIds]:
         """As `encode`, for pairs: by the tokenizer's own template; token types within the ids, if the model has such.
 
-        Raises EmptyInput where both texts are empty, InvalidInput where a pair is too long and `truncate` is off, or
-        where the model takes no pairs.
+        Raises EmptyInput where both texts are empty, InvalidInput where a pair is too long and not to be cut, or where
+        the model takes no pairs.
         """
-        pairs = self._bounded(pairs, bounds, side)
+        pairs = self._bounded(pairs, cuts)
         if self._judge is not None:
-            return self._judged(pairs, truncate, side, first, bounds)
+            return self._judged(self._judge, pairs, cuts, first)
         if self._pair is None:
             raise InvalidInput("this model takes single texts, not pairs", param="input")
         # a reranker's query is the same in all its pairs, so that each text is encoded once
         texts = list(dict.fromkeys(text for pair in pairs for text in (pair.first, pair.second)))
-        most = self._most(bounds, self._pair.special_tokens)
+        most, side = self._most(cuts, self._pair.special_tokens), cuts.side
         room = most - self._pair.special_tokens
         found = dict(zip(texts, self._excerpts.of_all(self._cased(texts), room, side), strict=True))
         filled = []
@@ -125,7 +104,7 @@ class Tokenizer:
             _check_pair(pair, index)
             a, b = found[pair.first], found[pair.second]
             is_whole = a.is_whole and b.is_whole
-            if len(a.ids) + len(b.ids) > room and not truncate:
+            if len(a.ids) + len(b.ids) > room and not cuts.truncate:
                 tokens = len(a.ids) + len(b.ids) + self._pair.special_tokens
                 raise self._too_long(index, tokens if is_whole else None, most)
             if room % 2 and not is_whole and min(len(a.ids), len(b.ids)) > room:  # the longer one gets the odd token
@@ -133,8 +112,9 @@ class Tokenizer:
             filled.append(self._pair.fill(*cut_longest_first(a.ids, b.ids, room, side)))
         return filled
 
-    def _bounded(self, pairs: Sequence[Pair], bounds: TokenBounds, side: Side) -> Sequence[Pair]:
+    def _bounded(self, pairs: Sequence[Pair], cuts: Cuts) -> Sequence[Pair]:
         """Each text up to its bound. Raises InvalidInput for a cut on the left beside a bound above the model's own."""
+        bounds = cuts.bounds
         if bounds.first is None and bounds.second is None:
             return pairs
 
@@ -142,7 +122,7 @@ class Tokenizer:
             if tokens is None:
                 return texts
             if tokens >= self._max_tokens:  # the model's own bound cuts as much, and reads less of a long text
-                if side == "right":
+                if cuts.side == "right":
                     return texts
                 problem = f"a bound of {tokens} tokens on a text is no less than the model takes ({self._max_tokens})"
                 raise InvalidInput(f"{problem}; send a smaller one, or cut on the right")
@@ -153,41 +133,30 @@ class Tokenizer:
         seconds = cut(self._cased([pair.second for pair in pairs]), bounds.second)
         return [Pair(*texts) for texts in zip(firsts, seconds, strict=True)]
 
-    def _most(self, bounds: TokenBounds, special_tokens: int) -> int:
+    def _most(self, cuts: Cuts, special_tokens: int) -> int:
         """Tokens of a query. Raises InvalidInput where the bound leaves no room for text."""
-        if bounds.query is None:
+        bound = cuts.bounds.query
+        if bound is None:
             return self._max_tokens
-        if bounds.query <= special_tokens:
+        if bound <= special_tokens:
             raise InvalidInput(
-                f"a bound of {bounds.query} tokens leaves no room for text: {special_tokens} are special tokens of the "
-                "model; allow more"
+                f"a bound of {bound} tokens leaves no room for text: {special_tokens} are special tokens of the model; "
+                "allow more"
             )
-        return min(bounds.query, self._max_tokens)
+        return min(bound, self._max_tokens)
 
-    def _judged(
-        self, pairs: Sequence[Pair], truncate: bool, side: Side, first: int, bounds: TokenBounds
-    ) -> list[TokenIds]:
-        assert self._judge is not None
-        most = self._most(bounds, self._judge.least_tokens)
-        found = self._judge.fill(pairs, side, most)
+    def _judged(self, judge: RerankPrompts, pairs: Sequence[Pair], cuts: Cuts, first: int) -> list[TokenIds]:
+        most = self._most(cuts, judge.least_tokens)
+        found = judge.fill(pairs, cuts.side, most)
         filled = []
         for index, (pair, (tokens, ids)) in enumerate(zip(pairs, found, strict=True), first):
             _check_pair(pair, index)
-            if (tokens is None or tokens > most) and not truncate:
+            if (tokens is None or tokens > most) and not cuts.truncate:
                 raise self._too_long(index, tokens, most)
             filled.append(ids)
         return filled
 
-    def check(
-        self,
-        ids: Sequence[int],
-        index: int,
-        *,
-        truncate: bool,
-        side: Side = "right",
-        role: Role = "document",
-        bounds: TokenBounds = NO_BOUNDS,
-    ) -> TokenIds:
+    def check(self, ids: Sequence[int], index: int, cuts: Cuts, *, role: Role = "document") -> TokenIds:
         """Token ids as a client sent them, the special tokens included; cut as a text is.
 
         Raises EmptyInput, and InvalidInput for ids that the model's tokenizer does not make: they would be computed
@@ -201,8 +170,8 @@ class Tokenizer:
                 f"this model's special tokens: {_FOREIGN}",
                 param="input",
             )
-        most = self._most(bounds, len(self._first) + len(self._last))
-        return self._whole(Excerpt(ids[start:end]), index, truncate=truncate, side=side, role=role, most=most)
+        most = self._most(cuts, len(self._first) + len(self._last))
+        return self._whole(Excerpt(ids[start:end]), index, cuts, role, most)
 
     def compared(self, ids: TokenIds, role: Role) -> npt.NDArray[np.bool_]:
         """Which tokens of a text get a vector in its multi-vector; bge-m3 leaves its first token out."""
@@ -224,22 +193,23 @@ class Tokenizer:
     def _cased(self, texts: Sequence[str]) -> Sequence[str]:
         return [text.lower() for text in texts] if self._lower_case else texts
 
-    def _whole(self, content: Excerpt, index: int, *, truncate: bool, side: Side, role: Role, most: int) -> TokenIds:
+    def _whole(self, content: Excerpt, index: int, cuts: Cuts, role: Role, most: int) -> TokenIds:
         if self._late is None:
-            return self._cut(content, index, truncate, side, most)
-        most = self._late.most(role, most)
-        return self._late.complete(self._cut(content, index, truncate or self._late.fills(role), side, most), role)
+            return self._cut(content, index, cuts, most)
+        if self._late.fills(role):
+            cuts = cuts._replace(truncate=True)
+        return self._late.complete(self._cut(content, index, cuts, self._late.most(role, most)), role)
 
-    def _cut(self, content: Excerpt, index: int, truncate: bool, side: Side, most: int) -> TokenIds:
+    def _cut(self, content: Excerpt, index: int, cuts: Cuts, most: int) -> TokenIds:
         """With the special tokens."""
         ids, around = content.ids, len(self._first) + len(self._last)
         if not ids and not around:
             raise EmptyInput(f"input {index} holds nothing that the model's tokenizer knows", param="input")
         over = len(ids) + around - most
         if over > 0:
-            if not truncate:
+            if not cuts.truncate:
                 raise self._too_long(index, len(ids) + around if content.is_whole else None, most)
-            ids = ids[:-over] if side == "right" else ids[over:]
+            ids = ids[:-over] if cuts.side == "right" else ids[over:]
         return np.array([*self._first, *ids, *self._last], dtype=np.int32)
 
     def _check_known(self, ids: Sequence[int], where: str, param: str) -> None:

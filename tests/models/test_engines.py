@@ -19,6 +19,7 @@ from deployments.engines.packed.families import bert
 from deployments.engines.race_cache import RaceCache
 from deployments.engines.torch_engine import LARGE
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
+from deployments.models.text_pairs import Cuts
 from deployments.models.tokenizer import Tokenizer
 from deployments.settings import CpuSettings, EmulatedDevice
 from tests.kit.engines import NEVER, card_of, engine_of, rows_of
@@ -318,13 +319,13 @@ def test_what_an_emulated_device_cannot_be(wrong):
 
 def test_tokenizer(card):
     tokenizer = Tokenizer(card)
-    short, long = tokenizer.encode(["hello world", "word " * 400], truncate=True)
+    short, long = tokenizer.encode(["hello world", "word " * 400], Cuts(truncate=True))
     assert short.tolist() == [101, 7592, 2088, 102]
     assert (len(long), long[0], long[-1]) == (256, 101, 102)
     with pytest.raises(InvalidInput, match="input 1 has 402 tokens and the model takes 256; shorten it"):
-        tokenizer.encode(["hello", "word " * 400], truncate=False)
+        tokenizer.encode(["hello", "word " * 400], Cuts(truncate=False))
     with pytest.raises(EmptyInput, match="input 1 is an empty string"):
-        tokenizer.encode(["a", ""], truncate=True)
+        tokenizer.encode(["a", ""], Cuts(truncate=True))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -341,7 +342,7 @@ def test_too_long_texts_are_cut_as_by_the_library(card, side, most):
         "队列深度" * 200,
         "word " * 400,
     ]
-    cut = ours.encode(texts, truncate=True, side=side)
+    cut = ours.encode(texts, Cuts(truncate=True, side=side))
     assert [ids.tolist() for ids in cut] == [library.encode(text).ids for text in texts]
 
 
@@ -376,15 +377,15 @@ def test_token_ids_are_read_back(card):
 
 def test_token_ids_are_checked(card):
     tokenizer = Tokenizer(card)
-    assert tokenizer.check([101, 5, 6, 102], 0, truncate=True).tolist() == [101, 5, 6, 102]
-    cut = tokenizer.check([101, *range(1000, 1300), 102], 0, truncate=True)
+    assert tokenizer.check([101, 5, 6, 102], 0, Cuts(truncate=True)).tolist() == [101, 5, 6, 102]
+    cut = tokenizer.check([101, *range(1000, 1300), 102], 0, Cuts(truncate=True))
     assert cut.tolist() == [101, *range(1000, 1254), 102]  # as a text is cut
-    left = tokenizer.check([101, *range(1000, 1300), 102], 0, truncate=True, side="left")
+    left = tokenizer.check([101, *range(1000, 1300), 102], 0, Cuts(truncate=True, side="left"))
     assert left.tolist() == [101, *range(1046, 1300), 102]
     with pytest.raises(InvalidInput, match="input 2 has 302 tokens"):
-        tokenizer.check([101, *[5] * 300, 102], 2, truncate=False)
+        tokenizer.check([101, *[5] * 300, 102], 2, Cuts(truncate=False))
     with pytest.raises(EmptyInput):
-        tokenizer.check([], 0, truncate=True)
+        tokenizer.check([], 0, Cuts(truncate=True))
 
 
 @pytest.mark.parametrize(
@@ -401,7 +402,7 @@ def test_token_ids_are_checked(card):
 )
 def test_token_ids_of_another_tokenizer_are_refused(card, ids, sentence):
     with pytest.raises(InvalidInput, match=rf"{sentence}.*check_embedding_ctx_length=False"):
-        Tokenizer(card).check(ids, 1, truncate=True)
+        Tokenizer(card).check(ids, 1, Cuts(truncate=True))
 
 
 def test_a_tokenizer_without_special_tokens_takes_any_ids(card, tmp_path):
@@ -409,9 +410,9 @@ def test_a_tokenizer_without_special_tokens_takes_any_ids(card, tmp_path):
     plain.post_processor = Sequence([])
     plain.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer(dataclasses.replace(card, folder=tmp_path))
-    assert tokenizer.encode(["hello world"], truncate=True)[0].tolist() == [7592, 2088]
-    assert tokenizer.check([7592, 2088], 0, truncate=True).tolist() == [7592, 2088]
-    assert tokenizer.check([5] * 300, 0, truncate=True).tolist() == [5] * 256
+    assert tokenizer.encode(["hello world"], Cuts(truncate=True))[0].tolist() == [7592, 2088]
+    assert tokenizer.check([7592, 2088], 0, Cuts(truncate=True)).tolist() == [7592, 2088]
+    assert tokenizer.check([5] * 300, 0, Cuts(truncate=True)).tolist() == [5] * 256
 
 
 def test_the_form_that_won_is_taken_at_the_next_start_if_it_still_agrees(card, queries, monkeypatch, tmp_path):

@@ -13,6 +13,7 @@ from benchmarks.kit.texts import of_tokens
 from deployments.engines import TokenBatch, embed
 from deployments.engines.torch_engine import TorchEngine
 from deployments.models.model_files import read_model_card
+from deployments.models.text_pairs import Cuts
 from deployments.settings import CpuSettings, ModelSettings
 
 TINY = BertShape(hidden=64, layers=2, heads=4, intermediate=128)
@@ -67,7 +68,10 @@ def test_what_is_measured_is_what_is_shown(bench, folder):
 
 def test_texts_of_a_length(folder):
     peerless = gpu.Windve(folder, "cpu")
-    assert [len(ids) for ids in peerless.tokenizer.encode([of_tokens(512), of_tokens(75)], truncate=False)] == [512, 75]
+    assert [len(ids) for ids in peerless.tokenizer.encode([of_tokens(512), of_tokens(75)], Cuts(truncate=False))] == [
+        512,
+        75,
+    ]
 
 
 def test_ratios_and_goals():

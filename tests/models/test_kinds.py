@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from deployments.engines import pooled_model
 from deployments.engines.pooled_model import score_agreement, tolerance
 from deployments.errors import SettingsError
-from deployments.models.text_pairs import Pair
+from deployments.models.text_pairs import Cuts, Pair
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.engines import FORMS, card_of, check_rows, engine_of, rows_of
 from tests.kit.kinds_of_models import KINDS, save_model
@@ -58,9 +58,9 @@ def reference(folder, name, queries):
 def tokenised(card, queries):
     tokenizer = Tokenizer(card)
     return [
-        tokenizer.encode_pairs([query], truncate=True)[0]
+        tokenizer.encode_pairs([query], Cuts(truncate=True))[0]
         if isinstance(query, Pair)
-        else tokenizer.encode([query], truncate=True)[0]
+        else tokenizer.encode([query], Cuts(truncate=True))[0]
         for query in queries
     ]
 

@@ -11,6 +11,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from deployments.errors import SettingsError
 from deployments.models.encoder import Encoder
+from deployments.models.text_pairs import Cuts
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.engines import FORMS, card_of, engine_of, rows_of
 from tests.kit.heads_of_models import GEMMA, LOCAL, save_pylate, save_stanford
@@ -62,7 +63,7 @@ def reference(folder, projection, about, text, role):
 def served(card, engine, texts, role):
     """What a client gets: a run of all texts, and what the Router makes of each."""
     encoder, tokenizer = Encoder(card, auto_truncate=True), Tokenizer(card)
-    ids = tokenizer.encode(texts, truncate=True, role=role)
+    ids = tokenizer.encode(texts, Cuts(truncate=True), role=role)
     rows = rows_of(engine, ids, "multi_vector")
     ends = np.cumsum(list(map(len, ids)))[:-1]
     return [
@@ -101,7 +102,7 @@ def test_both_forms_leave_out_tokens_that_none_attends_to(tmp_path, sees, config
     save_pylate(tmp_path, config=config, attend_to_expansion_tokens=sees)
     card = card_of(tmp_path)
     tokenizer = Tokenizer(card)
-    ids = [*tokenizer.encode(TEXTS, truncate=True, role="query"), *tokenizer.encode(TEXTS, truncate=True)]
+    ids = [*tokenizer.encode(TEXTS, Cuts(truncate=True), role="query"), *tokenizer.encode(TEXTS, Cuts(truncate=True))]
     packed, padded = (rows_of(engine_of(card, form=form), ids, "multi_vector") for form in FORMS)
     np.testing.assert_allclose(packed, padded, **EXACT)
 

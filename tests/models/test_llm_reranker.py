@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen3Config
 
 from deployments.errors import InvalidInput, SettingsError
-from deployments.models.text_pairs import Pair
+from deployments.models.text_pairs import Cuts, Pair
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.engines import card_of, check_rows, engine_of
 from tests.kit.heads_of_models import save_causal
@@ -87,7 +87,7 @@ def test_scores_are_the_authors_own_alone_and_in_a_batch(judge, engine):
     assert (card.kind, card.dimension, card.labels) == ("reranker", 1, (WORDS[template][0],))
     wanted = reference(folder, template, PAIRS, card.max_tokens)
     assert np.ptp(wanted) > 0.1  # else they would agree whatever is computed
-    ids = Tokenizer(card).encode_pairs(PAIRS, truncate=True)
+    ids = Tokenizer(card).encode_pairs(PAIRS, Cuts(truncate=True))
     check_rows(engine_of(card, engine), ids, wanted[:, None], **EXACT)
 
 
@@ -97,11 +97,11 @@ def test_prompts_are_the_authors_own_at_any_length(judge):
     for most in (400, 600, 1200):
         card = card_of(folder, template=template, max_tokens=most)
         wanted = [MAKE_IDS[template](tokenizer, pair, most) for pair in PAIRS]
-        assert [ids.tolist() for ids in Tokenizer(card).encode_pairs(PAIRS, truncate=True)] == wanted
+        assert [ids.tolist() for ids in Tokenizer(card).encode_pairs(PAIRS, Cuts(truncate=True))] == wanted
         assert max(map(len, wanted)) == most
     asked = "Judge the colour"
     card = card_of(folder, template=template, instruction=asked)
-    (found,) = Tokenizer(card).encode_pairs(PAIRS[:1], truncate=True)
+    (found,) = Tokenizer(card).encode_pairs(PAIRS[:1], Cuts(truncate=True))
     assert found.tolist() == MAKE_IDS[template](tokenizer, PAIRS[0], 1200, asked)
 
 
@@ -111,21 +111,21 @@ def test_what_is_cut_on_the_left_is_the_document_and_its_end_stays(judge):
     long = Pair("what is it", "first " + "word " * 300 + "last")
     tokenizer = Tokenizer(card)
     for side, end, cut in (("right", "first", "last"), ("left", "last", "first")):
-        (ids,) = tokenizer.encode_pairs([long], truncate=True, side=side)
+        (ids,) = tokenizer.encode_pairs([long], Cuts(truncate=True, side=side))
         assert len(ids) == 400
         said = tokenizer.decode([ids.tolist()], skip_special_tokens=True)[0]
         assert "what is it" in said
         assert end in said
         assert cut not in said
     with pytest.raises(InvalidInput, match=r"input 3 has (\d+|more than 400) tokens and the model takes 400"):
-        tokenizer.encode_pairs([long], truncate=False, first=3)
+        tokenizer.encode_pairs([long], Cuts(truncate=False), first=3)
 
 
 def test_a_lone_text_is_a_document_without_a_query(judge):
     template, folder = judge
     tokenizer = Tokenizer(card_of(folder, template=template))
-    (one,) = tokenizer.encode(["text"], truncate=True)
-    (pair,) = tokenizer.encode_pairs([Pair("", "text")], truncate=True)
+    (one,) = tokenizer.encode(["text"], Cuts(truncate=True))
+    (pair,) = tokenizer.encode_pairs([Pair("", "text")], Cuts(truncate=True))
     assert one.tolist() == pair.tolist()
 
 

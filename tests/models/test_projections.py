@@ -13,6 +13,7 @@ from deployments.errors import SettingsError
 from deployments.models.encoder import Encoder
 from deployments.models.outputs import join
 from deployments.models.sparse import unpack
+from deployments.models.text_pairs import Cuts
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.engines import FORMS, NEVER, card_of, check_rows, engine_of, rows_of
 from tests.kit.heads_of_models import GEMMA, HIDDEN, NORMALIZE, dense, save_bert, save_m3
@@ -47,7 +48,7 @@ def states(folder, text):
 
 
 def encode(card, texts):
-    return Tokenizer(card).encode(texts, truncate=True)
+    return Tokenizer(card).encode(texts, Cuts(truncate=True))
 
 
 @pytest.mark.parametrize(

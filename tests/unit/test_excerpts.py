@@ -15,7 +15,7 @@ from deployments.errors import InvalidInput
 from deployments.models import excerpts
 from deployments.models.excerpts import Excerpts
 from deployments.models.model_files import read_model_card
-from deployments.models.text_pairs import Pair
+from deployments.models.text_pairs import Cuts, Pair
 from deployments.models.tokenizer import Tokenizer as ModelTokenizer
 from deployments.models.tokenizer_files import read_tokenizer
 from tests.kit import tiny_tokenizers
@@ -145,11 +145,14 @@ def test_of_eight_mebibytes_a_few_lines_are_tokenised(side):
     recorder = Recorder(tokenizer("MiniLM"))
     one = ModelTokenizer(CARD, recorder)
     text, before = WORDS * (2**23 // len(WORDS)), recorder.characters
-    (ids,) = one.encode([text], truncate=True, side=side)
+    (ids,) = one.encode([text], Cuts(truncate=True, side=side))
     few = text[:9000] if side == "right" else text[-9000:]
-    assert ids.tolist() == ModelTokenizer(CARD, tokenizer("MiniLM")).encode([few], truncate=True, side=side)[0].tolist()
+    assert (
+        ids.tolist()
+        == ModelTokenizer(CARD, tokenizer("MiniLM")).encode([few], Cuts(truncate=True, side=side))[0].tolist()
+    )
     with pytest.raises(InvalidInput, match=f"input 7 has more than {CARD.max_tokens} tokens and the model takes"):
-        one.encode([text], truncate=False, first=7)
+        one.encode([text], Cuts(truncate=False), first=7)
     assert recorder.characters - before <= 2 * one.whole_characters
 
 
@@ -163,5 +166,5 @@ def test_pairs_of_long_texts_are_cut_as_if_all_were_tokenised(first, second, sid
     card = replace(CARD, kind="reranker", max_tokens=max_tokens)
     one, other = (ModelTokenizer(card, tokenizer("MiniLM")) for _ in range(2))
     other._excerpts._can_cut = False
-    cut, whole = (it.encode_pairs([Pair(first, second)], truncate=True, side=side)[0] for it in (one, other))
+    cut, whole = (it.encode_pairs([Pair(first, second)], Cuts(truncate=True, side=side))[0] for it in (one, other))
     assert cut.tolist() == whole.tolist()

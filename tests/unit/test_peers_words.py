@@ -9,7 +9,7 @@ import pytest
 from deployments.errors import EmptyInput, InvalidInput
 from deployments.models.excerpts import Excerpts
 from deployments.models.model_files import read_model_card
-from deployments.models.text_pairs import Pair, TokenBounds
+from deployments.models.text_pairs import Cuts, Pair, TokenBounds
 from deployments.models.tokenizer import Tokenizer
 from serve_app.embedding.api import HttpApi
 from serve_app.version import VERSION
@@ -210,42 +210,42 @@ WORDS = "one two three four five"
 
 
 def test_a_bound_cuts_as_the_model_s_length_does(tokenizer):
-    (whole,) = tokenizer.encode([WORDS], truncate=False)
+    (whole,) = tokenizer.encode([WORDS], Cuts(truncate=False))
     for side, kept in (("right", whole[1:4]), ("left", whole[-4:-1])):
-        (cut,) = tokenizer.encode([WORDS], truncate=True, side=side, bounds=TokenBounds(query=5))
+        (cut,) = tokenizer.encode([WORDS], Cuts(truncate=True, side=side, bounds=TokenBounds(query=5)))
         assert cut.tolist() == [whole[0], *kept, whole[-1]]
-        assert tokenizer.check(whole.tolist(), 0, truncate=True, side=side, bounds=TokenBounds(query=5)).tolist() == (
-            cut.tolist()
-        )
-    assert tokenizer.encode([WORDS], truncate=False, bounds=TokenBounds(query=9999))[0].tolist() == whole.tolist()
+        assert tokenizer.check(
+            whole.tolist(), 0, Cuts(truncate=True, side=side, bounds=TokenBounds(query=5))
+        ).tolist() == (cut.tolist())
+    assert tokenizer.encode([WORDS], Cuts(truncate=False, bounds=TokenBounds(query=9999)))[0].tolist() == whole.tolist()
     with pytest.raises(InvalidInput, match="input 0 has 7 tokens and the model takes 5"):
-        tokenizer.encode([WORDS], truncate=False, bounds=TokenBounds(query=5))
+        tokenizer.encode([WORDS], Cuts(truncate=False, bounds=TokenBounds(query=5)))
     with pytest.raises(InvalidInput, match="a bound of 2 tokens leaves no room for text: 2 are special tokens"):
-        tokenizer.encode([WORDS], truncate=True, bounds=TokenBounds(query=2))
+        tokenizer.encode([WORDS], Cuts(truncate=True, bounds=TokenBounds(query=2)))
 
 
 def test_the_texts_of_a_pair_have_bounds_of_their_own():
     pairs = Tokenizer(dataclasses.replace(read_model_card(SETTINGS.model), kind="reranker"))
-    wanted = pairs.encode_pairs([Pair("one two", "one two three"), Pair("one two", "six")], truncate=False)
+    wanted = pairs.encode_pairs([Pair("one two", "one two three"), Pair("one two", "six")], Cuts(truncate=False))
     found = pairs.encode_pairs(
-        [Pair(WORDS, WORDS), Pair(WORDS, "six")], truncate=False, bounds=TokenBounds(first=2, second=3)
+        [Pair(WORDS, WORDS), Pair(WORDS, "six")], Cuts(truncate=False, bounds=TokenBounds(first=2, second=3))
     )
     assert [ids.tolist() for ids in found] == [ids.tolist() for ids in wanted]
-    (cut,) = pairs.encode_pairs([Pair("one two", WORDS)], truncate=True, bounds=TokenBounds(query=8))
+    (cut,) = pairs.encode_pairs([Pair("one two", WORDS)], Cuts(truncate=True, bounds=TokenBounds(query=8)))
     assert len(cut) == 8
     with pytest.raises(EmptyInput):
-        pairs.encode_pairs([Pair("", "")], truncate=False, bounds=TokenBounds(first=1))
+        pairs.encode_pairs([Pair("", "")], Cuts(truncate=False, bounds=TokenBounds(first=1)))
 
 
 def test_a_bound_above_the_model_s_own_reads_no_more_of_a_long_text(monkeypatch):
     pairs = Tokenizer(dataclasses.replace(read_model_card(SETTINGS.model), kind="reranker"))
     long = [Pair("one", "two three " * 1000)]
-    (whole,) = pairs.encode_pairs(long, truncate=True)
+    (whole,) = pairs.encode_pairs(long, Cuts(truncate=True))
     monkeypatch.setattr(Excerpts, "first_characters", lambda *_: pytest.fail("the text was read up to the bound"))
-    (found,) = pairs.encode_pairs(long, truncate=True, bounds=TokenBounds(second=4096))
+    (found,) = pairs.encode_pairs(long, Cuts(truncate=True, bounds=TokenBounds(second=4096)))
     assert found.tolist() == whole.tolist()
     with pytest.raises(InvalidInput, match="a bound of 4096 tokens on a text is no less than the model takes"):
-        pairs.encode_pairs(long, truncate=True, side="left", bounds=TokenBounds(second=4096))
+        pairs.encode_pairs(long, Cuts(truncate=True, side="left", bounds=TokenBounds(second=4096)))
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 900])

@@ -11,7 +11,7 @@ from tokenizers.processors import RobertaProcessing
 
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
 from deployments.models.model_files import read_model_card
-from deployments.models.text_pairs import TYPE, Pair, longest_first
+from deployments.models.text_pairs import TYPE, Cuts, Pair, longest_first
 from deployments.models.tokenizer import Tokenizer
 from deployments.settings import ModelSettings
 
@@ -42,7 +42,7 @@ def test_pairs_are_made_and_cut_as_by_the_library(card, tmp_path, kind, most, si
     library.enable_truncation(card.max_tokens, strategy="longest_first", direction=side)
     texts = [*TEXTS, "word " * 2 * most]  # a longer one costs the library as many overflowing pieces squared
     pairs = [Pair(one, other) for one in texts for other in texts if one or other]
-    found = Tokenizer(card).encode_pairs(pairs, truncate=True, side=side)
+    found = Tokenizer(card).encode_pairs(pairs, Cuts(truncate=True, side=side))
     for pair, ids in zip(pairs, found, strict=True):
         wanted = library.encode(pair.first, pair.second)
         assert ids.dtype == np.int32
@@ -63,10 +63,10 @@ def test_the_longer_text_gives_first(first, second, room):
 def test_what_is_wrong_with_a_pair_is_said(card):
     tokenizer = Tokenizer(card)
     with pytest.raises(EmptyInput, match="input 3 is two empty strings"):
-        tokenizer.encode_pairs([Pair("", "")], truncate=True, first=3)
+        tokenizer.encode_pairs([Pair("", "")], Cuts(truncate=True), first=3)
     with pytest.raises(InvalidInput, match="input 1 has 404 tokens and the model takes 256"):
-        tokenizer.encode_pairs([Pair("a", "b"), Pair("a", "word " * 400)], truncate=False)
+        tokenizer.encode_pairs([Pair("a", "b"), Pair("a", "word " * 400)], Cuts(truncate=False))
     with pytest.raises(InvalidInput, match="takes single texts"):
-        Tokenizer(dataclasses.replace(card, kind="embedding")).encode_pairs([Pair("a", "b")], truncate=True)
+        Tokenizer(dataclasses.replace(card, kind="embedding")).encode_pairs([Pair("a", "b")], Cuts(truncate=True))
     with pytest.raises(SettingsError, match=r"args\.model\.max_tokens: 3 leaves no room"):
         Tokenizer(dataclasses.replace(card, max_tokens=3))
