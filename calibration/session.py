@@ -7,6 +7,8 @@ import asyncio
 import resource
 import signal
 from collections.abc import Coroutine
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -28,6 +30,8 @@ from deployments.errors import WindveError
 
 _STREAMS = 4096  # that may be read at once in the proof
 
+Result = CalibrationResult | GenerationResult
+
 
 def calibrate(arguments: argparse.Namespace) -> None:
     """Raises WindveError where it is refused, KeyboardInterrupt or CancelledError where it is stopped."""
@@ -35,97 +39,11 @@ def calibrate(arguments: argparse.Namespace) -> None:
     application = _find(arguments, console)
     check_options(arguments, generates=application.generates)
     config = ConfigFile.read(arguments.config, application) if arguments.config else None
-    (_calibrate_generation if application.generates else _calibrate_embeddings)(arguments, application, config, console)
-
-
-def _calibrate_embeddings(
-    arguments: argparse.Namespace, application: Application, config: ConfigFile | None, console: Console
-) -> None:
-    wanted = options(arguments, application.router_config().get("slo_s"))
-    run = Calibration(application, wanted, Progress(console))
-    _allow_connections(3 * arguments.most * run.result.most_replicas)
-    console.print(
-        f"calibrating {application.model or application.name} at {application.address} for an SLO of "
-        f"{wanted.slo_s:g} s, {wanted.shape} traffic, {wanted.tokens} tokens a query"
-    )
-    journal = Journal(arguments.out, run.about, fresh=arguments.fresh)
-    if journal.resumed:
-        console.print(f"going on from {journal.resumed} bursts of an interrupted run (--fresh starts over)")
-    try:
-        _measure(run.measure(journal, estimate_only=arguments.estimate_only), run.result, arguments, console)
-    except CalibrationFailed:
-        journal.finish()
-        raise
-    except BaseException:
-        journal.close()
-        raise
-    try:
-        _put(run.result, config, arguments, console)
-    except WindveError:
-        journal.close()  # not lost: the same command goes on from what was measured
-        raise
-    journal.finish()
-
-
-def _calibrate_generation(
-    arguments: argparse.Namespace, application: Application, config: ConfigFile | None, console: Console
-) -> None:
-    wanted = generation_options(arguments, application.info()["max_input_length"])
-    run = GenerationCalibration(application, wanted, Progress(console))
-    _allow_connections(_STREAMS)
-    policy = run.result.policy
-    console.print(
-        f"calibrating {application.name} at {application.address}, which generates: {policy.ttft_s:g} s to the first "
-        f"token, {policy.tpot_s:g} s a token"
-    )
-    _measure(run.measure(estimate_only=arguments.estimate_only), run.result, arguments, console)
-    _put(run.result, config, arguments, console)
-
-
-def _measure(
-    work: Coroutine[Any, Any, None],
-    result: CalibrationResult | GenerationResult,
-    arguments: argparse.Namespace,
-    console: Console,
-) -> None:
-    """Until it ends, fails or is stopped. Raises CalibrationFailed, with what was found until then in the report."""
-    try:
-        _run_until_signal(work)
-    except CalibrationFailed as error:
-        _show(result, str(error), WrittenReport(), arguments, console)
-        raise
-
-
-def _put(
-    result: CalibrationResult | GenerationResult,
-    config: ConfigFile | None,
-    arguments: argparse.Namespace,
-    console: Console,
-) -> None:
-    """Write and apply what was proven, as the options say, and leave the report. Raises WindveError."""
-    written, application = WrittenReport(), result.application
-    changes = {} if arguments.estimate_only else result.changes()
-    try:
-        if arguments.apply:
-            application.check_unchanged()
-        if config is not None:
-            _write(config, application.placed(changes), console, None if arguments.dry_run else written)
-        if arguments.apply and not arguments.dry_run:
-            _apply(application, changes, written, console)
-    except WindveError as error:
-        _show(result, str(error), written, arguments, console)
-        raise
-    _show(result, None, written, arguments, console)
-    if arguments.rayservice is not None:
-        deployed = ConfigFile(arguments.deploy, read_text(arguments.deploy), application.name)
-        print(patch_command(arguments.rayservice, deployed.edited(application.placed(changes))))
-
-
-def _apply(application: Application, changes: dict[str, Any], written: WrittenReport, console: Console) -> None:
-    """Last: a run that is killed before leaves a good file, and the old settings live."""
-    application.apply(changes)
-    written.applied = True
-    console.print(f"applied: /info shows the new {'step times' if application.generates else 'depths'}")
+    session = _Session(arguments, application, config, console)
+    if application.generates:
+        session.calibrate_generation()
+    else:
+        session.calibrate_embeddings()
 
 
 def _find(arguments: argparse.Namespace, console: Console) -> Application:
@@ -146,29 +64,95 @@ def _find(arguments: argparse.Namespace, console: Console) -> Application:
     return application
 
 
-def _write(config: ConfigFile, changes: dict[str, Any], console: Console, written: WrittenReport | None) -> None:
-    """Show the change as a diff; write it unless `written`, which then says where, is None."""
-    edited = config.edited(changes)
-    console.print(unified_diff(config.text, edited, str(config.path)), markup=False, soft_wrap=True)
-    if written is not None:
-        written.backup = str(write_atomically(config.path, config.text, edited))
-        written.config = str(config.path)
-        console.print(f"written: {config.path} (before: {written.backup})", soft_wrap=True)
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """One call of the command. `config`: the file to write."""
 
+    arguments: argparse.Namespace
+    application: Application
+    config: ConfigFile | None
+    console: Console
 
-def _show(
-    result: CalibrationResult | GenerationResult,
-    problem: str | None,
-    written: WrittenReport,
-    arguments: argparse.Namespace,
-    console: Console,
-) -> None:
-    """Leave the report. `problem` says why it was refused."""
-    shown: Any = step_report if result.application.generates else embeddings_report
-    report = result.report(problem, written)
-    page = shown.write(arguments.out, report)
-    shown.show(console, report)
-    console.print(f"report: {page}", soft_wrap=True)
+    def calibrate_embeddings(self) -> None:
+        arguments, application = self.arguments, self.application
+        wanted = options(arguments, application.router_config().get("slo_s"))
+        run = Calibration(application, wanted, Progress(self.console))
+        _allow_connections(3 * arguments.most * run.result.most_replicas)
+        self.console.print(
+            f"calibrating {application.model or application.name} at {application.address} for an SLO of "
+            f"{wanted.slo_s:g} s, {wanted.shape} traffic, {wanted.tokens} tokens a query"
+        )
+        journal = Journal(arguments.out, run.about, fresh=arguments.fresh)
+        if journal.resumed:
+            self.console.print(f"going on from {journal.resumed} bursts of an interrupted run (--fresh starts over)")
+        with closing(journal):  # what is stopped or not written is not lost: the same command goes on from it
+            try:
+                self._measure(run.measure(journal, estimate_only=arguments.estimate_only), run.result)
+            except CalibrationFailed:
+                journal.finish()
+                raise
+            self._put(run.result)
+            journal.finish()
+
+    def calibrate_generation(self) -> None:
+        application = self.application
+        wanted = generation_options(self.arguments, application.info()["max_input_length"])
+        run = GenerationCalibration(application, wanted, Progress(self.console))
+        _allow_connections(_STREAMS)
+        policy = run.result.policy
+        self.console.print(
+            f"calibrating {application.name} at {application.address}, which generates: {policy.ttft_s:g} s to the "
+            f"first token, {policy.tpot_s:g} s a token"
+        )
+        self._measure(run.measure(estimate_only=self.arguments.estimate_only), run.result)
+        self._put(run.result)
+
+    def _measure(self, work: Coroutine[Any, Any, None], result: Result) -> None:
+        """Until it ends, fails or is stopped. Raises CalibrationFailed; the report then has what was found so far."""
+        try:
+            _run_until_signal(work)
+        except CalibrationFailed as error:
+            self._show(result, WrittenReport(), str(error))
+            raise
+
+    def _put(self, result: Result) -> None:
+        """Write and apply what was proven, as the options say, and leave the report. Raises WindveError."""
+        arguments, application, written = self.arguments, self.application, WrittenReport()
+        changes = {} if arguments.estimate_only else result.changes()
+        try:
+            if arguments.apply:
+                application.check_unchanged()
+            if self.config is not None:
+                self._write(self.config, application.placed(changes), written)
+            if arguments.apply and not arguments.dry_run:  # last: a run that is killed before leaves a good file
+                application.apply(changes)
+                written.applied = True
+                found = "step times" if application.generates else "depths"
+                self.console.print(f"applied: /info shows the new {found}")
+        except WindveError as error:
+            self._show(result, written, str(error))
+            raise
+        self._show(result, written)
+        if arguments.rayservice is not None:
+            deployed = ConfigFile(arguments.deploy, read_text(arguments.deploy), application.name)
+            print(patch_command(arguments.rayservice, deployed.edited(application.placed(changes))))
+
+    def _write(self, config: ConfigFile, changes: dict[str, Any], written: WrittenReport) -> None:
+        """Show the change as a diff, and make it unless that is all that is asked for."""
+        edited = config.edited(changes)
+        self.console.print(unified_diff(config.text, edited, str(config.path)), markup=False, soft_wrap=True)
+        if not self.arguments.dry_run:
+            written.backup = str(write_atomically(config.path, config.text, edited))
+            written.config = str(config.path)
+            self.console.print(f"written: {config.path} (before: {written.backup})", soft_wrap=True)
+
+    def _show(self, result: Result, written: WrittenReport, problem: str | None = None) -> None:
+        """Leave the report. `problem` says why it was refused."""
+        shown: Any = step_report if self.application.generates else embeddings_report
+        report = result.report(problem, written)
+        page = shown.write(self.arguments.out, report)
+        shown.show(self.console, report)
+        self.console.print(f"report: {page}", soft_wrap=True)
 
 
 def _allow_connections(wanted: int) -> None:
