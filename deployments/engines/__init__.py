@@ -131,20 +131,12 @@ def probe(engine: Engine, card: ModelCard) -> None:
 
 def embed(engine: Engine, batch: TokenBatch, stop: threading.Event) -> Vectors:
     """The rows of the first output that `batch` asks for, of all passes, in its order. Raises Stopped."""
-    return embed_all(engine, batch, stop)[0]
-
-
-def embed_all(engine: Engine, batch: TokenBatch, stop: threading.Event) -> list[Vectors]:
-    """The rows of each output that `batch` asks for, of all passes, in its order. Raises Stopped once `stop` is set."""
-    passes = list(engine.passes(batch, stop))
-    outputs = []
-    for number, output in enumerate(batch.outputs):
-        count = len(batch) if output == "text" else len(batch.ids)
-        rows = np.empty((count, passes[0][1][number].shape[1]), dtype=np.float32)
-        for queries, found in passes:
-            rows[batch.rows(queries, output)] = found[number]
-        outputs.append(rows)
-    return outputs
+    passes, output = list(engine.passes(batch, stop)), batch.outputs[0]
+    count = len(batch) if output == "text" else len(batch.ids)
+    rows = np.empty((count, passes[0][1][0].shape[1]), dtype=np.float32)
+    for queries, found in passes:
+        rows[batch.rows(queries, output)] = found[0]
+    return rows
 
 
 def create_engine(card: ModelCard, settings: EngineSettings, device: str, threads: int) -> Engine:

@@ -8,7 +8,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
-from deployments.engines import TokenBatch, embed_all
+from deployments.engines import TokenBatch
 from deployments.errors import SettingsError
 from deployments.models.encoder import Encoder
 from deployments.models.outputs import join
@@ -121,6 +121,14 @@ def wanted(m3):
     return found
 
 
+def embed_all(engine, batch):
+    """The rows of each output, of all passes, in the order of the batch."""
+    passes = list(engine.passes(batch, NEVER))
+    for number, output in enumerate(batch.outputs):
+        order = np.concatenate([batch.rows(queries, output) for queries, _ in passes])
+        yield np.concatenate([found[number] for _, found in passes])[np.argsort(order)]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_m3_gives_each_output_alone_and_all_from_one_run(m3, wanted, form):
     card = card_of(m3[0])
@@ -130,7 +138,7 @@ def test_m3_gives_each_output_alone_and_all_from_one_run(m3, wanted, form):
     ids = encode(card, TEXTS)
     for output in OUTPUTS:
         check_rows(engine, ids, [rows[output] for rows, *_ in wanted], output, **EXACT)
-    together = embed_all(engine, TokenBatch.pack(ids, OUTPUTS), NEVER)
+    together = embed_all(engine, TokenBatch.pack(ids, OUTPUTS))
     for output, found in zip(OUTPUTS, together, strict=True):
         np.testing.assert_allclose(found, np.concatenate([rows[output] for rows, *_ in wanted]), **EXACT)
 
@@ -139,7 +147,7 @@ def test_what_the_router_makes_of_the_numbers(m3, wanted):
     card = card_of(m3[0])
     encoder = Encoder(card, auto_truncate=True)
     ids = encode(card, TEXTS)
-    found = embed_all(engine_of(card), TokenBatch.pack(ids, OUTPUTS), NEVER)
+    found = list(embed_all(engine_of(card), TokenBatch.pack(ids, OUTPUTS)))
     numbers = join(found, OUTPUTS, list(map(len, ids)))
     for tokens, one, (rows, largest, vectors) in zip(ids, numbers, wanted, strict=True):
         said = encoder.rows(one, tokens, outputs=OUTPUTS, role="document")
