@@ -146,9 +146,20 @@ class CalibrationResult(RunResult):
             cpu_overflow=CpuOverflowReport(
                 used=bool(self.depths.get(CPU)) and ACCELERATOR in self.depths, reason=self.why_without_cpu
             ),
-            fine_tuning=[_tuning(step) for step in self.steps],
+            fine_tuning=[
+                TuningReport(**asdict(step), accelerator=step.depths.get(ACCELERATOR), cpu=step.depths.get(CPU))
+                for step in self.steps
+            ],
             verification=self._verification(),
-            streams=[_stream(proof) for proof in self.streams],
+            streams=[
+                StreamReport(
+                    **asdict(proof),
+                    **asdict(proof.stream),
+                    **_quantiles(proof.latencies_s),
+                    admitted=len(proof.latencies_s),
+                )
+                for proof in self.streams
+            ],
             bursts=list(self.bursts),
         )
 
@@ -215,26 +226,6 @@ class CalibrationResult(RunResult):
                 for pool, count in proof.admitted.items()
             },
         )
-
-
-def _tuning(step: TuningStep) -> TuningReport:
-    return TuningReport(
-        accelerator=step.depths.get(ACCELERATOR),
-        cpu=step.depths.get(CPU),
-        slowest_s=dict(step.slowest_s),
-        held=dict(step.held),
-    )
-
-
-def _stream(proof: StreamProof) -> StreamReport:
-    return StreamReport(
-        **asdict(proof.stream),
-        **_quantiles(proof.latencies_s),
-        sent=proof.sent,
-        admitted=len(proof.latencies_s),
-        late=proof.late,
-        busy=proof.busy,
-    )
 
 
 def _quantiles(latencies_s: Sequence[float]) -> dict[str, Any]:

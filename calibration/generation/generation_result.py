@@ -127,16 +127,5 @@ def _overlap(found: Overlap) -> OverlapReport:
 
 
 def _proof(proof: PromiseProof) -> ProofReport:
-    stream = proof.stream
-    return ProofReport(
-        name=stream.name,
-        rate=stream.rate,
-        times=stream.times,
-        together=stream.together,
-        sent=proof.sent,
-        busy=proof.busy,
-        late_firsts=proof.late_firsts,
-        late_paces=proof.late_paces,
-        firsts_s=[round(first_s, 6) for first_s in proof.firsts_s],
-        paces_s=[round(pace_s, 6) for pace_s in proof.paces_s],
-    )
+    rounded = {key: [round(value, 6) for value in getattr(proof, key)] for key in ("firsts_s", "paces_s")}
+    return ProofReport(name=proof.stream.name, **asdict(proof.stream), **(asdict(proof) | rounded))
