@@ -58,19 +58,18 @@ class Application:
     def find(
         cls,
         *,
-        dashboard: str | None,
+        dashboard: str,
         name: str | None,
         url: str | None,
         api_keys: str | None = None,
         model: str | None = None,
     ) -> Application:
-        """Ask Ray Serve at `dashboard` (None: the cluster of this Ray job, or what `make serve` started here).
+        """Ask Ray Serve at `dashboard`, as `find_dashboard` says it.
 
         `url`: where the application answers (None: where its config says). `api_keys` says where the key is that it
         wants, as its own setting does (None: where that says). `model`: which one, where it serves several.
         Raises CalibrationFailed where there is none, SettingsError where it must be chosen or the key is not there.
         """
-        dashboard = find_dashboard(dashboard)
         details = serve_details(dashboard)
         ours = {
             key: found["deployed_app_config"]
