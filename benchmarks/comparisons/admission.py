@@ -25,7 +25,6 @@ from tests.kit.simulation.rules import goodput
 from tests.kit.virtual_time import run as run_virtual
 
 _TURNS = 10**9
-RATIO = 3.0  # long queries are refused at most so many times as often as short ones
 _LONG, _SHORT = 200, 50  # tokens: more is long, fewer is short
 _NOISE, _SLOW = 0.03, 1.5
 _RETURNS, _RETRY_LOAD = 0.05, 1.5
