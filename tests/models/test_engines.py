@@ -190,7 +190,7 @@ def test_a_form_that_fails_is_left_out(card, monkeypatch, caplog):
     def lacks_it(qkv, layout):
         raise TypeError("varlen_attn() got an unexpected keyword argument 'scale'")
 
-    monkeypatch.setattr(bert, "attention_for", lambda *_: lacks_it)
+    monkeypatch.setattr(bert, "attention_for", lambda *_, **__: lacks_it)
     monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
     assert engine_of(card).form == "padded"
     (told,) = {record.getMessage() for record in caplog.records if "left out" in record.getMessage()}

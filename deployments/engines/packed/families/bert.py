@@ -5,13 +5,14 @@ Families whose blocks are the same under other names give them as `Names`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from deployments.engines.packed.attention import Attention, HeadLayout, attention_for
+from deployments.engines.packed.attention import Attention, Bias, HeadLayout, attention_for
 from deployments.engines.packed.layers import ACTIVATIONS, Mlp, PostNorm, SelfAttention, dense, dense_qkv, layer_norm
 from deployments.engines.packed.model import Embeddings, Parts
 from deployments.engines.packed.tensors import Weights
@@ -51,14 +52,22 @@ def unsupported(config: Any) -> str | None:
 
 
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
+    padding = None if config.model_type == "bert" else config.pad_token_id
+    make = partial(block, names=NAMES, activation=config.hidden_act)
+    return encoder(config, weights, make, types=types, padding=padding)
+
+
+def encoder(
+    config: Any, weights: Weights, make: Callable[..., Any], bias: Bias | None = None, **embedded: Any
+) -> Parts:
+    """A model laid out as BERT: `make` makes a block, `bias` is that of the scores; `embedded`: see `embeddings`."""
     heads, eps = config.num_attention_heads, config.layer_norm_eps
     shape = HeadLayout(heads, heads, config.hidden_size // heads)
-    attention = attention_for(shape, weights.place)
-    padding = None if config.model_type == "bert" else config.pad_token_id
+    attention = attention_for(shape, weights.place, bias=bias)
     layers = [weights.within(f"encoder.layer.{number}") for number in range(config.num_hidden_layers)]
     return Parts(
-        partial(embeddings, weights.within("embeddings"), eps, types=types, padding=padding),
-        [partial(block, layer, shape, attention, NAMES, activation=config.hidden_act, eps=eps) for layer in layers],
+        partial(embeddings, weights.within("embeddings"), eps, **embedded),
+        [partial(make, layer, shape, attention, eps=eps) for layer in layers],
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from deployments.engines.packed.attention import Attention, HeadLayout, attention_for
+from deployments.engines.packed.attention import Attention, HeadLayout
 from deployments.engines.packed.families import bert
 from deployments.engines.packed.layers import (
     GatedMlp,
@@ -37,18 +37,11 @@ def unsupported(config: Any) -> str | None:
 
 
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
-    heads, eps = config.num_attention_heads, config.layer_norm_eps
-    shape = HeadLayout(heads, heads, config.hidden_size // heads)
     block = _for_code if config.qk_norm else _gated
     if config.feed_forward_type == "original":
         block = partial(bert.block, names=bert.NAMES)
-    activation = _GATES.get(config.feed_forward_type, config.hidden_act)
-    attention = attention_for(shape, weights.place, bias=alibi(heads))
-    layers = [weights.within(f"encoder.layer.{number}") for number in range(config.num_hidden_layers)]
-    return Parts(
-        partial(bert.embeddings, weights.within("embeddings"), eps, types=types),
-        [partial(block, layer, shape, attention, activation=activation, eps=eps) for layer in layers],
-    )
+    make = partial(block, activation=_GATES.get(config.feed_forward_type, config.hidden_act))
+    return bert.encoder(config, weights, make, alibi(config.num_attention_heads), types=types)
 
 
 def _gated(layer: Weights, shape: HeadLayout, attention: Attention, *, activation: str, eps: float) -> PostNorm:

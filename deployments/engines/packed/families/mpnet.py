@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from deployments.engines.packed.attention import HeadLayout, attention_for
-from deployments.engines.packed.families.bert import Names, block, embeddings
+from deployments.engines.packed.families.bert import Names, block, encoder
 from deployments.engines.packed.layers import ACTIVATIONS
 from deployments.engines.packed.model import Parts
 from deployments.engines.packed.positions import relative_buckets
@@ -31,12 +30,6 @@ def unsupported(config: Any) -> str | None:
 
 
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:  # noqa: ARG001 - it has none
-    heads, eps = config.num_attention_heads, config.layer_norm_eps
-    shape = HeadLayout(heads, heads, config.hidden_size // heads)
     bias = relative_buckets(weights.exact("encoder.relative_attention_bias.weight").cpu())
-    attention = attention_for(shape, weights.place, bias=bias)
-    layers = [weights.within(f"encoder.layer.{number}") for number in range(config.num_hidden_layers)]
-    return Parts(
-        partial(embeddings, weights.within("embeddings"), eps, padding=_PADDING),
-        [partial(block, layer, shape, attention, _NAMES, activation=config.hidden_act, eps=eps) for layer in layers],
-    )
+    make = partial(block, names=_NAMES, activation=config.hidden_act)
+    return encoder(config, weights, make, bias, padding=_PADDING)
