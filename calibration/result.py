@@ -113,7 +113,7 @@ class CalibrationResult(RunResult):
         for pool, depth in self.depths.items():
             line = self.estimates[pool].line
             user_config[pool] = {"queue_depth": depth}
-            if line is not None:
+            if line is not None and line.curve.rises:  # of one that does not, a Router takes what its warm-up measures
                 cost = {key: _round(value) for key, value in asdict(self.costs[pool]).items()}
                 user_config[pool] |= {"alpha_s": _round(line.curve.alpha_s), "beta_s": cost.pop("beta_s"), "cost": cost}
         user_config["calibration"] = self._record()
@@ -200,7 +200,8 @@ class CalibrationResult(RunResult):
         if cost is None:
             return None
         samples = [LengthReport(**asdict(sample)) for sample in self.length_samples[pool]]
-        lengths = sorted({self.options.tokens, *(sample.tokens for sample in samples)})
+        measured = (sample.tokens for of_pool in self.length_samples.values() for sample in of_pool)
+        lengths = sorted({self.options.tokens, *measured})
         by_tokens = [(tokens, cost.cost_s(tokens)) for tokens in lengths]
         return CostReport(**asdict(cost), samples=samples, by_tokens=by_tokens)
 

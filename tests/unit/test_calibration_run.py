@@ -106,9 +106,9 @@ class Tiled(Trials):
 
 @pytest.fixture
 def calibrate(tmp_path, monkeypatch):
-    def run(application, trials=Trials, slo_s=2.0, **more):
+    def run(application, trials=Trials, slo_s=2.0, most=2048, **more):
         monkeypatch.setattr(calibration.run, "TrialLoads", trials)
-        options = CalibrationOptions(slo_s, "burst", 75, 1.0, 2048, 0, 0)
+        options = CalibrationOptions(slo_s, "burst", 75, 1.0, most, 0, 0)
         work = Calibration(application, options, Progress(Console(file=io.StringIO())))
         journal = Journal(tmp_path, work.about, fresh=True)
         try:
@@ -163,6 +163,17 @@ def test_devices_that_compute_in_tiles_are_calibrated(calibrate):
         for sample in found.estimates[pool].samples:
             if sample.concurrency <= found.depths[pool]:
                 assert settings.alpha_s * sample.concurrency + settings.beta_s >= 0.999 * sample.latency_s
+
+
+def test_a_pool_whose_latency_does_not_rise_gets_a_depth_alone(calibrate, monkeypatch):
+    monkeypatch.setitem(CURVES, "cpu", (0.0, 1.0))
+    found = calibrate(Application(), most=200)
+    config = written(found)
+    assert (config.cpu.queue_depth, config.cpu.alpha_s, config.cpu.cost) == (200, None, None)
+    assert config.accelerator.cost is not None
+    console = Console(file=io.StringIO(), width=100)
+    report.show(console, found.report(None, WrittenReport()))
+    assert "Cost of a query by its length" in console.file.getvalue()
 
 
 def test_a_cpu_that_is_left_out_does_not_help_in_the_proof(calibrate, monkeypatch):
