@@ -8,7 +8,7 @@ failed. Each side collects what one turn of its event loop sends into one frame,
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -17,6 +17,10 @@ from deployments.admission.fair_share import Tenant
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.models.outputs import TEXT, Outputs
 from deployments.serving.frames import CUT_BYTES, Head, encode_head, frame_of, head_of, known
+
+# NaN or a number below 0 would stay in what a replica counts.
+Work = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # planned device seconds
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Offer(Head):
@@ -57,10 +61,10 @@ class Offers(Head):
     offers: list[Offer] = msgspec.field(default_factory=list)
     called_off: list[int] = msgspec.field(default_factory=list)
     confirmed: list[int] = msgspec.field(default_factory=list)
-    refused_s: dict[Tenant | None, float] = msgspec.field(default_factory=dict)
+    refused_s: dict[Tenant | None, Work] = msgspec.field(default_factory=dict)
     settings: dict[str, Any] | None = None
     asks: bool = False
-    refused_sizes: dict[int, int] = msgspec.field(default_factory=dict)
+    refused_sizes: dict[Count, Count] = msgspec.field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.offers or self.called_off or self.confirmed or self.settings is not None or self.asks)

@@ -217,6 +217,9 @@ def test_a_frame_as_the_damaged_ones_are_made():
         offers_of([1.0], arrays=[ids(1)]),
         packed([[[1]], [], [], {}, None, False]),
         packed([[], [], [], {}, None, False], [np.array([1, 2, 3], np.uint8)]),
+        packed([[], [], [], {None: math.nan}, None, False]),
+        packed([[], [], [], {None: -1.0}, None, False]),
+        packed([[], [], [], {}, None, False, {75: -1}]),
     ],
 )
 def test_damaged_offers_say_so(frame):

@@ -1009,3 +1009,5 @@ def test_long_queries_that_routers_refuse_are_kept_room_for():
         demand.long_queries.offered(0.0, 0.01, refused=False)
     demand.refused(0.0, 0.3, 5)
     assert queue.state(0.0).reserve_s == pytest.approx(0.3)
+    demand.refused(0.0, 0.3, 2**63)  # however many a Router says that there were
+    assert demand.long_queries.mean_s == pytest.approx(0.3)

@@ -56,6 +56,29 @@ def test_as_much_is_kept_as_long_queries_cost_of_late():
     )  # a tenth of the way
 
 
+@pytest.mark.parametrize("mean_s", [0.0, 0.1, 0.4, 1.0, 3.0])
+@pytest.mark.parametrize("count", [1, 2, 40, 2000])
+def test_many_at_once_count_as_one_after_the_other(mean_s, count):
+    at_once, one_by_one = LongQueries(mean_s), LongQueries(mean_s)
+    for fairness in (at_once, one_by_one):
+        fairness.offered(0.0, 4.0, refused=False)
+    at_once.offered(0.0, 1.0, refused=True, count=count)
+    for _ in range(count):
+        one_by_one.offered(0.0, 1.0, refused=True)
+    for read in (
+        lambda one: (one.mean_s, one.long_s, one.reserve_s),
+        lambda one: (one._all.offered_s, one._all.admitted_s, one._long.offered_s, one._long.admitted_s),
+    ):
+        assert read(at_once) == pytest.approx(read(one_by_one))
+
+
+def test_so_many_at_once_take_no_time():
+    fairness = LongQueries(0.0)
+    fairness.offered(0.0, 1.0, refused=True, count=2**63)
+    assert fairness._long.offered_s == 34.0  # 0.98 ** 35 is less than a half: the mean is more than half of 1
+    assert fairness.mean_s == 1.0
+
+
 def test_the_mean_follows_what_is_offered():
     fairness = LongQueries(1.0)
     for mean_s in (1.04, 1.0792):  # a fiftieth of the way to 3

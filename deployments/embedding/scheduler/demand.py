@@ -43,8 +43,7 @@ class Demand:
     def refused(self, now: float, cost_s: float, count: int) -> None:
         """So many queries of that cost were refused by a Router, for want of room here."""
         if cost_s <= self.limits.idle_room_s(self.limits.policy.slo_s):
-            for _ in range(count):
-                self.long_queries.offered(now, cost_s, refused=True)
+            self.long_queries.offered(now, cost_s, refused=True, count=count)
 
     def has_urgent(self, now: float) -> bool:
         """An urgent query came lately."""

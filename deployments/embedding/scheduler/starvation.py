@@ -17,6 +17,7 @@ _LONG = 2.0  # of the mean cost: more is long
 _MEMORY_S = 10.0  # how long a query is remembered
 _FADE_EVERY = 0.01  # of the memory: oftener would only cost
 _FEW = 3.0  # long ones that must be remembered before they have a say
+_MEAN, _LONG_MEAN = 0.02, 0.1  # of the way to a query's cost: how far it moves the mean, and that of long ones
 
 
 @dataclass(slots=True)
@@ -54,16 +55,28 @@ class LongQueries:
         starve = long.admitted_s * work.offered_s < _AIM * work.admitted_s * long.offered_s
         return self.long_s if starve and long.offered_s >= _FEW * self.long_s else 0.0
 
-    def offered(self, now: float, cost_s: float, *, refused: bool) -> None:
-        """One query was admitted or refused for want of room."""
-        self.mean_s += 0.02 * (cost_s - self.mean_s)
+    def offered(self, now: float, cost_s: float, *, refused: bool, count: int = 1) -> None:
+        """So many queries of that cost were admitted, or refused for want of room."""
+        long = self._long_of(cost_s, count)
+        self.mean_s = _towards(cost_s, self.mean_s, _MEAN, count)
         if now - self._at > _FADE_EVERY * _MEMORY_S:
             fade = math.exp((self._at - now) / _MEMORY_S)
             self._at = now
             self._all.fade(fade)
             self._long.fade(fade)
-        admitted_s = 0.0 if refused else cost_s
-        self._all.count(cost_s, admitted_s)
-        if cost_s > _LONG * self.mean_s:
-            self._long.count(cost_s, admitted_s)
-            self.long_s = self.long_s + 0.1 * (cost_s - self.long_s) if self.long_s else cost_s
+        self._all.count(count * cost_s, 0.0 if refused else count * cost_s)
+        if long:
+            self._long.count(long * cost_s, 0.0 if refused else long * cost_s)
+            self.long_s = _towards(cost_s, self.long_s or cost_s, _LONG_MEAN, long)
+
+    def _long_of(self, cost_s: float, count: int) -> int:
+        """How many of them are long: few, as each moves the mean towards itself."""
+        long = 0
+        while long < count and cost_s > _LONG * _towards(cost_s, self.mean_s, _MEAN, long + 1):
+            long += 1
+        return long
+
+
+def _towards(cost_s: float, mean_s: float, share: float, count: int) -> float:
+    """The mean after so many queries of that cost."""
+    return cost_s + (mean_s - cost_s) * (1 - share) ** count
