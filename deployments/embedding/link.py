@@ -43,7 +43,7 @@ class Link(ReplicaLink[View, Channel]):
         self.answered = 0  # queries
         self.bulk_parts = 0  # of bulk requests, there now
         self.bulk_again_at = 0.0  # it had no room for bulk queries, and is not asked before
-        self._asking: list[asyncio.Future[None]] = []
+        self._asking: asyncio.Future[None] | None = None  # all who wait for its next report
         self._progress_at, self._needs_s, self._hangs = 0.0, 0.0, False
 
     def offer(self, offer: Offer) -> PendingOffer:
@@ -94,9 +94,8 @@ class Link(ReplicaLink[View, Channel]):
         """Return when the replica has told how it is, or does not answer."""
         if self._channel is not None:
             self._channel.ask()
-            heard = asyncio.get_running_loop().create_future()
-            self._asking.append(heard)
-            await asyncio.wait([heard], timeout=_ANSWERS_S)
+            self._asking = self._asking or asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._asking], timeout=_ANSWERS_S)
 
     # --- how it does --------------------------------------------------------------------------------------------------
 
@@ -109,10 +108,9 @@ class Link(ReplicaLink[View, Channel]):
         self.view.outlier.count(answered=len(report.answered), failed=len(report.broken))
         if report.answered or report.state.runs != runs:
             self._note_progress()
-        for heard in self._asking:
-            if not heard.done():
-                heard.set_result(None)
-        self._asking.clear()
+        if self._asking is not None:
+            self._asking.set_result(None)
+            self._asking = None
 
     def _note_progress(self) -> None:
         self._progress_at, self._hangs = asyncio.get_running_loop().time(), False

@@ -244,6 +244,21 @@ async def test_its_state_is_waited_for_half_a_second_at_most():
         await asyncio.sleep(1)
 
 
+async def test_all_who_ask_a_replica_that_answers_nothing_wait_for_one_report():
+    link, channel = await Followed().live()
+    await link.ask_state()
+    waited_for = link._asking
+    for _ in range(3):
+        gives_up = asyncio.ensure_future(link.ask_state())
+        await asyncio.sleep(0.1)
+        gives_up.cancel()
+        await link.ask_state()
+        assert link._asking is waited_for
+    channel.reports()
+    assert waited_for.done()
+    assert link._asking is None
+
+
 @pytest.mark.parametrize(
     ("outcomes", "died", "is_lost_at"),
     [
