@@ -73,10 +73,9 @@ class Placer:
         """
         if unit == "tokens":
             return float(sum(lengths))
-        models = {name: pool.live[0].view.model for name, pool in self.pools.items() if pool.is_open}
         if answers is None:
-            return next(iter(models.values())).work_s(lengths) if models else 0.0
-        return sum(models[pool].cost_s(lengths[index]) for index, (pool, _) in answers.items() if pool in models)
+            return next((pool.model.work_s(lengths) for pool in self.pools.values() if pool.is_open), 0.0)
+        return sum(self.pools[pool].model.cost_s(lengths[index]) for index, (pool, _) in answers.items())
 
     # --- place --------------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ class Pool(ReplicaSet[Link]):
         super().__init__(name, **where)
         self._openings = Openings[Link]()
         self._turn = 0  # of those that are not open
+        self._first: Link | None = None  # of those that live, or of the last ones that did
 
     def configure(self, config: PoolConfig, policy: Mapping[str, Any]) -> None:
         """Put a new config in force, and send it to every replica.
@@ -54,6 +55,8 @@ class Pool(ReplicaSet[Link]):
     def changed(self) -> None:
         super().changed()
         self._openings.keep(self.live)
+        if self.live:
+            self._first = self.live[0]
 
     def heard(self, link: Link) -> None:
         """A replica has reported, or was ejected: when it opens may be another time now."""
@@ -93,6 +96,11 @@ class Pool(ReplicaSet[Link]):
         return sum(1 / max(link.view.model.alpha_s, 1e-6) for link in self.live)
 
     @property
+    def model(self) -> CostModel:
+        """Its first replica's; while none lives, that of the last one that did: it may still answer."""
+        return UNKNOWN_COST if self._first is None else self._first.view.model
+
+    @property
     def calibrated(self) -> bool:
         return self.config.alpha_s is not None  # and beta_s with it: the settings see to that
 
@@ -101,8 +109,7 @@ class Pool(ReplicaSet[Link]):
         """(alpha_s, beta_s): calibrated if the config has them, else what a replica measured while it warmed up."""
         if self.config.alpha_s is not None and self.config.beta_s is not None:
             return self.config.alpha_s, self.config.beta_s
-        model = next((link.view.model for link in self.live), UNKNOWN_COST)
-        return model.alpha_s, model.beta_s
+        return self.model.alpha_s, self.model.beta_s
 
     def by_finish(
         self,

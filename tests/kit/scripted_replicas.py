@@ -113,6 +113,7 @@ class ScriptedReplica:
 def pool_of(name, *replicas, admission="deadline", on_change=lambda: None, **config):
     pool = Pool(name, deployment=name, handle=None, router="r", node="n", on_change=on_change)
     pool.links, pool.live = {link.view.replica: link for link in replicas}, list(replicas)
+    pool._first = next(iter(replicas), None)
     for link in replicas:
         link.pool = pool
         pool.heard(link)

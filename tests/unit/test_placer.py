@@ -370,7 +370,16 @@ async def test_what_a_request_costs(unit, first, answered):
     assert placer.price([75, 25], unit, {0: ("cpu", None), 1: ("accelerator", None)}) == pytest.approx(answered)
     closed = placer_of(ScriptedReplica("a1"), queue_depth=0)
     assert closed.price([75, 25], unit) == (100 if unit == "tokens" else 0)
-    assert closed.price([75, 25], unit, {0: ("accelerator", None)}) == (100 if unit == "tokens" else 0)
+    assert closed.price([75, 25], unit, {0: ("accelerator", None)}) == pytest.approx(100 if unit == "tokens" else 0.075)
+
+
+async def test_what_a_draining_pool_answered_has_its_price():
+    placer = placer_of(ScriptedReplica("a1"), cpu=[ScriptedReplica("c1", model=(0.0, 0.002, 0.0, 0.2))])
+    pool = placer.pools["cpu"]
+    pool.links.clear()
+    pool.changed()
+    assert not pool.is_open
+    assert placer.price([75], "device_seconds", {0: ("cpu", None)}) == pytest.approx(0.15)
 
 
 async def test_who_can_answer():
