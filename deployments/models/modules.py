@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,10 @@ _KNOWN = {
     "Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "Normalize", "MultiVectorMask", "LogitScore",
 }  # fmt: skip
 _ORDER = ("Pooling", "Dense", "Normalize")  # after the transformer
-_POOLING_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
-}
+_POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+_MODE = re.compile(
+    r"^(?:pooling_mode_)?(.+?)(?:_tokens?)?$"
+)  # older files have a key of each mode, newer ones its name
 
 
 def check_modules(folder: Path) -> None:
@@ -81,13 +81,13 @@ def pooled_by(folder: Path, wanted: str) -> str:
     if config is not None:
         flags = [key for key, on in config.items() if key.startswith("pooling_mode_") and on]
         named = config.get("pooling_mode") or flags
-        modes = {named} if isinstance(named, str) else set(named)
-        found = {_POOLING_FLAGS.get(mode, mode) for mode in modes}
-        if len(found) == 1 and found <= {"cls", "mean", "last", "lasttoken"}:
-            return found.pop().replace("lasttoken", "last")
-        raise SettingsError(
-            "args.model.pooling", f"the model pools by {sorted(found)}; of these, one of cls, mean, last is served"
-        )
+        modes = {_MODE.sub(r"\1", str(mode)) for mode in (named if isinstance(named, list) else [named])}
+        found = sorted(_POOLING.get(mode, mode) for mode in modes)
+        if len(found) == 1 and found[0] in _POOLING.values():
+            return found[0]
+        if found:
+            joined = " and ".join(found)
+            raise SettingsError("args.model.pooling", f"the model pools by {joined}; one of cls, mean, last is served")
     raise SettingsError("args.model.pooling", "the model's files do not say how it pools: set cls, mean or last")
 
 
