@@ -21,7 +21,7 @@ from serve_app.web.about import SHARED_ROUTES
 
 Deployed = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # of one model: pool -> name and handle of its deployment
 KNOWN_ROUTES = ALL_ROUTES.union(
-    SHARED_ROUTES, OLLAMA_ABOUT, ("/v1/completions", "/v1/chat/completions")
+    SHARED_ROUTES, OLLAMA_ABOUT, ("/v1/completions", "/v1/chat/completions", "/burst")
 )  # by name in the log
 
 

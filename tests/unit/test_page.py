@@ -18,6 +18,7 @@ from serve_app.config.models import ByModel
 from serve_app.embedding.api import HttpApi
 from serve_app.embedding.burst import Bursts
 from serve_app.embedding.models_api import ModelsApi
+from serve_app.ingress import KNOWN_ROUTES
 from serve_app.web import page as page_module
 from tests.kit.asgi_client import call, get, post
 from tests.kit.fake_router import FakeRouter, embedded
@@ -87,6 +88,12 @@ def test_it_can_be_turned_off():
         assert (reply.status, reply.headers["allow"]) == (405, "POST")
         assert post(api, "/", {"inputs": "a"}).status == 200
     assert get(HttpApi(off, ApiKeys(["sk-one"])), "/").status == 401
+
+
+def test_the_access_log_names_each_route_of_a_service_with_a_page():
+    routes = {path for _, path in HttpApi(router(accelerator=EMULATED, cpu=EMULATED))._own_routes()}
+    assert "/burst" in routes
+    assert routes <= KNOWN_ROUTES
 
 
 def burst(one):
