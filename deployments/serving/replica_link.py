@@ -189,7 +189,7 @@ def learned(state: Any) -> dict[str, Any]:
     return {
         "opens_s": state.opens_s if math.isfinite(state.opens_s) else None,
         "slowdown": round(state.slowdown, 4),
-        "margin": round(state.margin, 4),
+        "safety_margin": round(state.margin, 4),
     }
 
 

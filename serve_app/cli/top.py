@@ -22,16 +22,18 @@ from serve_app.api_keys import read_keys
 
 _TIMEOUT_S = 10.0
 _UNAUTHORIZED = 401
-_COLUMNS = ("pool", "replicas", "in flight", "waiting", "room", "answered", "refused", "slowdown", "margin", "learned")
+_COLUMNS = (
+    "pool", "replicas", "in flight", "waiting", "room", "answered", "refused", "slowdown", "safety margin", "learned",
+)  # fmt: skip
 _DESCRIPTION = """\
 Watch a service: what it says of itself at /info, every second, until Ctrl-C.
 
-  room       now, or the seconds until a replica admits a query of the mean cost; of generation the free blocks
-  answered   by the Router that answers this call, and a second since it was asked last
-  refused    by the pool's replicas since they started; a Router asks the other pool then
-  slowdown   how many times as long as its model says a run takes, as learned
-  margin     what admission adds to a prediction, as a share of it
-  learned    seconds for C queries"""
+  room           now, or the seconds until a replica admits a query of the mean cost; of generation the free blocks
+  answered       by the Router that answers this call, and a second since it was asked last
+  refused        by the pool's replicas since they started; a Router asks the other pool then
+  slowdown       how many times as long as its model says a run takes, as learned
+  safety margin  what admission adds to a prediction, as a share of it
+  learned        seconds for C queries"""
 
 
 class _NotReached(WindveError):
@@ -182,7 +184,7 @@ def _table(ours: Mapping[str, Any], before: Mapping[str, Any] | None, since_s: f
             f"{_answered(pool)}{rate}",
             str(sum(sum(_counts(member.get("refusals"))) for member in members)),
             _range(members, "slowdown"),
-            _range(members, "margin"),
+            _range(members, "safety_margin"),
             _learned(pool),
         )
     return table

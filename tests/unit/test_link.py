@@ -93,12 +93,12 @@ async def test_a_replica_that_comes_is_configured_and_lives_with_its_first_repor
     assert link.describe() == {
         "node": "n", "wire": WIRE, "channel": "port 7",
         "queries": 2, "in_flight": 0, "waiting": 0, "most_in_flight": 0, "batches": 0,
-        "opens_s": 0.0, "slowdown": 1.0, "margin": 0.0, "ejected_s": 0.0,
+        "opens_s": 0.0, "slowdown": 1.0, "safety_margin": 0.0, "ejected_s": 0.0,
         "refusals": {"full": 0, "never": 0, "closed": 0},
     }  # fmt: skip
     link.view.hear(0.0, STATE._replace(opens_s=float("inf"), slowdown=1.23456, margin=0.12345, refusals=(1, 2, 3)), 0)
     shown = link.describe()
-    assert [shown[key] for key in ("opens_s", "slowdown", "margin")] == [None, 1.2346, 0.1235]
+    assert [shown[key] for key in ("opens_s", "slowdown", "safety_margin")] == [None, 1.2346, 0.1235]
     assert shown["refusals"] == {"full": 1, "never": 2, "closed": 3}
 
 

@@ -17,7 +17,7 @@ REPLICA = {
     "queries": 100,
     "opens_s": 0.0,
     "slowdown": 1.02,
-    "margin": 0.1,
+    "safety_margin": 0.1,
     "refusals": {"full": 3, "never": 0, "closed": 1},
 }
 POOL = {
@@ -63,7 +63,7 @@ def shown(now, last=None, since_s=2.0):
 def test_a_model_and_its_pool():
     assert shown(INFO) == [
         "m3 CPU only; promise 1 s; told busy 5",
-        "pool replicas in flight waiting room answered refused slowdown margin learned",
+        "pool replicas in flight waiting room answered refused slowdown safety margin learned",
         "cpu 1 of 2 7 2 now 100 4 1.02 0.10 0.0100 C + 0.2000",
     ]
 
@@ -107,7 +107,7 @@ def test_each_of_several_models_is_shown():
 
 def test_an_application_that_generates():
     pool = {"expected_replicas": 1, "live_replicas": 1, "rows": 3, "waiting": 1, "free_blocks": 40, "blocks": 64}
-    pool["replicas"] = {"r": {"opens_s": 0.0, "slowdown": 1.0, "margin": 0.0, "refusals": [2, 1]}}
+    pool["replicas"] = {"r": {"opens_s": 0.0, "slowdown": 1.0, "safety_margin": 0.0, "refusals": [2, 1]}}
     windve = {
         "topology": "CPU only",
         "ttft_s": 2.0,
