@@ -204,3 +204,12 @@ def test_a_gpu_without_bfloat16_computes_in_float16(capability, dtype):
     loaded._device = SimpleNamespace(type="cuda")
     loaded._torch = SimpleNamespace(cuda=SimpleNamespace(get_device_capability=lambda _: capability))
     assert loaded._quick_dtype()[0] == dtype
+
+
+@pytest.mark.parametrize(("supported", "dtype"), [(False, "float16"), (True, "bfloat16")])
+def test_an_npu_without_bfloat16_computes_in_float16(supported, dtype):
+    """torch-npu says no for those before Ascend910B1: Ascend310P3, for example, and Ascend910A."""
+    loaded = object.__new__(_Loaded)
+    loaded._device = SimpleNamespace(type="npu")
+    loaded._torch = SimpleNamespace(npu=SimpleNamespace(is_bf16_supported=lambda: supported))
+    assert loaded._quick_dtype()[0] == dtype

@@ -148,9 +148,13 @@ class _Loaded:
     def _quick_dtype(self) -> tuple[str, str]:
         if self._device.type == "cpu":
             return quick_cpu_dtype()
-        if self._device.type == "cuda" and self._torch.cuda.get_device_capability(self._device) < (8, 0):
-            return "float16", "as accelerators compute quickest that have no bfloat16"
-        return "bfloat16", "as accelerators compute quickest"
+        if self._device.type == "cuda":
+            has_bfloat16 = self._torch.cuda.get_device_capability(self._device) >= (8, 0)
+        else:
+            has_bfloat16 = self._torch.npu.is_bf16_supported()  # Ascend 310P and 910A have none
+        if has_bfloat16:
+            return "bfloat16", "as accelerators compute quickest"
+        return "float16", "as accelerators compute quickest that have no bfloat16"
 
     def _check_host(self, block_bytes: int, own_bytes: int) -> None:
         """Raises SettingsError where the host has no memory for its blocks; beside what a CPU as accelerator takes."""
