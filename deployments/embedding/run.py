@@ -5,8 +5,9 @@ A run that fails is looked into, so that one query does not take the others alon
     it fails                        the last query that was answered runs again, by itself
     that fails, too                 the engine is broken: all queries of the run are told so, and Routers offer them
                                     elsewhere; the replica's health check fails until something is answered
-    that is answered                the run's queries run again in halves, and halves of halves; one that fails alone is
-                                    told its own error
+    that is answered                the run's queries run again in halves, and halves of halves
+    a query fails alone             the last query that was answered runs again: if it is answered, the other is told
+                                    its own error; else the engine has broken meanwhile
     `MOST_AGAIN` runs were, or      the rest is told as if the engine were broken
     the deadlines have passed
 """
@@ -26,7 +27,7 @@ from deployments.models.outputs import Outputs
 from deployments.models.tokenizer import TokenIds
 from deployments.serving.sessions import RouterSession
 
-MOST_AGAIN = 24  # enough for two bad queries in 64
+MOST_AGAIN = 25  # enough for two bad queries in 64
 
 Indices = npt.NDArray[np.intp]
 
@@ -48,8 +49,8 @@ class Run:
     """The engine's run: its queries in the order of their deadlines. `stop`: nobody waits for any of them.
 
     `group`: what the engine computes now, by index; an empty one is the query that was answered before. Once the run
-    has failed: `groups`, what runs again after this one; `again`: how often it has; `sentence`: what it failed of.
-    `since`: when the engine began with the group.
+    has failed: `groups`, what runs again after this one; `again`: how often it has; `sentence`: what it failed of;
+    `alone`: a query that failed alone, and of what. `since`: when the engine began with the group.
     """
 
     queries: list[Query]
@@ -62,6 +63,7 @@ class Run:
     groups: deque[Sequence[int]] = field(default_factory=deque)
     again: int = 0
     sentence: str = ""
+    alone: tuple[Query, str] | None = None
 
     def __post_init__(self) -> None:
         self.group, self.since = range(len(self.queries)), self.began
@@ -73,13 +75,13 @@ class Run:
 
     def split(self, *, has_answered: bool) -> int | None:
         """The group has failed: its halves run again. A query that failed alone, again, is returned instead.
-        `has_answered`: there is a query that was answered before.
+        `has_answered`: there is a query that was answered before; it runs first.
         """
-        waiting = self.waiting(self.group)
-        if self.again and len(self.group) == 1:
+        waiting, alone = self.waiting(self.group), self.again > 0 and len(self.group) == 1
+        if has_answered and (alone or not self.again):
+            self.groups.appendleft(())
+        if alone:
             return self.group[0]
-        if not self.again and has_answered:
-            self.groups.append(())
         half = len(waiting) // 2
         self.groups += [some for some in (waiting[:half], waiting[half:]) if some]
         return None

@@ -262,7 +262,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             if problem is not None:
                 self._look_into(run, problem)
             elif not run.group:
-                self.problem = None
+                self._is_well(run)
             self._run_again(run)
         else:
             try:
@@ -284,9 +284,17 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             self.problem = run.sentence
             run.groups.clear()
         elif (alone := run.split(has_answered=self._answered is not None)) is not None:
-            self._fail_queries([run.queries[alone]], self._sentence(problem), broken=self._answered is None)
+            run.alone = run.queries[alone], self._sentence(problem)
         elif not run.again:
             run.sentence = self._sentence(problem)
+
+    def _is_well(self, run: Run) -> None:
+        """The engine answers what it has answered before: a query that failed alone is to blame itself."""
+        self.problem = None
+        if run.alone is not None:
+            query, sentence = run.alone
+            run.alone = None
+            self._fail_queries([query], sentence, broken=False)
 
     def _run_again(self, run: Run) -> None:
         """The next group; after the last one the run is over."""

@@ -1,6 +1,7 @@
 """The way of a query: tokenise, place, answer. Routers and replicas in virtual time."""
 
 import asyncio
+import math
 import time
 from collections import Counter
 
@@ -11,7 +12,8 @@ from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client, Quota
 from deployments.admission.trial import Trial, hash_secret
 from deployments.embedding.request import Embedded
-from deployments.errors import Busy, Forbidden, Unavailable
+from deployments.errors import Busy, EngineFailed, Forbidden, Unavailable
+from deployments.models.outputs import TEXT
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.replica_world import V100, XEON
 from tests.kit.router_world import Replica, World, ask, several, text
@@ -52,6 +54,22 @@ async def test_who_comes_back_when_told_or_has_a_longer_deadline_is_admitted():
     await asyncio.sleep(refused.retry_after_s)
     answers = await asyncio.gather(ask(router), *deferrable, *first)
     assert [isinstance(one, Embedded) for one in answers[:2]] == [True, True]
+
+
+@pytest.mark.parametrize("runs", [*range(1, 14), math.inf])
+async def test_a_bad_query_fails_alone_though_a_device_breaks_while_it_is_looked_for(runs):
+    """The fourth of eight is bad on any device, and the first device breaks after so many runs."""
+    one, other = Replica("a", QUICK), Replica("c", QUICK)
+    router = await World({"accelerator": [one], "cpu": [other]}).router()
+    for replica in (one, other):
+        replica.runner.warmed_up(np.ones(5, np.int32), TEXT)
+        replica.engine.outcome = sound = lambda query: ValueError("bad") if len(query.ids) == 13 else None
+    one.engine.outcome = lambda query: sound(query) or (ValueError("broken") if len(one.engine.runs) > runs else None)
+    answers = await asyncio.gather(*several(router, 3), ask(router, text(13)), *several(router, 4))
+    assert kinds(answers[:3] + answers[4:]) == {"Embedded": 7}
+    assert (type(answers[3]), answers[3].message) == (EngineFailed, "bad")
+    # 1 + 1 + 2 + 2 + 2 runs find it, and one more shows that the device is well then.
+    assert bool(other.engine.runs) == (runs < 9)
 
 
 async def test_clients_that_come_back_when_told_do_not_come_all_at_once():

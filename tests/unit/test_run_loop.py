@@ -220,11 +220,11 @@ async def test_a_query_that_cannot_wait_cuts_the_wait_for_a_part_short():
 async def test_an_engines_failure_is_told_to_its_own_queries():
     router, runner, engine = served()
     engine.outcome = lambda waiting: MemoryError("out of memory") if waiting.number < 3 else None
-    router.offer()
-    router.offer(2)
+    router.offer(left_s=2.0)
+    router.offer(2, left_s=2.0)
     await asyncio.sleep(0.1)
-    router.offer()
-    await asyncio.sleep(2)
+    router.offer(left_s=2.0)
+    await asyncio.sleep(3)
     assert (router.ends[1], router.ends[2]) == (("failed", "out of memory"), ("failed", "out of memory"))
     assert (3, 0) in router.ends
     assert runner.schedule.in_flight == 0
@@ -241,10 +241,11 @@ QUICK = {"curve": (1e-4, 0.02)}
 @pytest.mark.parametrize(
     ("answered", "lengths", "runs"),
     [
-        # The run; what was answered before; halves, the one that is answered and the one that is not.
-        (True, [5, 9, 75, 9], [4, 1, 2, 2, 1, 1]),
-        (False, [5, 9, 75, 9], [4, 2, 2, 1, 1]),
-        (True, [75], [1, 1, 1]),
+        # The run; what was answered before; halves, the one that is answered and the one that is not; the bad one, what
+        # was answered before, and its neighbour.
+        (True, [5, 9, 75, 9], [4, 1, 2, 2, 1, 1, 1]),
+        (False, [5, 9, 75, 9], [4, 2, 2, 1, 1, 1]),
+        (True, [75], [1, 1, 1, 1]),
     ],
 )
 async def test_a_query_that_breaks_its_run_fails_alone(answered, lengths, runs):
@@ -286,7 +287,7 @@ async def test_so_many_runs_look_into_one_and_the_rest_may_be_answered_elsewhere
         router.offer()
     await runner.drained()
     await asyncio.sleep(0.01)
-    assert len(engine.runs) == 1 + 24
+    assert len(engine.runs) == 1 + 25
     assert engine.runs[:6] == [40, 1, 20, 20, 10, 10]
     assert len(router.broken) == 40
     assert len(router.ends) == 1 + 40
@@ -307,6 +308,37 @@ async def test_an_engine_that_fails_with_what_it_answered_before_is_broken_until
     router.offer()
     await runner.drained()
     assert runner.problem is None
+
+
+@pytest.mark.parametrize(
+    ("runs", "ended", "broken"),
+    [
+        # Runs until the engine breaks: none of the isolation's, those of 1, of 4 and 4, and of 2 and 2.
+        (1, {}, [2, 3, 4, 5, 6, 7, 8, 9]),
+        (2, {}, [2, 3, 4, 5, 6, 7, 8, 9]),
+        (4, {6: True, 7: True, 8: True, 9: True}, [2, 3, 4, 5]),
+        (6, {2: True, 3: True, 6: True, 7: True, 8: True, 9: True}, [4, 5]),
+        # The bad one has failed, which says nothing of it: the engine fails with what it answered before, too.
+        (7, {2: True, 3: True, 6: True, 7: True, 8: True, 9: True}, [4, 5]),
+        (8, {2: True, 3: True, 4: False, 6: True, 7: True, 8: True, 9: True}, [5]),
+        (9, {2: True, 3: True, 4: False, 5: True, 6: True, 7: True, 8: True, 9: True}, []),
+    ],
+)
+async def test_an_engine_that_breaks_while_a_run_is_looked_into_blames_nobody(runs, ended, broken):
+    """The third of eight is bad. Whom it could not answer may be answered elsewhere."""
+    router, runner, engine = served(**QUICK, micro_batch_queries=None)
+    router.offer(tokens=5)
+    await runner.drained()
+    engine.runs.clear()
+    engine.outcome = lambda query: ValueError("bad") if len(query.ids) == 13 or len(engine.runs) > runs else None
+    for index in range(8):
+        router.offer(tokens=13 if index == 2 else 75)
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    answered = {number: True for number, _ in router.answers()[1:]}
+    failed = {key: False for key, how in router.ends.items() if how[0] == "failed" and key not in router.broken}
+    assert (answered | failed, sorted(router.broken)) == (ended, broken)
+    assert (runner.problem is None) == (not broken)
 
 
 async def test_an_engine_that_never_answered_is_broken():
