@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +27,7 @@ from deployments.embedding.scheduler.state import Policy, Query, ReplicaState
 from deployments.engines import Stopped
 from deployments.models.outputs import Numbers, Outputs
 from deployments.models.tokenizer import TokenIds
+from deployments.serving.frames import known
 from deployments.serving.sessions import Connection, RouterSession, RouterSessions, later
 
 logger = logging.getLogger("ray.serve")
@@ -130,16 +132,16 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             self._look()
 
     def _configure(self, session: RouterSession, settings: dict[str, Any]) -> None:
-        """A Router's settings, first, and again whenever its config changes."""
+        """A Router's settings, first, and again whenever its config changes. One of a neighbouring version may send
+        more or fewer of them.
+        """
         self._identify(session, settings["router"])
-        admission, depth = settings["admission"], settings["depth"]
-        model = None if settings["model"] is None else CostModel(*settings["model"])
-        if model is not None and admission == "deadline" and self._measured.alpha_s * _QUICKER < model.alpha_s:
-            model, depth = None, depth and None  # it is another device than was calibrated; 0 closes any
-        self.schedule.configure(
-            Policy(settings["slo_s"], admission, depth, settings["bulk_share"], settings["max_batch_fraction"]),
-            model or self._measured,
-        )
+        policy = Policy(**{name: value for name, value in settings.items() if name in Policy.__match_args__})
+        model = None if settings.get("model") is None else known(CostModel, settings["model"])
+        if model is not None and policy.admission == "deadline" and self._measured.alpha_s * _QUICKER < model.alpha_s:
+            # It is another device than was calibrated; 0 closes any.
+            model, policy = None, replace(policy, depth=policy.depth and None)
+        self.schedule.configure(policy, model or self._measured)
         self._on_policy(self.schedule)
         self._tell_of_room()  # who was told that it is closed would not ask again
 

@@ -37,6 +37,7 @@ from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.step_run import Compute, Found, StepWork, probe_work
 from deployments.generation.step_timing import StepTiming, Timed
 from deployments.generation.text.sampling import Picked, Sampler
+from deployments.serving.frames import known
 from deployments.serving.sessions import Connection, RouterSessions
 
 logger = logging.getLogger("ray.serve")
@@ -153,14 +154,16 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
             self.drop(list(session.admitted.values()), cut_off=True)
 
     def configure(self, session: GenerationSession, settings: dict[str, Any]) -> None:
-        """A Router's settings, first, and again whenever its config changes (`GenerationPool.configure`)."""
+        """A Router's settings, first, and again whenever its config changes (`GenerationPool.configure`). One of a
+        neighbouring version may send more or fewer of them.
+        """
         self._identify(session, str(settings["router"]))
-        bounds = {name: float(str(settings[name])) for name in ("ttft_s", "tpot_s", "bulk_share")}
+        bounds = {name: float(str(settings[name])) for name in ("ttft_s", "tpot_s", "bulk_share") if name in settings}
         self.schedule.policy = replace(self.schedule.policy, **bounds)  # type: ignore[arg-type]
-        given, host = settings["model"], settings["host"]
+        given, host = settings.get("model"), settings.get("host")
         self.schedule.follow(
-            StepTime(*given) if isinstance(given, list) else self._measured,
-            HostTime(*host) if isinstance(host, list) else self._measured_host,
+            known(StepTime, given) if isinstance(given, list) else self._measured,
+            known(HostTime, host) if isinstance(host, list) else self._measured_host,
             calibrated=given is not None,
         )
         self.report_soon()

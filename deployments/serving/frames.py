@@ -10,8 +10,8 @@ each other in both directions, and a service can be upgraded replica by replica.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ LARGEST_FRAME = 2**28  # bytes; a frame is cut long before
 CUT_BYTES = 2**24  # a frame that has so much takes nothing more
 
 encode_head = msgspec.msgpack.Encoder(enc_hook=np.ndarray.__len__).encode  # an array's place in a head has its length
-N = TypeVar("N", bound=NamedTuple)
+N = TypeVar("N")
 
 
 class Head(msgspec.Struct, array_like=True, gc=False):
@@ -34,11 +34,11 @@ def speaks(about: Mapping[str, Any]) -> bool:
     return abs(int(about.get("wire", 0)) - WIRE) <= 1
 
 
-def known(kind: type[N], values: Sequence[Any]) -> N:
-    """What this version knows of a tuple that another may have appended to. Raises TypeError where it lacks more than
-    has defaults.
+def known(kind: Callable[..., N], values: Sequence[Any]) -> N:
+    """What this version knows of a named tuple or a dataclass that another may have appended to. Raises TypeError where
+    it lacks more than has defaults.
     """
-    return kind(*values[: len(kind._fields)])
+    return kind(*values[: len(kind.__match_args__)])  # type: ignore[attr-defined]  # both kinds have it
 
 
 def frame_of(head: bytes, arrays: Sequence[bytes]) -> list[bytes]:

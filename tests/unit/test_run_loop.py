@@ -5,6 +5,7 @@ import math
 import random
 import time
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -91,6 +92,23 @@ async def test_a_device_twice_as_quick_as_the_pools_is_not_bound_by_it(alpha_s, 
     for _ in range(60):
         router.offer()
     assert runner.schedule.in_flight == admitted
+
+
+@pytest.mark.parametrize(
+    ("settings", "policy"),
+    [
+        ({"slo_s": 2.0}, Policy(2.0)),
+        ({"slo_s": 2.0, "depth": 9, "of": "a later version"}, Policy(2.0, depth=9)),
+        ({"slo_s": 2.0, "admission": "depth", "bulk_share": 0.1}, Policy(2.0, "depth", bulk_share=0.1)),
+        ({"slo_s": 2.0, "depth": 9, "model": [0.0, 1e-4, 0.0, 0.2, "of a later version"]}, Policy(2.0, depth=9)),
+    ],
+)
+async def test_a_router_of_a_neighbouring_version_sends_more_or_fewer_settings(settings, policy):
+    runner, _ = replica()
+    runner.receive(Mock(), Offers(settings={"router": "r", **settings}))
+    limits = runner.schedule.limits
+    assert limits.policy == policy
+    assert limits.model == (CostModel(0.0, 1e-4, 0.0, 0.2) if "model" in settings else runner._measured)
 
 
 async def test_calling_off_frees_its_room_at_once():

@@ -504,6 +504,18 @@ async def test_settings_put_a_model_in_force_until_they_withdraw_it():
     assert schedule.learning == Learning()
 
 
+@pytest.mark.parametrize("more", [{}, {"of": "a later version"}])
+async def test_a_router_of_a_neighbouring_version_sends_more_or_fewer_settings(more):
+    stepper, _ = world(HostCache(QUICK, 64))
+    router, schedule = Router(stepper), stepper.schedule
+    later = [7.0] if more else []
+    router.tell(settings={"router": "r", "ttft_s": 1.5, "model": [0.1, 0.0, 0.0, 0.0, 0.0, 4, *later], **more})
+    assert (schedule.policy.ttft_s, schedule.policy.tpot_s) == (1.5, SETTINGS["tpot_s"])
+    assert (schedule.model, schedule.host.time) == (StepTime(0.1, 0.0, 0.0, 0.0, 0.0, 4), QUICK)
+    router.tell(settings={**SETTINGS, "host": [0.5, 1e-6, 0.0, 3, *later], **more})
+    assert schedule.host.time == HostTime(0.5, 1e-6, 0.0, 3)
+
+
 # --- planned steps ----------------------------------------------------------------------------------------------------
 
 CARD = GenerationCard(
