@@ -6,7 +6,7 @@
 #   errors (web/errors.py), whatever prefix the path has; Ray's is a bare 500. So is the 502 of Serve's own proxy
 #   (lost_router.py). gRPC's is UNAVAILABLE, and says when gRPC's own retries come back (gRFC A6).
 # - A request is read up to the buffer's size before a Router gets it. Whoever takes more than ten seconds for that is
-#   cut off (408), and no Router has heard of him. A connection on which nothing comes is closed without a word.
+#   cut off (408), and no Router has heard of him. That answer has OpenAI's shape. A connection on which nothing comes is closed without a word.
 #   Whoever stops sending a larger one, or stops reading his answer, is cut off after a minute; by gRPC, whoever opens a
 #   connection and asks for nothing, after ten seconds.
 # - A generation is never sent again to another Router: it may have run there, with random numbers of its own.
@@ -25,6 +25,8 @@ tei='{"error":"'$sentence'","error_type":"Unhealthy"}'
 openai='{"error":{"message":"'$sentence'","type":"server_error","param":null,"code":"unavailable"}}'
 cohere='{"message":"'$sentence'"}'
 ollama='{"error":"'$sentence'"}'
+late='the request did not arrive within ten seconds; please send it again' # a 408 knows no route yet
+late='{"error":{"message":"'$late'","type":"invalid_request_error","param":null,"code":"timed_out"}}'
 grpc='hdr grpc-status 14 hdr grpc-message "'$sentence'" hdr retry-after-ms 1000 hdr grpc-retry-pushback-ms 1000'
 
 if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
@@ -48,6 +50,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     timeout http-request 10s\
     option http-buffer-request\
     option http-ignore-probes\
+    http-error status 408 content-type application/json string '"'$late'"'\
     http-request disable-l7-retry if { path_end /completions }\
     http-request del-header x-request-id if { req.hdr(x-request-id) -m reg [^!-~] }\
     http-request del-header x-session-id if { req.hdr(x-session-id) -m reg [^!-~] }\

@@ -52,13 +52,13 @@ def config_of_ray(folder, applications, protocols=RequestProtocol):
     return path
 
 
-def run(path, *arguments, **more):
+def run(path, *arguments, script=HAPROXY, **more):
     environment = {**os.environ, "WINDVE_HAPROXY": str(get_haproxy_binary())}
-    return subprocess.Popen(["sh", HAPROXY, *arguments, "-f", path], env=environment, **more)
+    return subprocess.Popen(["sh", script, *arguments, "-f", path], env=environment, **more)
 
 
 @contextlib.contextmanager
-def proxy(folder, routers, fallback):
+def proxy(folder, routers, fallback, script=HAPROXY):
     """Where a HAProxy listens for HTTP. Its clients wait in the socket's backlog until it has started."""
     path = config_of_ray(folder, {"windve": (routers, fallback)}, [RequestProtocol.HTTP])
     with contextlib.ExitStack() as stack:
@@ -72,7 +72,7 @@ def proxy(folder, routers, fallback):
             r"^((?:frontend|listen) \w+)$((?:\n +.*)*?\n +)bind \S+", listen, path.read_text(), flags=re.MULTILINE
         )
         path.write_text(bound)
-        process = run(path, "-db", "-q", pass_fds=[one.fileno() for one in listeners.values()])
+        process = run(path, "-db", "-q", script=script, pass_fds=[one.fileno() for one in listeners.values()])
         try:
             yield listeners["frontend http_frontend"].getsockname()[1]
         finally:
@@ -200,6 +200,16 @@ def without_router(tmp_path_factory):
         yield port
 
 
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory):
+    """It waits for a request for 200 ms only."""
+    folder = tmp_path_factory.mktemp("hasty")
+    script = folder / "haproxy.sh"
+    script.write_text(HAPROXY.read_text().replace("http-request 10s", "http-request 200ms"))
+    with proxy(folder, [1], 2, script) as port:
+        yield port
+
+
 @pytest.mark.parametrize("prefix", ["", "/models/bge-m3", "/windve"])
 @pytest.mark.parametrize("route", [*sorted(ALL_ROUTES), "/", "/info", "/v1/models"])
 def test_it_has_the_shape_of_the_routes_own_errors(without_router, route, prefix):
@@ -207,6 +217,18 @@ def test_it_has_the_shape_of_the_routes_own_errors(without_router, route, prefix
     status, _, content = error_answer(Unavailable(NO_ROUTER), route)
     assert (answer.status, json.loads(found)) == (status, json.loads(content))
     assert (answer.headers["retry-after"], answer.headers["content-type"]) == ("1", "application/json")
+
+
+@pytest.mark.parametrize("body", [b"content-length: 5\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n5\r\n{"])
+def test_a_body_that_does_not_arrive_is_refused_in_openais_shape(hasty, body):
+    with socket.create_connection((LOOPBACK, hasty), 30) as connection:
+        connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\n" + body)
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        error = json.loads(answer.read())["error"]
+    assert (answer.status, answer.headers["content-type"]) == (408, "application/json")
+    assert error.pop("message") == "the request did not arrive within ten seconds; please send it again"
+    assert error == {"type": "invalid_request_error", "param": None, "code": "timed_out"}
 
 
 NOT_UTF_8 = b"\xff\xfe"
