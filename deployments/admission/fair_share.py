@@ -12,8 +12,8 @@ who has got the least per weight is served first (the order of weighted fair que
 
 What follows for urgent queries on one device, over twice `_MEMORY_S` and more (`tests/unit/test_fair_share_worlds.py`):
 
-- Nobody is refused for room that nobody else asks for, unless its part of a run beside tenants under their share is
-  less than one of its queries. Who has not asked for `_MEMORY_S` is forgotten.
+- Beside tenants under their share, a run has a part for all others, and at least one query of theirs. Else nobody is
+  refused for room that nobody else asks for. Who has not asked for `_MEMORY_S` is forgotten.
 - A tenant under its share gets 0.99 of what it asks for at least, whatever others ask for (unless the setting
   `max_batch_fraction` lets their runs be long).
 - Tenants that each ask for twice their share and more get it by their weights, within a tenth. One that asks for 1.2

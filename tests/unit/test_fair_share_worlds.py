@@ -112,6 +112,21 @@ def test_ten_tenants_share_by_their_weights(figure, load):
 
 
 @pytest.mark.parametrize("micro_batch_queries", [None, 8])
+def test_a_tenant_with_long_queries_gets_some_of_what_a_quiet_one_leaves(micro_batch_queries, figure):
+    """Each of its queries is as much work as seven, more than its part of a run beside the quiet one."""
+    load = Load(V100, 1.0, micro_batch_queries)
+    quiet = poisson(0.15 * load.capacity, 30, allowed_s=1.0, tenant=Tenant("quiet"), seed=1)
+    long = poisson(2 * load.capacity / 7, 30, allowed_s=1.0, tenant=Tenant("long"), seed=2)
+    arrivals = [*quiet, *(one._replace(tokens=7 * 75) for one in long)]
+    sent = [one for one in World(Device(*V100, micro_batch_queries)).serve(arrivals) if one.at > SETTLED_S]
+    ends = {name: [one.in_time for one in sent if one.arrival.tenant.name == name] for name in ("quiet", "long")}
+    share = 7 * sum(ends["long"]) / 25 / load.capacity
+    figure(f"{share:.2f} of the capacity")
+    assert sum(ends["quiet"]) >= 0.99 * len(ends["quiet"])
+    assert 0.25 < share < 0.85
+
+
+@pytest.mark.parametrize("micro_batch_queries", [None, 8])
 @pytest.mark.parametrize("curve", [V100, ATLAS])
 @pytest.mark.parametrize(
     ("asks", "weights", "least", "most"),

@@ -334,10 +334,18 @@ def of_tenant(name):
 )
 def test_tenants_above_their_share_leave_room_to_others(queue, sharing, ms):
     sharing = dict(sharing)
-    waiting_ms = sharing.pop("waiting_ms", 0)
+    waiting_ms = sharing.pop("waiting_ms", 1e-6)
     queue = shared(queue, over_share=True, quiet=False, **sharing)
     queue.demand.shares.waits(queue.demand.shares.accounts["over_share"], waiting_ms / 1000)
     assert has_room(queue, 0.0, 1.0, ms, of_tenant("over_share"))
+
+
+def test_one_query_of_tenants_above_their_share_has_room_however_long():
+    """Beside two that are kept room for; while it waits, what is left of their part of the run."""
+    queue = shared(queue_of(), over_share=True, quiet=False)
+    assert has_room(queue, 0.0, 1.0, 594 - 20, of_tenant("over_share"))
+    queue.demand.shares.waits(queue.demand.shares.accounts["over_share"], 0.07)
+    assert has_room(queue, 0.0, 1.0, 100 - 70 - 20, of_tenant("over_share"))
 
 
 def test_a_quiet_tenant_goes_by_the_common_rule_without_those_who_will_come():

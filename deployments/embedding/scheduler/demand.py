@@ -70,13 +70,17 @@ class Demand:
         reserve_s = self.long_queries.reserve_s
         return reserve_s if reserve_s and reserve_s <= self.limits.idle_room_s(self.limits.policy.slo_s) else 0.0
 
-    def shared_s(self, account: Account, room_s: float, until_s: float) -> float:
+    def shared_s(self, account: Account, room_s: float, until_s: float, cost_s: float) -> float:
         """Of that room in the next run, which starts in `until_s`, what a tenant may take that asks for more than its
-        share.
+        share, with a query of `cost_s`: at least that one, if none of those over their share waits. Long queries would
+        fit into no run else.
         """
-        if self.shares.has_under_share:
-            room_s = min(room_s, self._others_run_s - self.shares.others_waiting_s)
-        return room_s - self.shares.kept_s(account, self.long_queries.mean_s, until_s)
+        shares = self.shares
+        kept_s = shares.kept_s(account, self.long_queries.mean_s, until_s)
+        if shares.has_under_share:
+            part_s = self._others_run_s - shares.others_waiting_s
+            room_s = min(room_s, part_s if shares.others_waiting_s else max(part_s, kept_s + cost_s))
+        return room_s - kept_s
 
     @property
     def _others_run_s(self) -> float:
