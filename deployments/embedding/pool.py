@@ -179,6 +179,11 @@ class Pool(ReplicaSet[Link]):
         ejected, depth = len(self.ejected()), self.config.queue_depth or 0
         return PoolState(is_open, depth, len(self.live), ejected, alpha_s, beta_s, self.calibrated)
 
+    @property
+    def in_flight(self) -> int:
+        """Queries admitted and not answered, of all Routers."""
+        return sum(link.view.state.in_flight for link in self.live if link.view.state is not None)
+
     def describe(self) -> dict[str, Any]:
         """As `/info` shows it."""
         alpha_s, beta_s = self.latency_model
@@ -186,7 +191,7 @@ class Pool(ReplicaSet[Link]):
         return {
             "queue_depth": self.config.queue_depth,
             "live_replicas": len(self.live),
-            "in_flight": sum(state.in_flight for state in states),  # of all Routers
+            "in_flight": self.in_flight,
             "waiting": sum(state.waiting for state in states),
             "free_s": round(max((state.free_s for state in states), default=0.0), 4),  # until the last one is idle
             "latency_model": {

@@ -287,6 +287,11 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         return {name: bool(pool.live) for name, pool in self.pools.items() if pool.config.queue_depth != 0}
 
     @property
+    def load(self) -> int:
+        """Queries admitted and not answered, of all Routers, as the replicas last said."""
+        return sum(pool.in_flight for pool in self.pools.values())
+
+    @property
     def capacity(self) -> int:
         """Queries of 75 tokens that may be in flight at once, all pools together."""
         return int(self._placer.capacity(75))

@@ -39,6 +39,12 @@ class GenerationPool(ReplicaSet[GenerationLink]):
             ),
         )
 
+    @property
+    def load(self) -> int:
+        """Answers that are generated, and generations that wait, of all Routers."""
+        states = [link.view.state for link in self.live if link.view.state is not None]
+        return sum(state.rows + state.waiting for state in states)
+
     def describe(self) -> dict[str, Any]:
         """As `/info` shows it."""
         states = [link.view.state for link in self.live if link.view.state is not None]

@@ -83,6 +83,10 @@ class Generates(Protocol):
     def live_pools(self) -> Mapping[str, bool]:
         """Of each pool: whether it has a replica that can answer."""
 
+    @property
+    def load(self) -> int:
+        """Answers that are generated, and generations that wait."""
+
     def describe(self) -> dict[str, Any]:
         """Replicas, bounds, counters: what `/info` tells under `windve`."""
 

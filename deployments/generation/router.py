@@ -192,6 +192,11 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
         """Of each pool, whether it has a live replica."""
         return {name: pool.is_open for name, pool in self.pools.items()}
 
+    @property
+    def load(self) -> int:
+        """Answers that are generated, and generations that wait, of all Routers."""
+        return sum(pool.load for pool in self.pools.values())
+
     def describe(self) -> dict[str, Any]:
         """As `/info` shows it."""
         return {

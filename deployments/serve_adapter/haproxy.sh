@@ -56,7 +56,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     http-request del-header x-session-id if { req.hdr(x-session-id) -m reg [^!-~] }\
     http-request del-header ^serve[-_]multiplexed[-_]model[-_]id$ -m reg\
     http-request set-var-fmt(txn.unavailable) '"'$tei'"'\
-    http-request set-var-fmt(txn.unavailable) '"'$openai'"' if { path_sub /v1/ /v2/ } or { path_end /embeddings /pooling }\
+    http-request set-var-fmt(txn.unavailable) '"'$openai'"' if { path_sub /v1/ /v2/ } or { path_end /embeddings /pooling /score /classify /detokenize /completions /models }\
     http-request set-var-fmt(txn.unavailable) '"'$cohere'"' if { path_end /v1/embed /v2/embed /v1/rerank /v2/rerank }\
     http-request set-var-fmt(txn.unavailable) '"'$ollama'"' if { path_sub /api/ }\
     http-response return status 503 content-type application/json lf-string '"'%[var(txn.unavailable)]'"' hdr retry-after 1 hdr retry-after-ms 1000 if { status 502 }\

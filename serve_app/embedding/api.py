@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,41 +16,43 @@ from deployments.models.sparse import unpack
 from deployments.models.tokenizer import Query
 from deployments.settings import Kind
 from serve_app.api_keys import ApiKeys
-from serve_app.embedding import dialects, ollama
+from serve_app.embedding import dialects, ollama, scoring
 from serve_app.embedding.burst import Bursts
 from serve_app.embedding.document import document
 from serve_app.embedding.facts import record_of
 from serve_app.embedding.input_types import prompt_names
-from serve_app.embedding.output_shapes import best_first, cut_rows, describe, scores
+from serve_app.embedding.ollama_requests import OllamaEmbedRequest, OllamaPromptRequest, OllamaShowRequest
+from serve_app.embedding.options import AnyOptions
+from serve_app.embedding.output_shapes import cut_rows, describe
 from serve_app.embedding.requests import (
-    AnyOptions,
     CohereEmbedRequest,
-    CohereRerankRequest,
     EmbedRequest,
     EncodeRequest,
     MultiVectorRequest,
-    OllamaEmbedRequest,
-    OllamaPromptRequest,
-    OllamaShowRequest,
     OpenAIRequest,
     PoolingRequest,
-    PredictRequest,
-    RerankRequest,
     RootRequest,
     SeveralRequest,
     SimilarityRequest,
 )
 from serve_app.embedding.routes import A_MODEL, ALL_ROUTES, ROOT, SEVERAL, routes_of
+from serve_app.embedding.scoring_requests import (
+    ClassifyRequest,
+    CohereRerankRequest,
+    PredictRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from serve_app.observe.observer import Observer
-from serve_app.version import VERSION
 from serve_app.web.about import ModelApi
 from serve_app.web.admission_headers import admission
 from serve_app.web.asgi import Answer, Handler, HttpRequest, dumps, dumps_in_turns, json_answer
 from serve_app.web.errors import JSON, Headers
 from serve_app.web.fields import Rules
-from serve_app.web.tokenizer_requests import DecodeRequest, TokenizeRequest
+from serve_app.web.tokenizer_routes import TokenizerRoutes
 
 _NUMBERS_AT_ONCE = 64_000  # to write them takes two milliseconds
+_RANKING: tuple[Kind, ...] = ("reranker",)
 _SCORING: tuple[Kind, ...] = ("reranker", "classifier")
 
 
@@ -63,9 +63,8 @@ class HttpApi(ModelApi):
         self._router = router
         limits, card, called = router.settings.limits, router.card, router.settings.model
         rules = Rules(card.name, card.dimension, limits.max_inputs_per_request, tuple(called.aliases), called.any_name)
-        settings = router.settings
+        settings, self._max_body_bytes = router.settings, limits.max_body_bytes
         super().__init__(rules, router, api_keys, observer, emulated=settings.emulated, has_page=settings.page)
-        self._max_body_bytes = limits.max_body_bytes
         self._prompt_names = prompt_names(card.prompts)
         self._bursts = Bursts(router)
         self._document = document([(rules, card)], api_keys=api_keys is not None)
@@ -73,6 +72,7 @@ class HttpApi(ModelApi):
     def _own_routes(self) -> dict[tuple[str, str], Handler]:
         card = self._router.card
         openai = partial(self._vectors, OpenAIRequest, dialects.openai)
+        classify = partial(self._scored, ClassifyRequest, scoring.classes, _SCORING)
         handlers: dict[str, Handler] = {
             "/": partial(self._vectors, RootRequest, dialects.root),
             "/v1/embeddings": openai,
@@ -85,9 +85,13 @@ class HttpApi(ModelApi):
             "/embed_all": self.embed_all,
             "/similarity": partial(self._vectors, SimilarityRequest, dialects.cosines),
             "/rerank": self.rerank,
-            "/v1/rerank": partial(self.cohere_rerank, "1"),
-            "/v2/rerank": partial(self.cohere_rerank, "2"),
-            "/predict": self.predict,
+            "/v1/rerank": partial(self._scored, CohereRerankRequest, partial(scoring.ranks, version="1"), _RANKING),
+            "/v2/rerank": partial(self._scored, CohereRerankRequest, partial(scoring.ranks, version="2"), _RANKING),
+            "/predict": partial(self._scored, PredictRequest, scoring.predictions, _SCORING),
+            "/score": self.score,
+            "/v1/score": self.score,
+            "/classify": classify,
+            "/v1/classify": classify,
             "/embed_sparse": self.embed_sparse,
             "/v1/multi-vector": self.multi_vector,
             "/pooling": self.pooling,
@@ -99,15 +103,14 @@ class HttpApi(ModelApi):
         about: dict[tuple[str, str], Handler] = {
             ("GET", "/api/tags"): self.ollama_tags,
             ("GET", "/api/ps"): self.ollama_ps,
-            ("GET", "/api/version"): self.ollama_version,
+            ("GET", "/api/version"): self.version,
             ("POST", "/api/show"): self.ollama_show,
         }
         return {
             **chosen,
             **(about if card.kind == "embedding" else {}),
             ("POST", "/"): handlers[ROOT[card.kind]],
-            ("POST", "/tokenize"): self.tokenize,
-            ("POST", "/decode"): self.decode,
+            **TokenizerRoutes(self._router, card.max_tokens, self._rules, self._max_body_bytes).handlers,
             ("GET", "/info"): self.info,
         }
 
@@ -155,9 +158,6 @@ class HttpApi(ModelApi):
     async def ollama_ps(self, _: HttpRequest) -> Answer:
         return json_answer({"models": self.ollama_models(ollama.running)})
 
-    async def ollama_version(self, _: HttpRequest) -> Answer:
-        return json_answer({"version": VERSION})
-
     async def ollama_show(self, request: HttpRequest) -> Answer:
         OllamaShowRequest.parse(await request.body(self._max_body_bytes), self._rules)
         return json_answer(ollama.shown(self._router.card, self._router.started))
@@ -184,7 +184,7 @@ class HttpApi(ModelApi):
                 {"object": "embeddings", "index": index, "embeddings": rows} for index, rows in enumerate(vectors)
             ],
             "model": self._rules.model,
-            "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
+            "usage": dialects.usage(done),
         }
         return await _large(done, answer)
 
@@ -193,14 +193,8 @@ class HttpApi(ModelApi):
         asked = PoolingRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",), role=asked.embedding_mode)
         vectors = cut_rows(done.vectors, asked.dimensions)
-        answer = {
-            "id": f"pool-{uuid.uuid4().hex}",
-            "object": "list",
-            "created": int(time.time()),
-            "model": self._rules.model,
-            "data": [{"index": index, "object": "pooling", "data": rows} for index, rows in enumerate(vectors)],
-            "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens, "completion_tokens": 0},
-        }
+        rows = [{"object": "pooling", "data": one} for one in vectors]
+        answer = dialects.vllm_list(f"pool-{request.named(asked.request_id)}", rows, done, self._router.card)
         return await _large(done, answer)
 
     async def encode(self, request: HttpRequest) -> Answer:
@@ -218,49 +212,45 @@ class HttpApi(ModelApi):
             answer["colbert_vecs"] = found["multi_vector"]
         return await _large(done, answer)
 
+    async def _scored(
+        self,
+        takes: Any,
+        reply: Callable[[Any, Embedded, ModelCard, str], Any],
+        kinds: tuple[Kind, ...],
+        request: HttpRequest,
+    ) -> Answer:
+        """Takes a request of type `takes`, and answers what `reply` (of `scoring.py`) makes of the scores."""
+        asked = takes.parse(await request.body(self._max_body_bytes), self._rules)
+        return await self._judge(asked, asked.queries, reply, kinds, request)
+
+    async def _judge(
+        self,
+        asked: Any,
+        queries: Sequence[Query],
+        reply: Callable[[Any, Embedded, ModelCard, str], Any],
+        kinds: tuple[Kind, ...],
+        request: HttpRequest,
+    ) -> Answer:
+        """All queries are one admission decision."""
+        done = await self._embed(queries, asked, request, kinds=kinds)
+        name = request.named(getattr(asked, "request_id", None))
+        return _timing(done), dumps(reply(asked, done, self._router.card, name))
+
     async def rerank(self, request: HttpRequest) -> Answer:
-        """Scores of pairs of the query and each text, the best first; all of them are one admission decision. With
-        `documents` as vLLM and Infinity have it, else as TEI.
-        """
+        """With `documents` as vLLM and Infinity have it, else as TEI."""
         sent = await request.json_object(self._max_body_bytes)
         if sent is not None and "documents" in sent and "texts" not in sent:
-            return await self.cohere_rerank("2", request, documents=True)
-        asked = RerankRequest.parse(request.content, self._rules)
-        done = await self._embed(asked.queries, asked, request, kinds=("reranker",))
-        ranks = [
-            {"index": index, "score": score} | ({"text": asked.texts[index]} if asked.return_text else {})
-            for index, score in best_first(scores(done, raw=asked.raw_scores)[:, 0])
-        ]
-        return _timing(done), dumps(ranks)
+            ranks = partial(scoring.ranks, version="2", documents=True)
+            return await self._scored(CohereRerankRequest, ranks, _RANKING, request)
+        return await self._scored(RerankRequest, scoring.tei_ranks, _RANKING, request)
 
-    async def cohere_rerank(self, version: str, request: HttpRequest, *, documents: bool = False) -> Answer:
-        """`documents`: answer them too, where the request does not say."""
-        asked = CohereRerankRequest.parse(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked.queries, asked, request, kinds=("reranker",))
-        texts = asked.texts if (documents if asked.return_documents is None else asked.return_documents) else None
-        results = [
-            {"index": index, "relevance_score": score} | ({} if texts is None else {"document": {"text": texts[index]}})
-            for index, score in best_first(scores(done, raw=asked.raw)[:, 0])[: asked.top_n or None]
-        ]
-        answer = {
-            "id": str(uuid.uuid4()),
-            "model": self._rules.model,
-            "results": results,
-            "meta": {"api_version": {"version": version}, "tokens": {"input_tokens": done.tokens, "output_tokens": 0}},
-            "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
-        }
-        return _timing(done), dumps(answer)
-
-    async def predict(self, request: HttpRequest) -> Answer:
-        """Each label with its score, the likeliest first."""
-        asked = PredictRequest.parse(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked.queries, asked, request, kinds=_SCORING)
-        labels = self._router.card.labels
-        predictions = [
-            [{"score": score, "label": labels[index]} for index, score in best_first(row)]
-            for row in scores(done, raw=asked.raw_scores)
-        ]
-        return _timing(done), dumps(predictions[0] if asked.single else predictions)
+    async def score(self, request: HttpRequest) -> Answer:
+        """As vLLM: what a reranker says of pairs, or the cosines of an embedding model's vectors."""
+        asked = ScoreRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        if self._router.card.kind == "reranker":
+            return await self._judge(asked, asked.queries, scoring.pair_scores, _RANKING, request)
+        texts = asked.texts(self._rules.max_inputs)
+        return await self._judge(asked, texts, scoring.pair_cosines, ("embedding",), request)
 
     async def embed_sparse(self, request: HttpRequest) -> Answer:
         asked = EncodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
@@ -270,17 +260,6 @@ class HttpApi(ModelApi):
             for indices, weights in map(unpack, done.vectors)
         ]
         return _timing(done), dumps(answer)
-
-    async def tokenize(self, request: HttpRequest) -> Answer:
-        asked = TokenizeRequest.parse(await request.body(self._max_body_bytes), self._rules)
-        tokens = await self._router.tokenize(
-            asked.texts, special_tokens=asked.add_special_tokens, prompt_name=asked.prompt_name
-        )
-        return json_answer(tokens)
-
-    async def decode(self, request: HttpRequest) -> Answer:
-        asked = DecodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
-        return json_answer(await self._router.decode(asked.id_lists, skip_special_tokens=asked.skip_special_tokens))
 
     async def _embed(
         self, queries: Sequence[Query], options: AnyOptions, request: HttpRequest, **more: Any
@@ -303,6 +282,10 @@ class HttpApi(ModelApi):
         if request.headers.get(b"content-type") != b"application/json":
             raise InvalidInput("send the content type application/json")
         return json_answer(await request.while_here(self._bursts.send(request.client)))
+
+    async def load(self, request: HttpRequest) -> Answer:
+        await self._router.hear_replicas()
+        return await super().load(request)
 
     async def info(self, _: HttpRequest) -> Answer:
         await self._router.hear_replicas()

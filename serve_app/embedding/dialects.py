@@ -1,22 +1,24 @@
-"""An embedding model's answers in the words of each API: what was asked, the answer, the model's card -> JSON. Pure."""
+"""An embedding model's answers in the words of each API: what was asked, the answer, the model's card -> JSON. Pure,
+but for ids and the time of day.
+"""
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from deployments.embedding.request import Embedded
 from deployments.models.model_files import ModelCard
+from serve_app.embedding.ollama_requests import OllamaEmbedRequest, OllamaPromptRequest
 from serve_app.embedding.output_shapes import Vector, shape_vectors
 from serve_app.embedding.requests import (
     CohereEmbedRequest,
     CohereType,
     EmbedRequest,
-    OllamaEmbedRequest,
-    OllamaPromptRequest,
     OpenAIRequest,
     RootRequest,
     Sentences,
@@ -26,7 +28,7 @@ from serve_app.embedding.vector_types import Floats, as_base64, narrow, quantize
 
 
 def openai(asked: OpenAIRequest, done: Embedded, card: ModelCard) -> dict[str, Any]:
-    """OpenAI's, to `/v1/embeddings`. `embedding_type` is NIM's; `embed_dtype` and `endianness` are vLLM's."""
+    """OpenAI's, to `/v1/embeddings`. `embedding_type` is NIM's; `embed_dtype`, `endianness` and the id are vLLM's."""
     unit = card.normalize if asked.normalize is None else asked.normalize
     vectors = shape_vectors(done, unit=unit, dimensions=asked.dimensions)
     return {
@@ -36,7 +38,25 @@ def openai(asked: OpenAIRequest, done: Embedded, card: ModelCard) -> dict[str, A
             for index, embedding in enumerate(_encoded(vectors, asked))
         ],
         "model": card.name,
-        "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
+        "usage": usage(done),
+        **({"id": f"embd-{asked.request_id}"} if asked.request_id else {}),
+    }
+
+
+def usage(done: Embedded) -> dict[str, int]:
+    """As OpenAI's embeddings tell it."""
+    return {"prompt_tokens": done.tokens, "total_tokens": done.tokens}
+
+
+def vllm_list(name: str, items: Sequence[Mapping[str, Any]], done: Embedded, card: ModelCard) -> dict[str, Any]:
+    """As vLLM lists one item for each query. `name`: the answer's id."""
+    return {
+        "id": name,
+        "object": "list",
+        "created": int(time.time()),
+        "model": card.name,
+        "data": [{"index": index, **item} for index, item in enumerate(items)],
+        "usage": {**usage(done), "completion_tokens": 0},
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from deployments.admission import trial
 from deployments.models.model_files import ModelCard
-from serve_app.embedding import requests
+from serve_app.embedding import ollama_requests, requests, scoring_requests
 from serve_app.embedding.routes import ALL_ROUTES, ROOT, SEVERAL, routes_of
 from serve_app.web.errors import error_shape
 from serve_app.web.fields import Rules
@@ -69,10 +69,14 @@ _OLLAMA_EMBEDDINGS = object_of(
 _TOKEN_VECTORS = list_of(list_of(_NUMBERS))
 _EMBEDDING = object_of(object={"const": "embedding"}, index=WHOLE, embedding=_VECTOR)
 _EMBEDDINGS = object_of(object={"const": "list"}, data=list_of(_EMBEDDING), model=STRING, usage=_USAGE)
-_POOLED = object_of(index=WHOLE, object={"const": "pooling"}, data=list_of(_NUMBERS))
-_POOLING = object_of(
-    id=STRING, object={"const": "list"}, created=WHOLE, model=STRING, data=list_of(_POOLED), usage=_USAGE
-)
+
+
+def _vllm_list(**item: Schema) -> Schema:
+    one = object_of(index=WHOLE, **item)
+    return object_of(id=STRING, object={"const": "list"}, created=WHOLE, model=STRING, data=list_of(one), usage=_USAGE)
+
+
+_POOLING = _vllm_list(object={"const": "pooling"}, data=list_of(_NUMBERS))
 _MULTI_VECTORS = object_of(
     object={"const": "list"},
     data=list_of(object_of(object={"const": "embeddings"}, index=WHOLE, embeddings=list_of(_NUMBERS))),
@@ -103,10 +107,22 @@ _OLLAMA_ABOUT: Mapping[str, Route] = {
         "ollama_show",
         "What a model is (Ollama)",
         object_of(details={"type": "object"}, model_info={"type": "object"}, capabilities=list_of(STRING)),
-        requests.OllamaShowRequest,
+        ollama_requests.OllamaShowRequest,
         statuses=(400, 404, 413),
     ),
 }
+_SCORE = Route(
+    "score",
+    "Score pairs of texts (vLLM)",
+    _vllm_list(object={"const": "score"}, score=NUMBER),
+    scoring_requests.ScoreRequest,
+)
+_CLASSIFY = Route(
+    "classify",
+    "The likeliest label of each text, and how likely each is (vLLM)",
+    _vllm_list(label={"enum": "labels"}, probs=_NUMBERS, num_classes=WHOLE),
+    scoring_requests.ClassifyRequest,
+)
 _ROUTES: Mapping[str, Route] = {
     "/v1/embeddings": Route("openai_embeddings", "Embed texts (OpenAI)", _EMBEDDINGS, requests.OpenAIRequest),
     "/embeddings": Route("embeddings", "Embed texts (OpenAI)", _EMBEDDINGS, requests.OpenAIRequest),
@@ -116,9 +132,9 @@ _ROUTES: Mapping[str, Route] = {
     "/v2/embed": Route(
         "cohere_embed_2", "Embed texts (Cohere, version 2)", _COHERE_EMBEDDINGS, requests.CohereEmbedRequest
     ),
-    "/api/embed": Route("ollama_embed", "Embed texts (Ollama)", _OLLAMA_EMBEDDINGS, requests.OllamaEmbedRequest),
+    "/api/embed": Route("ollama_embed", "Embed texts (Ollama)", _OLLAMA_EMBEDDINGS, ollama_requests.OllamaEmbedRequest),
     "/api/embeddings": Route(
-        "ollama_embeddings", "Embed a text (Ollama)", object_of(embedding=_NUMBERS), requests.OllamaPromptRequest
+        "ollama_embeddings", "Embed a text (Ollama)", object_of(embedding=_NUMBERS), ollama_requests.OllamaPromptRequest
     ),
     "/": Route("root", "Embed texts, or compare them", {"anyOf": [_VECTORS, _NUMBERS]}, requests.RootRequest),
     "/embed": Route("embed", "Embed texts", _VECTORS, requests.EmbedRequest),
@@ -128,16 +144,20 @@ _ROUTES: Mapping[str, Route] = {
         "rerank",
         "Score texts by a query",
         {"anyOf": [_RANKS, _RESULTS]},
-        requests.RerankRequest,
-        or_takes=requests.CohereRerankRequest,
+        scoring_requests.RerankRequest,
+        or_takes=scoring_requests.CohereRerankRequest,
     ),
     "/v1/rerank": Route(
-        "cohere_rerank_1", "Score texts by a query (Cohere, version 1)", _RESULTS, requests.CohereRerankRequest
+        "cohere_rerank_1", "Score texts by a query (Cohere, version 1)", _RESULTS, scoring_requests.CohereRerankRequest
     ),
     "/v2/rerank": Route(
-        "cohere_rerank_2", "Score texts by a query (Cohere, version 2)", _RESULTS, requests.CohereRerankRequest
+        "cohere_rerank_2", "Score texts by a query (Cohere, version 2)", _RESULTS, scoring_requests.CohereRerankRequest
     ),
-    "/predict": Route("predict", "Classify texts", _PREDICTIONS, requests.PredictRequest),
+    "/predict": Route("predict", "Classify texts", _PREDICTIONS, scoring_requests.PredictRequest),
+    "/score": _SCORE,
+    "/v1/score": replace(_SCORE, name="score_1"),
+    "/classify": _CLASSIFY,
+    "/v1/classify": replace(_CLASSIFY, name="classify_1"),
     "/embed_sparse": Route("embed_sparse", "Texts -> weights of words", list_of(_WEIGHTS), requests.EncodeRequest),
     "/v1/multi-vector": Route(
         "multi_vector", "A unit vector of each token (Jina)", _MULTI_VECTORS, requests.MultiVectorRequest

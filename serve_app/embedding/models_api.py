@@ -21,7 +21,7 @@ from serve_app.embedding.api import HttpApi
 from serve_app.embedding.document import document
 from serve_app.embedding.output_shapes import describe
 from serve_app.observe.observer import ONE_MODEL, Observer
-from serve_app.web.about import NO_REPLICA, DocumentedApi, health, model_list
+from serve_app.web.about import MODELS, NO_REPLICA, DocumentedApi, health, model_list
 from serve_app.web.asgi import Answer, Handler, HttpRequest, json_answer
 
 _PREFIX = "/models/"
@@ -40,8 +40,9 @@ class ModelsApi(DocumentedApi):
         self._apis = apis = routers.each(lambda router: HttpApi(router, api_keys))
         self._document = document([api.served for api in apis], api_keys=api_keys is not None)
         self._of_all: dict[str, Handler] = {
-            "/v1/models": self.openai_models,
+            **dict.fromkeys(MODELS, self.openai_models),
             "/info": self.info,
+            "/load": self.load,
             "/api/tags": partial(self.ollama_models, ollama.listed),
             "/api/ps": partial(self.ollama_models, ollama.running),
             "/health": self.health,
@@ -95,9 +96,16 @@ class ModelsApi(DocumentedApi):
     async def ollama_models(self, tell: Callable[[ModelCard, float], Any], _: HttpRequest) -> Answer:
         return json_answer({"models": [one for api in self._apis for one in api.ollama_models(tell)]})
 
+    async def load(self, _: HttpRequest) -> Answer:
+        await self._hear()
+        return json_answer({"server_load": sum(router.load for router in self._routers)})
+
+    async def _hear(self) -> None:
+        await asyncio.gather(*(router.hear_replicas() for router in self._routers))
+
     async def info(self, _: HttpRequest) -> Answer:
         """The first model's, as a client expects it that knows of one, and each by its name."""
-        await asyncio.gather(*(router.hear_replicas() for router in self._routers))
+        await self._hear()
         models = {router.card.name: describe(router) for router in self._routers}
         return json_answer({**describe(self._routers.first), "models": models})
 

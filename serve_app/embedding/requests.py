@@ -1,21 +1,22 @@
-"""What clients send: one type for each route. It checks a body, and it is the body's schema in `openapi.py`. Pure.
+"""What clients send for vectors: one type for each route. It checks a body, and is its schema in `openapi.py`. Pure.
 
+`scoring_requests.py` has those of rerankers and classifiers, `ollama_requests.py` Ollama's.
 docs/clients.md has every field of the APIs that are spoken here, and what becomes of it; a test compares.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from deployments.errors import InvalidInput
 from deployments.models.outputs import Output, Outputs
-from deployments.models.text_pairs import NO_BOUNDS, Pair, Side, TokenBounds
+from deployments.models.text_pairs import NO_BOUNDS, TokenBounds
 from deployments.models.tokenizer import Query
 from serve_app.embedding.input_types import InputType
+from serve_app.embedding.options import PRIORITY, USER, AnyOptions, Options, RoleOptions, VllmOptions
 from serve_app.embedding.vector_types import EmbeddingType, Endianness, FloatType
 from serve_app.web.fields import (
     Constraint,
@@ -23,111 +24,15 @@ from serve_app.web.fields import (
     Fields,
     Inputs,
     Model,
-    Prompt,
     Text,
-    TextOrPair,
     TextsOrIds,
     TokenIds,
     Unsupported,
-    WholeFrom0,
     WholeFrom1,
     one_or_many,
 )
 
-_VLLM = {
-    "padding": Unsupported(("do_not_pad",), "no text is padded to the model's length"),
-    "priority": Unsupported((0,), "the header x-windve-priority: bulk lets others go first"),
-    "mm_processor_kwargs": Unsupported(({},), "only texts are read"),
-    "add_special_tokens": Unsupported((True,), "models are trained with their special tokens"),
-    "messages": Unsupported(why="chats are not read here, only texts"),
-    "add_generation_prompt": Unsupported((False,), "chats are not read here, only texts"),
-    "continue_final_message": Unsupported((False,), "chats are not read here, only texts"),
-    "chat_template": Unsupported(why="chats are not read here, only texts"),
-    "chat_template_kwargs": Unsupported(({},), "chats are not read here, only texts"),
-    "media_io_kwargs": Unsupported(({},), "only texts are read"),
-}
-_VLLM_UNUSED = {
-    "user": "clients are told apart by their API keys",
-    "request_id": "the header x-request-id names a request",
-    "cache_salt": "no answer is kept for another request",
-}
-
 CohereType = EmbeddingType | Literal["base64"]
-
-
-class AnyOptions(Fields):
-    """How queries become token ids: what all routes to the model have in common."""
-
-    truncate: bool | Literal["NONE", "START", "END"] | None = None
-    """Cut inputs longer than the model takes, on which side, or refuse them. Null: as the server's settings say."""
-    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
-    """The side on which a too long input is cut."""
-    prompt_name: Prompt = None
-    """Which of the model's prompts is put before each input; empty: none. Null: the default, if there is one."""
-
-    @property
-    def bounds(self) -> TokenBounds:
-        """On tokens, where there are to be fewer than the model takes."""
-        return NO_BOUNDS
-
-    @property
-    def cut(self) -> bool | None:
-        """Whether too long inputs are cut."""
-        return self.truncate != "NONE" if isinstance(self.truncate, str) else self.truncate
-
-    @property
-    def side(self) -> Side:
-        if isinstance(self.truncate, str):
-            return "left" if self.truncate == "START" else "right"
-        return "left" if self.truncation_direction in {"left", "Left"} else "right"
-
-    @property
-    def purpose(self) -> InputType | None:
-        """What the inputs are for, where the client says it and names no prompt."""
-        return None
-
-    @property
-    def query_options(self) -> AnyOptions:
-        return self
-
-
-class Options(AnyOptions):
-    """As TEI has them."""
-
-    truncate: bool | None = None
-    """Cut inputs longer than the model takes, or refuse them. Null: as the server's settings say."""
-
-
-class VllmOptions(AnyOptions):
-    """As vLLM has them, beside TEI's."""
-
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1), Constraint("a whole number from 1, or -1")] | None = None
-    """Cut inputs that have more tokens, special ones included. -1: as long as the model takes."""
-
-    unsupported = _VLLM
-    unused = _VLLM_UNUSED
-    other_names: ClassVar = {"truncation_side": "truncation_direction"}
-
-    @property
-    def bounds(self) -> TokenBounds:
-        most = self.truncate_prompt_tokens
-        return NO_BOUNDS if most is None or most < 0 else TokenBounds(query=most)
-
-    @property
-    def cut(self) -> bool | None:
-        return True if self.truncate_prompt_tokens is not None else super().cut
-
-
-class RoleOptions(AnyOptions):
-    """As Cohere and NIM have them."""
-
-    input_type: InputType | None = None
-    """What the inputs are for: the model's prompt of that name is put before them, if it has one."""
-
-    @property
-    def purpose(self) -> InputType | None:
-        return self.input_type if self.prompt_name is None else None
-
 
 _JINA_TASKS: dict[str, InputType | None] = {
     "retrieval.query": "query",
@@ -210,7 +115,7 @@ class MultiVectorRequest(Options):
     input_type: Literal["query", "document"] = "document"
     """How to read the texts: ColBERT models read queries in a way of their own."""
 
-    unused: ClassVar = {"user": _VLLM_UNUSED["user"]}
+    unused: ClassVar = {"user": USER}
 
     @property
     def queries(self) -> Sequence[Query]:
@@ -307,73 +212,6 @@ class RootRequest(Options):
         return self.parameters if isinstance(self.inputs, Sentences) else self
 
 
-class RerankRequest(Options):
-    """TEI's `POST /rerank`."""
-
-    query: str
-    texts: Annotated[list[str], Constraint("a list of strings", "max_inputs")]
-    raw_scores: bool = False
-    """Logits instead of their sigmoid."""
-    return_text: bool = False
-
-    @property
-    def queries(self) -> Sequence[Query]:
-        return [Pair(self.query, text) for text in self.texts]
-
-
-class Document(Fields):
-    """A text with other fields beside it, which are ignored."""
-
-    text: str
-
-
-class CohereRerankRequest(VllmOptions):
-    """`POST /rerank`, `/v1/rerank` and `/v2/rerank` with `documents`, as Cohere, Jina, vLLM and Infinity have it."""
-
-    model: Model = None
-    query: str
-    documents: Annotated[list[str | Document], Constraint("a list of strings", "max_inputs")]
-    top_n: WholeFrom0 | None = None
-    """The best so many only; 0 is all."""
-    return_documents: bool | None = None
-    """Put each text beside its score. Null: on `/rerank`, as vLLM does."""
-    raw_scores: bool = False
-    """Logits instead of their sigmoid."""
-    use_activation: bool | None = None
-    """False is `raw_scores`, in vLLM's words."""
-    max_tokens_per_doc: WholeFrom0 = 0
-    """Cut each document behind so many tokens; 0 is none."""
-    max_tokens_per_query: WholeFrom0 = 0
-    """The same of the query."""
-
-    unsupported: ClassVar = {
-        "rank_fields": Unsupported((["text"],), "of a document the field text is read"),
-        "max_chunks_per_doc": Unsupported(
-            (1, 10), "a document is read as one text, cut to the model's length; 10 is Cohere's default"
-        ),
-        "relevant_spans": Unsupported((False,), "a score is of the whole document"),
-        "instruction": Unsupported(why="it is a setting of the server, args.model.instruction"),
-        "return_embeddings": Unsupported((False,), "a reranker has scores only"),
-    }
-
-    @property
-    def bounds(self) -> TokenBounds:
-        return replace(super().bounds, first=self.max_tokens_per_query or None, second=self.max_tokens_per_doc or None)
-
-    @property
-    def raw(self) -> bool:
-        """Logits are asked for."""
-        return self.raw_scores or self.use_activation is False
-
-    @property
-    def texts(self) -> Sequence[str]:
-        return [one if isinstance(one, str) else one.text for one in self.documents]
-
-    @property
-    def queries(self) -> Sequence[Query]:
-        return [Pair(self.query, text) for text in self.texts]
-
-
 def _only_text(value: Any) -> Any:
     if value != "text":
         raise InvalidInput("only texts are embedded here, no images; send texts", param="inputs")
@@ -407,7 +245,7 @@ class CohereEmbedRequest(RoleOptions):
 
     unsupported: ClassVar = {
         "images": Unsupported(([],), "only texts are embedded"),
-        "priority": _VLLM["priority"],
+        "priority": PRIORITY,
     }
 
     @property
@@ -423,91 +261,3 @@ class CohereEmbedRequest(RoleOptions):
     @property
     def queries(self) -> Sequence[Query]:
         return self.texts or ["\n".join(part.text for part in one.content) for one in self.inputs or ()]
-
-
-class ModelOptions(Fields):
-    """Ollama's `options`."""
-
-    num_ctx: int | None = None
-    """Inputs that have more tokens, special ones included, are too long; 0 is as long as the model takes."""
-
-    unused: ClassVar = {
-        **dict.fromkeys(
-            ("num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "draft_num_predict"),
-            "the server's settings say how the model runs",
-        ),
-        **dict.fromkeys(
-            (
-                *("num_keep", "seed", "num_predict", "top_k", "top_p", "min_p", "typical_p", "repeat_last_n"),
-                *("temperature", "repeat_penalty", "presence_penalty", "frequency_penalty", "stop"),
-            ),
-            "it is of text that is generated",
-        ),
-    }
-
-
-class OllamaOptions(Options):
-    """What Ollama's routes have in common."""
-
-    model: Model = None
-    options: ModelOptions = ModelOptions()
-
-    unused: ClassVar = {"keep_alive": "the model stays loaded"}
-
-    @property
-    def bounds(self) -> TokenBounds:
-        most = self.options.num_ctx
-        return NO_BOUNDS if most is None or most <= 0 else TokenBounds(query=most)
-
-
-class OllamaEmbedRequest(OllamaOptions):
-    """Ollama's `POST /api/embed`."""
-
-    input: str | Annotated[list[Text], Constraint("a list of strings", "max_inputs", may_be_empty=True)] = ""
-    """Nothing, or an empty list, has no vectors."""
-    dimensions: Dimensions = None
-
-    @property
-    def queries(self) -> Sequence[Query]:
-        return one_or_many(self.input) if self.input else []
-
-
-class OllamaPromptRequest(OllamaOptions):
-    """Ollama's older `POST /api/embeddings`."""
-
-    prompt: str = ""
-    """Nothing has an empty vector."""
-
-    @property
-    def queries(self) -> Sequence[Query]:
-        return [self.prompt] if self.prompt else []
-
-
-class OllamaShowRequest(Fields):
-    """Ollama's `POST /api/show`."""
-
-    model: Model = None
-
-    other_names: ClassVar = {"name": "model"}
-    unused: ClassVar = dict.fromkeys(
-        ("verbose", "system", "template", "options"), "the answer is of the model as it is served"
-    )
-
-
-class PredictRequest(Options):
-    """TEI's `POST /predict`."""
-
-    inputs: TextOrPair | Annotated[list[TextOrPair], Constraint("a list of such lists", "max_inputs", not_first=(str,))]
-    """A text, a list of one text or a pair, or a list of such lists."""
-    raw_scores: bool = False
-    """Logits instead of their sigmoid (one label) or softmax (several)."""
-
-    @property
-    def single(self) -> bool:
-        """One text or pair was sent, not a batch."""
-        return isinstance(self.inputs, str) or isinstance(self.inputs[0], str)
-
-    @property
-    def queries(self) -> Sequence[Query]:
-        batch: Any = [self.inputs] if self.single else self.inputs
-        return [one if isinstance(one, str) else Pair(*one) if len(one) == 2 else one[0] for one in batch]

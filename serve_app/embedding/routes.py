@@ -9,10 +9,13 @@ from deployments.settings import Kind
 ROUTES: Mapping[Kind, tuple[str, ...]] = {
     "embedding": (
         *("/v1/embeddings", "/embeddings", "/embed", "/embed_all", "/similarity"),
-        *("/v2/embed", "/v1/embed", "/api/embed", "/api/embeddings"),
+        *("/v2/embed", "/v1/embed", "/api/embed", "/api/embeddings", "/score", "/v1/score"),
     ),
-    "reranker": ("/rerank", "/v1/rerank", "/v2/rerank", "/predict"),
-    "classifier": ("/predict",),
+    "reranker": (
+        *("/rerank", "/v1/rerank", "/v2/rerank", "/predict"),
+        *("/score", "/v1/score", "/classify", "/v1/classify"),
+    ),
+    "classifier": ("/predict", "/classify", "/v1/classify"),
     "sparse": ("/embed_sparse",),
     "multi_vector": ("/v1/multi-vector", "/pooling"),
 }

@@ -70,9 +70,9 @@ class Observer:
         span = None if self._tracer is None else self._tracer.begin(headers, began_s)
         if span is None and not self._logs:
             return None
-        request_id, parent = headers.get(_REQUEST_ID, b""), _A_PARENT.fullmatch(headers.get(_TRACEPARENT, b""))
+        parent = _A_PARENT.fullmatch(headers.get(_TRACEPARENT, b""))
         return TracedRequest(
-            request_id=request_id.decode() if _AN_ID.fullmatch(request_id) else None,
+            request_id=request_id(headers),
             trace_id=trace_id(span) if span is not None else None if parent is None else parent[1].decode(),
             began_s=began_s,
             started=started,
@@ -129,6 +129,12 @@ class Observer:
             self._lines.add(line(traced, ended))
         if self._tracer is not None and traced.span is not None:
             self._tracer.end(traced, ended)
+
+
+def request_id(headers: Mapping[bytes, bytes]) -> str | None:
+    """What they name the request, if they do by letters that any log can hold."""
+    found = headers.get(_REQUEST_ID, b"")
+    return found.decode() if _AN_ID.fullmatch(found) else None
 
 
 def current_request() -> TracedRequest | None:

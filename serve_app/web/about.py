@@ -15,12 +15,20 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from deployments.errors import Unavailable, WindveError
 from serve_app.api_keys import ApiKeys
 from serve_app.observe.observer import ONE_MODEL, Observer
+from serve_app.version import VERSION
 from serve_app.web.asgi import PROBES, Answer, Asgi, Handler, HttpRequest, json_answer
 from serve_app.web.errors import NoRoute, WrongMethod
 from serve_app.web.fields import Rules
 from serve_app.web.page import page
 
-SHARED_ROUTES = ("/", "/tokenize", "/decode", "/v1/models", "/info", "/docs", "/openapi.json", *PROBES)
+COMPLETIONS = "/v1/completions", "/completions"
+CHATS = "/v1/chat/completions", "/chat/completions"
+MODELS = "/v1/models", "/models"
+SHARED_ROUTES = (
+    *("/", "/tokenize", "/decode", "/detokenize", "/info", "/load", "/version", "/docs", "/openapi.json"),
+    *MODELS,
+    *PROBES,
+)
 NO_REPLICA = "no live replica with an open queue"
 _NOT_HERE = {  # what other servers have, and people look for
     "/metrics": "Prometheus metrics are Ray's, on each node's metrics port, of all replicas; counters are in /info",
@@ -51,6 +59,10 @@ class Served(Protocol):
     def live_pools(self) -> Mapping[str, bool]:
         """Of each pool that is not closed, whether it has a live replica."""
 
+    @property
+    def load(self) -> int:
+        """Queries or answers under way at its replicas, of all Routers."""
+
 
 class DocumentedApi(Asgi):
     """The document (`_document`, OpenAPI's), its page, and the probe of a process that lives."""
@@ -59,6 +71,10 @@ class DocumentedApi(Asgi):
 
     async def ping(self, _: HttpRequest) -> Answer:
         return [], b""
+
+    async def version(self, _: HttpRequest) -> Answer:
+        """As vLLM and Ollama tell it."""
+        return json_answer({"version": VERSION})
 
     async def docs(self, _: HttpRequest) -> Answer:
         headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"max-age=86400")]
@@ -89,7 +105,9 @@ class ModelApi(DocumentedApi):
         self._rules, self._served = rules, router
         self._routes: dict[tuple[str, str], Handler] = {
             **self._own_routes(),
-            ("GET", "/v1/models"): self.openai_models,
+            **{("GET", path): self.openai_models for path in MODELS},
+            ("GET", "/version"): self.version,
+            ("GET", "/load"): self.load,
             ("GET", "/health"): self.health,
             ("GET", "/ping"): self.ping,
             ("GET", "/docs"): self.docs,
@@ -142,6 +160,10 @@ class ModelApi(DocumentedApi):
 
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": int(self._served.started), "owned_by": "windve"}
+
+    async def load(self, _: HttpRequest) -> Answer:
+        """As vLLM tells it."""
+        return json_answer({"server_load": self._served.load})
 
     async def health(self, _: HttpRequest) -> Answer:
         """Raises Unavailable, at which a load balancer takes the Router away."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from deployments.admission.quota import Client
 from deployments.errors import BodyTooLarge, Defect, InvalidInput, WindveError
 from serve_app.api_keys import ApiKeys
 from serve_app.observe.facts import TracedRequest
-from serve_app.observe.observer import Observer
+from serve_app.observe.observer import Observer, request_id
 from serve_app.web.errors import JSON, Headers, error_answer
 from serve_app.web.json_values import LARGE, check_values
 
@@ -106,6 +107,10 @@ class HttpRequest:
             return None
         self.content = found
         return found
+
+    def named(self, name: str | None) -> str:
+        """What its answer's id ends with: what the body says (`name`), else x-request-id, else a new one."""
+        return name or request_id(self.headers) or uuid.uuid4().hex
 
     @property
     def gone(self) -> asyncio.Task[None]:

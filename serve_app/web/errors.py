@@ -25,6 +25,9 @@ Headers = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
 Shape = Literal["openai", "cohere", "ollama", "tei"]
 _COHERE = frozenset({"/v1/embed", "/v2/embed", "/v1/rerank", "/v2/rerank"})
+_OPENAI = frozenset(  # and vLLM's
+    {"/embeddings", "/completions", "/chat/completions", "/models", "/pooling", "/score", "/classify", "/detokenize"}
+)
 
 
 class NoRoute(WindveError):
@@ -81,7 +84,7 @@ def error_shape(path: str) -> Shape:
         return "cohere"
     if path.startswith("/api/"):
         return "ollama"
-    return "openai" if path.startswith(("/v1/", "/v2/")) or path in {"/embeddings", "/pooling"} else "tei"
+    return "openai" if path.startswith(("/v1/", "/v2/")) or path in _OPENAI else "tei"
 
 
 def openai_error(error: WindveError) -> dict[str, Any]:

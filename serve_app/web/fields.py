@@ -242,7 +242,16 @@ class Fields(BaseModel):
             properties[name] = {"description": f"No effect: {why}."}
         for name, own in cls.other_names.items():
             properties[name] = {**properties[own], "description": f"The same as {own}."}
+        cls._require_one_of_names(handler.resolve_ref_schema(found))
         return found
+
+    @classmethod
+    def _require_one_of_names(cls, schema: dict[str, Any]) -> None:
+        """A required field may come by any of its names."""
+        for own in cls._required.keys() & set(cls.other_names.values()):
+            schema["required"].remove(own)
+            names = [own, *(name for name, of in cls.other_names.items() if of == own)]
+            schema.setdefault("allOf", []).append({"anyOf": [{"required": [name]} for name in names]})
 
     @classmethod
     def parse(cls, body: Any, rules: Rules) -> Self:

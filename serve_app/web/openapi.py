@@ -17,7 +17,12 @@ from serve_app.version import VERSION
 from serve_app.web.admission_headers import PRIORITY, TIMEOUT
 from serve_app.web.asgi import PROBES
 from serve_app.web.errors import error_shape
-from serve_app.web.tokenizer_requests import DecodeRequest, TokenizeRequest
+from serve_app.web.tokenizer_requests import (
+    DecodeRequest,
+    DetokenizeRequest,
+    TokenizePromptRequest,
+    TokenizeRequest,
+)
 
 Schema = dict[str, Any]
 
@@ -74,6 +79,9 @@ TOKENS = list_of(
 )
 
 
+PROMPT_TOKENS = object_of(count=WHOLE, max_model_len=WHOLE, tokens=list_of(WHOLE), token_strs={"type": "null"})
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """- `name`: of its operation, as code generators use it.
@@ -101,9 +109,26 @@ class Route:
 
 
 ABOUT: Mapping[str, Route] = {  # what every service has
-    "/tokenize": Route("tokenize", "Texts -> tokens", list_of(TOKENS), TokenizeRequest, (400, 413, 422), "tokenizer"),
+    "/tokenize": Route(
+        "tokenize",
+        "Texts -> tokens",
+        {"anyOf": [list_of(TOKENS), PROMPT_TOKENS]},
+        TokenizeRequest,
+        (400, 404, 413, 422),
+        "tokenizer",
+        or_takes=TokenizePromptRequest,
+    ),
     "/decode": Route("decode", "Token ids -> texts", list_of(STRING), DecodeRequest, (400, 413, 422), "tokenizer"),
+    "/detokenize": Route(
+        "detokenize",
+        "Token ids -> a text (vLLM)",
+        object_of(prompt=STRING),
+        DetokenizeRequest,
+        (400, 404, 413),
+        "tokenizer",
+    ),
     "/v1/models": Route("models", "The model that is served", MODELS),
+    "/models": Route("models_unprefixed", "The model that is served", MODELS),
     "/v1/models/{id}": Route(
         "model",
         "The model, if it has this name",
@@ -112,6 +137,8 @@ ABOUT: Mapping[str, Route] = {  # what every service has
         parameters=[{"name": "id", "in": "path", "required": True, "schema": STRING}],
     ),
     "/info": Route("info", "Model, limits, pools, counters", {"type": "object"}),
+    "/version": Route("version", "The version of windve (vLLM)", object_of(version=STRING)),
+    "/load": Route("load", "Queries or answers under way at all replicas (vLLM)", object_of(server_load=WHOLE)),
     "/health": Route("health", "200 while a pool can answer; degraded while another cannot", HEALTH, statuses=(503,)),
     "/ping": Route("ping", "200 while the Router lives", None),
 }

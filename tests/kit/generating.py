@@ -46,6 +46,10 @@ class Generating:
         self.refuses, self.refuses_after = None, 0
         self.open, self.asked, self.tokens, self.at_token = 0, [], 0, lambda: None
 
+    @property
+    def load(self):
+        return self.open
+
     def describe(self):
         return {"open": self.open}
 

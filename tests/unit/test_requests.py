@@ -8,27 +8,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.errors import EmptyInput, InvalidInput, UnknownModel
+from serve_app.embedding.ollama_requests import OllamaEmbedRequest, OllamaPromptRequest
 from serve_app.embedding.requests import (
     CohereEmbedRequest,
-    CohereRerankRequest,
     EmbedRequest,
     EncodeRequest,
     MultiVectorRequest,
-    OllamaEmbedRequest,
-    OllamaPromptRequest,
     OpenAIRequest,
     PoolingRequest,
-    PredictRequest,
-    RerankRequest,
     RootRequest,
     SeveralRequest,
     SimilarityRequest,
+)
+from serve_app.embedding.scoring_requests import (
+    ClassifyRequest,
+    CohereRerankRequest,
+    PredictRequest,
+    RerankRequest,
+    ScoreRequest,
 )
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
 from serve_app.generation.steps_request import StepsRequest
 from serve_app.web.admission_headers import admission
 from serve_app.web.fields import Rules
-from serve_app.web.tokenizer_requests import DecodeRequest, TokenizeRequest
+from serve_app.web.tokenizer_requests import (
+    DecodeRequest,
+    DetokenizeRequest,
+    TokenizePromptRequest,
+    TokenizeRequest,
+)
 
 RULES = Rules(model="m", dimension=8, max_inputs=3)
 GENERATION_RULES = CompletionRules("m", 0, 3, default_tokens=100, max_answers=4, most_messages=5)
@@ -49,8 +57,12 @@ GOOD = {  # a body of each type, of which tests change something
     OllamaEmbedRequest: {"input": "a"},
     OllamaPromptRequest: {"prompt": "a"},
     PredictRequest: {"inputs": "a"},
+    ScoreRequest: {"text_1": "q", "text_2": ["a"]},
+    ClassifyRequest: {"input": "a"},
     TokenizeRequest: {"inputs": "a"},
+    TokenizePromptRequest: {"prompt": "a"},
     DecodeRequest: {"ids": [1]},
+    DetokenizeRequest: {"tokens": [1]},
     CompletionRequest: {"prompt": "a"},
     ChatRequest: {"messages": [TURN]},
     StepsRequest: {"pool": "cpu", "loads": [{"rows": 1}]},
@@ -203,6 +215,19 @@ OTHERS = [
     (PredictRequest, {"inputs": ["a", "b", "c"]}, "inputs is a list of 3 strings, and a pair has 2"),
     (PredictRequest, {"inputs": [["a"], 1]}, "inputs[1] must be a string or a list of one or two strings"),
     (PredictRequest, {"inputs": [["a"], []]}, "inputs[1] is a list of 0 strings"),
+    (ScoreRequest, {"text_2": None}, "text_2 is missing; send a string or a list of strings"),
+    (ScoreRequest, {"text_2": []}, "text_2 is an empty list; send at least one item"),
+    (ScoreRequest, {"text_1": ["a"] * 4}, "text_1 has 4 items and this server takes 3 in one request"),
+    (ScoreRequest, {"queries": ["b"]}, "text_1 and queries say different things; send one of the two"),
+    (ScoreRequest, {"instruction": "x"}, "instruction is not supported here: it is a setting of the server"),
+    (ScoreRequest, {"text_1": {"content": [IMAGE]}}, "text_1 must be a string or a list of strings, not an object"),
+    (ClassifyRequest, {"input": []}, "input is an empty list; send at least one item"),
+    (ClassifyRequest, {"messages": [TURN]}, "messages is not supported here: chats are not read here, only texts"),
+    (TokenizePromptRequest, {"prompt": ""}, "prompt is an empty string"),
+    (TokenizePromptRequest, {"messages": [TURN]}, "messages is not supported here: only texts are tokenized here"),
+    (TokenizePromptRequest, {"return_token_strs": True}, "return_token_strs is not supported here: with inputs in pl"),
+    (DetokenizeRequest, {"tokens": "a"}, "tokens must be a list of token ids, not 'a'"),
+    (DetokenizeRequest, {"model": {}}, "model must be a string, not an object"),
     (CohereEmbedRequest, {"texts": None}, ONE_OF_TWO),
     (CohereEmbedRequest, {**IN_PARTS, "texts": ["a"]}, ONE_OF_TWO),
     (CohereEmbedRequest, {"images": ["data:image/png;base64,AA=="]}, "images is not supported here: only texts are"),
@@ -241,8 +266,9 @@ CHATS = [
     ({"messages": []}, "messages is an empty list; send at least one item"),
     ({"messages": [TURN] * 6}, "messages has 6 items and this server takes 5 in one request"),
     ({"messages": [{"role": "user"}]}, "messages[0].content is missing; send a string"),
-    ({"messages": [{**TURN, "role": "tool"}]}, "messages of the role tool are not supported"),
-    ({"messages": [{**TURN, "role": "king"}]}, "messages[0].role must be 'system', 'developer', 'user' or"),
+    ({"messages": [{**TURN, "role": ""}]}, "messages[0].role is an empty string"),
+    ({"messages": [{**TURN, "role": "x" * 65}]}, "messages[0].role must be "),
+    ({"messages": [{**TURN, "role": 7}]}, "messages[0].role must be a string, not 7"),
     ({"messages": [{**TURN, "tool_calls": [{}]}]}, "tool_calls in messages are not supported"),
     ({"messages": [{**TURN, "content": [IMAGE]}]}, "only text is read here, no images, sound or files; send parts"),
 ]

@@ -1,0 +1,78 @@
+"""Scores and labels in the words of each API: what was asked, the answer, the model's card, the answer's id -> JSON.
+Pure, but for the time of day.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from deployments.embedding.request import Embedded
+from deployments.models.model_files import ModelCard
+from serve_app.embedding.dialects import usage, vllm_list
+from serve_app.embedding.output_shapes import Vector, best_first, scores
+from serve_app.embedding.scoring_requests import (
+    ClassifyRequest,
+    CohereRerankRequest,
+    PredictRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+
+
+def tei_ranks(asked: RerankRequest, done: Embedded, _: ModelCard, __: str) -> list[dict[str, Any]]:
+    """TEI's, to `/rerank`: the best first."""
+    return [
+        {"index": index, "score": score} | ({"text": asked.texts[index]} if asked.return_text else {})
+        for index, score in best_first(scores(done, raw=asked.raw_scores)[:, 0])
+    ]
+
+
+def ranks(
+    asked: CohereRerankRequest, done: Embedded, card: ModelCard, name: str, *, version: str, documents: bool = False
+) -> dict[str, Any]:
+    """Cohere's, vLLM's and Infinity's. `documents`: answer them too, where the request does not say."""
+    texts = asked.texts if (documents if asked.return_documents is None else asked.return_documents) else None
+    results = [
+        {"index": index, "relevance_score": score} | ({} if texts is None else {"document": {"text": texts[index]}})
+        for index, score in best_first(scores(done, raw=asked.raw)[:, 0])[: asked.top_n or None]
+    ]
+    return {
+        "id": name,
+        "model": card.name,
+        "results": results,
+        "meta": {"api_version": {"version": version}, "tokens": {"input_tokens": done.tokens, "output_tokens": 0}},
+        "usage": usage(done),
+    }
+
+
+def predictions(asked: PredictRequest, done: Embedded, card: ModelCard, _: str) -> list[Any]:
+    """TEI's, to `/predict`: each label with its score, the likeliest first."""
+    found = [
+        [{"score": score, "label": card.labels[index]} for index, score in best_first(row)]
+        for row in scores(done, raw=asked.raw_scores)
+    ]
+    return found[0] if asked.single else found
+
+
+def pair_scores(asked: ScoreRequest, done: Embedded, card: ModelCard, name: str) -> dict[str, Any]:
+    """vLLM's, to `/score`: a reranker's scores of the pairs."""
+    return _scored(scores(done, raw=asked.raw)[:, 0], done, card, name)
+
+
+def pair_cosines(asked: ScoreRequest, done: Embedded, card: ModelCard, name: str) -> dict[str, Any]:
+    """vLLM's, to `/score`: of the unit vectors of `ScoreRequest.texts`."""
+    first, rows = len(asked.sides[0]), np.stack(done.vectors)
+    return _scored(np.clip((rows[:first] * rows[first:]).sum(-1), -1, 1), done, card, name)
+
+
+def _scored(found: Vector, done: Embedded, card: ModelCard, name: str) -> dict[str, Any]:
+    return vllm_list(f"score-{name}", [{"object": "score", "score": score} for score in found], done, card)
+
+
+def classes(asked: ClassifyRequest, done: Embedded, card: ModelCard, name: str) -> dict[str, Any]:
+    """vLLM's, to `/classify`."""
+    rows = scores(done, raw=asked.use_activation is False)
+    labels = [{"label": card.labels[row.argmax()], "probs": row, "num_classes": len(row)} for row in rows]
+    return vllm_list(f"classify-{name}", labels, done, card)

@@ -1,0 +1,175 @@
+"""What clients send to rerankers and classifiers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
+from typing import Annotated, Any, ClassVar
+
+from deployments.errors import InvalidInput
+from deployments.models.text_pairs import Pair, TokenBounds
+from deployments.models.tokenizer import Query
+from serve_app.embedding.options import Options, VllmOptions
+from serve_app.web.fields import (
+    Constraint,
+    Fields,
+    Inputs,
+    Model,
+    TextOrPair,
+    Unsupported,
+    WholeFrom0,
+    one_or_many,
+)
+
+Texts = str | Annotated[list[str], Constraint("a list of strings", "max_inputs")]
+
+
+class RerankRequest(Options):
+    """TEI's `POST /rerank`."""
+
+    query: str
+    texts: Annotated[list[str], Constraint("a list of strings", "max_inputs")]
+    raw_scores: bool = False
+    """Logits instead of their sigmoid."""
+    return_text: bool = False
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return [Pair(self.query, text) for text in self.texts]
+
+
+class Document(Fields):
+    """A text with other fields beside it, which are ignored."""
+
+    text: str
+
+
+class ScoringOptions(VllmOptions):
+    """As vLLM has them where pairs are scored."""
+
+    use_activation: bool | None = None
+    """False: logits instead of their sigmoid."""
+    max_tokens_per_doc: WholeFrom0 = 0
+    """Cut each document behind so many tokens; 0 is none."""
+    max_tokens_per_query: WholeFrom0 = 0
+    """The same of the query."""
+
+    unsupported: ClassVar = {
+        "instruction": Unsupported(why="it is a setting of the server, args.model.instruction"),
+    }
+
+    @property
+    def bounds(self) -> TokenBounds:
+        return replace(super().bounds, first=self.max_tokens_per_query or None, second=self.max_tokens_per_doc or None)
+
+    @property
+    def raw(self) -> bool:
+        """Logits are asked for."""
+        return self.use_activation is False
+
+
+class CohereRerankRequest(ScoringOptions):
+    """`POST /rerank`, `/v1/rerank` and `/v2/rerank` with `documents`, as Cohere, Jina, vLLM and Infinity have it."""
+
+    model: Model = None
+    query: str
+    documents: Annotated[list[str | Document], Constraint("a list of strings", "max_inputs")]
+    top_n: WholeFrom0 | None = None
+    """The best so many only; 0 is all."""
+    return_documents: bool | None = None
+    """Put each text beside its score. Null: on `/rerank`, as vLLM does."""
+    raw_scores: bool = False
+    """The same as use_activation: false."""
+
+    unsupported: ClassVar = {
+        "rank_fields": Unsupported((["text"],), "of a document the field text is read"),
+        "max_chunks_per_doc": Unsupported(
+            (1, 10), "a document is read as one text, cut to the model's length; 10 is Cohere's default"
+        ),
+        "relevant_spans": Unsupported((False,), "a score is of the whole document"),
+        "return_embeddings": Unsupported((False,), "a reranker has scores only"),
+    }
+
+    @property
+    def raw(self) -> bool:
+        return self.raw_scores or super().raw
+
+    @property
+    def texts(self) -> Sequence[str]:
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return [Pair(self.query, text) for text in self.texts]
+
+
+class ScoreRequest(ScoringOptions):
+    """vLLM's `POST /score`: each text with the one at its place in the other list, or one text with all."""
+
+    model: Model = None
+    text_1: Texts
+    text_2: Texts
+
+    other_names: ClassVar = {
+        **dict.fromkeys(("queries", "data_1"), "text_1"),
+        **dict.fromkeys(("documents", "items", "data_2"), "text_2"),
+    }
+
+    @property
+    def sides(self) -> tuple[Sequence[str], Sequence[str]]:
+        """The texts of both lists; the first has one, or as many as the second. Raises InvalidInput."""
+        first, second = one_or_many(self.text_1), one_or_many(self.text_2)
+        if len(first) not in {1, len(second)}:
+            counts = f"text_1 has {len(first)} texts and text_2 has {len(second)}"
+            raise InvalidInput(f"{counts}; send one in text_1, or as many as in text_2", param="text_1")
+        return first, second
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        """Raises InvalidInput."""
+        first, second = self.sides
+        return [Pair(*pair) for pair in zip(cycle(first), second, strict=False)]
+
+    def texts(self, most: int) -> Sequence[Query]:
+        """Of both sides, for a model that embeds each by itself. Raises InvalidInput for more than `most`."""
+        for name in ("max_tokens_per_query", "max_tokens_per_doc"):
+            if getattr(self, name):
+                raise InvalidInput(f"{name} is for rerankers; send truncate_prompt_tokens", param=name)
+        first, second = self.sides
+        if (count := len(first) + len(second)) > most:
+            problem = f"text_1 and text_2 have {count} texts and this server takes {most} in one request"
+            raise InvalidInput(f"{problem}; send fewer at once", param="text_2")
+        return [*first, *second]
+
+
+class ClassifyRequest(VllmOptions):
+    """vLLM's `POST /classify`."""
+
+    model: Model = None
+    input: Inputs
+    use_activation: bool | None = None
+    """False: logits instead of their sigmoid (one label) or softmax (several)."""
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return one_or_many(self.input)
+
+
+class PredictRequest(Options):
+    """TEI's `POST /predict`."""
+
+    inputs: TextOrPair | Annotated[list[TextOrPair], Constraint("a list of such lists", "max_inputs", not_first=(str,))]
+    """A text, a list of one text or a pair, or a list of such lists."""
+    raw_scores: bool = False
+    """Logits instead of their sigmoid (one label) or softmax (several)."""
+
+    @property
+    def single(self) -> bool:
+        """One text or pair was sent, not a batch."""
+        return isinstance(self.inputs, str) or isinstance(self.inputs[0], str)
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        batch: Any = [self.inputs] if self.single else self.inputs
+        return [one if isinstance(one, str) else Pair(*one) if len(one) == 2 else one[0] for one in batch]

@@ -1,0 +1,74 @@
+"""The routes to a model's tokenizer: TEI's and vLLM's. No device is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from deployments.models.tokenizer import Token
+from serve_app.web.asgi import Answer, Handler, HttpRequest, json_answer
+from serve_app.web.fields import Rules
+from serve_app.web.tokenizer_requests import (
+    DecodeRequest,
+    DetokenizeRequest,
+    TokenizePromptRequest,
+    TokenizeRequest,
+)
+
+
+class Tokenizes(Protocol):
+    """The model's tokenizer. Both raise EmptyInput or InvalidInput."""
+
+    async def tokenize(
+        self, texts: Sequence[str], *, special_tokens: bool, prompt_name: str | None
+    ) -> list[list[Token]]: ...
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerRoutes:
+    """Of one model, which takes `longest` tokens. A body has `max_body_bytes` at most."""
+
+    tokenizer: Tokenizes
+    longest: int
+    rules: Rules
+    max_body_bytes: int
+
+    @property
+    def handlers(self) -> Mapping[tuple[str, str], Handler]:
+        return {
+            ("POST", "/tokenize"): self.tokenize,
+            ("POST", "/decode"): self.decode,
+            ("POST", "/detokenize"): self.detokenize,
+        }
+
+    async def tokenize(self, request: HttpRequest) -> Answer:
+        """With `prompt` as vLLM, else as TEI."""
+        sent = await request.json_object(self.max_body_bytes)
+        if sent is not None and "inputs" not in sent and not sent.keys().isdisjoint(("prompt", "messages")):
+            return await self._tokenize_prompt(TokenizePromptRequest.parse(sent, self.rules))
+        asked = TokenizeRequest.parse(request.content, self.rules)
+        tokens = await self.tokenizer.tokenize(
+            asked.texts, special_tokens=asked.add_special_tokens, prompt_name=asked.prompt_name
+        )
+        return json_answer(tokens)
+
+    async def _tokenize_prompt(self, asked: TokenizePromptRequest) -> Answer:
+        (tokens,) = await self.tokenizer.tokenize(
+            [asked.prompt], special_tokens=asked.add_special_tokens, prompt_name=""
+        )
+        ids = [token.id for token in tokens]
+        return json_answer({"count": len(ids), "max_model_len": self.longest, "tokens": ids, "token_strs": None})
+
+    async def decode(self, request: HttpRequest) -> Answer:
+        """As TEI."""
+        asked = DecodeRequest.parse(await request.body(self.max_body_bytes), self.rules)
+        return json_answer(await self.tokenizer.decode(asked.id_lists, skip_special_tokens=asked.skip_special_tokens))
+
+    async def detokenize(self, request: HttpRequest) -> Answer:
+        """As vLLM."""
+        asked = DetokenizeRequest.parse(await request.body(self.max_body_bytes), self.rules)
+        (text,) = await self.tokenizer.decode([asked.tokens], skip_special_tokens=False)
+        return json_answer({"prompt": text})
