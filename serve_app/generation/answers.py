@@ -6,9 +6,9 @@ has no choices, where `stream_options` asks for it.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +18,8 @@ from tokenizers import Tokenizer
 
 from deployments.generation.request import Piece
 from deployments.generation.text.sampling import Picked
+from deployments.models.model_files import ModelCard
+from serve_app.version import VERSION
 from serve_app.web.event_stream import DONE, event
 
 _ONE_BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -77,6 +79,21 @@ def _named(choice: _Choice, names: TokenNames, tokens: Sequence[Picked]) -> list
     return found
 
 
+class Head(NamedTuple):
+    """What each part of an answer says. `name`: its id's end."""
+
+    name: str
+    model: str
+    fingerprint: str
+    prompt_tokens: int
+
+
+def fingerprint(card: ModelCard) -> str:
+    """As OpenAI's `system_fingerprint`: another one where the same seed may have another answer."""
+    what = f"{VERSION} {card.name} {card.revision}"
+    return f"fp_{hashlib.sha256(what.encode()).hexdigest()[:10]}"
+
+
 class Reply(ABC):
     """The answer to one request, of one model, of several choices."""
 
@@ -84,13 +101,18 @@ class Reply(ABC):
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, model: str, prompt_tokens: int, before: Sequence[str], names: TokenNames | None) -> None:
+    def __init__(self, head: Head, before: Sequence[str], names: TokenNames | None) -> None:
         """`before`: what is put before each choice. `names`: None where no logprobs are asked for."""
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens = head.prompt_tokens
         self.says_usage = self.says_usage_always = False  # in a stream: at its end, and in each chunk
         self._choices = [_Choice(index, text) for index, text in enumerate(before)]
         self._names = names
-        self._head = {"id": f"{self.prefix}{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._head = {
+            "id": f"{self.prefix}{head.name}",
+            "created": int(time.time()),
+            "model": head.model,
+            "system_fingerprint": head.fingerprint,
+        }
 
     @property
     def tokens(self) -> int:

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from deployments.generation.request import Asked, Generates
 from deployments.generation.settings import GenerationSettings
-from deployments.models.tokenizer import Tokenizer
+from deployments.models.tokenizer import Token, Tokenizer
 from serve_app.api_keys import ApiKeys
-from serve_app.generation.answers import ChatReply, Reply, TextReply, TokenNames
+from serve_app.generation.answers import ChatReply, Head, Reply, TextReply, TokenNames, fingerprint
 from serve_app.generation.document import document
 from serve_app.generation.group import Generations
 from serve_app.generation.request_builder import RequestBuilder
@@ -20,13 +20,13 @@ from serve_app.generation.requests import ChatRequest, CompletionOptions, Comple
 from serve_app.generation.steps_request import StepsRequest
 from serve_app.observe.observer import Observer
 from serve_app.version import VERSION
-from serve_app.web.about import ModelApi
+from serve_app.web.about import CHATS, COMPLETIONS, ModelApi
 from serve_app.web.admission_headers import admission
 from serve_app.web.asgi import Answer, Handler, HttpRequest, dumps, json_answer
 from serve_app.web.errors import JSON
 from serve_app.web.event_stream import EVENTS, EventStream, StreamBounds
 from serve_app.web.fields import Fields
-from serve_app.web.tokenizer_requests import DecodeRequest, TokenizeRequest
+from serve_app.web.tokenizer_routes import TokenizerRoutes
 
 Body = TypeVar("Body", bound=Fields)
 
@@ -77,20 +77,21 @@ class CompletionsApi(ModelApi):
     ) -> None:
         """Raises SettingsError where the model's chat template or its tokenizer cannot be used."""
         shown = {"emulated": options.emulated, "has_page": options.has_page}
-        super().__init__(options.rules, router, api_keys, observer, **shown)
         self._router, self._options = router, options
+        super().__init__(options.rules, router, api_keys, observer, **shown)
         self.names = TokenNames(router.tokenizer)
-        self._tokenizer = Tokenizer(router.card.model, router.tokenizer)
+        self._fingerprint = fingerprint(router.card.model)
         self.asking = RequestBuilder(router, options.rules, parse_special_tokens=options.parse_special_tokens)
         self._document = document(options.rules, router.card.model.vocab_size, api_keys=api_keys is not None)
 
     def _own_routes(self) -> dict[tuple[str, str], Handler]:
+        card, options = self._router.card, self._options
+        tokenizer = _Threaded(Tokenizer(card.model, self._router.tokenizer))
         return {
-            ("POST", "/v1/completions"): self.completions,
-            ("POST", "/v1/chat/completions"): self.chat,
+            **{("POST", path): self.completions for path in COMPLETIONS},
+            **{("POST", path): self.chat for path in CHATS},
             ("POST", "/calibration/steps"): self.time_steps,
-            ("POST", "/tokenize"): self.tokenize,
-            ("POST", "/decode"): self.decode,
+            **TokenizerRoutes(tokenizer, card.context, options.rules, options.max_body_bytes).handlers,
             ("GET", "/info"): self.info,
         }
 
@@ -103,12 +104,14 @@ class CompletionsApi(ModelApi):
         wanted = await self._wanted(asked, request)
         before = [self.asking.text_of(one) if asked.echo else "" for one in asked.prompts]
         choices = [text for text in before for _ in range(asked.n)]
-        return await self._generate(asked, wanted, self._reply(TextReply, wanted, choices), request)
+        reply = TextReply(self._head(asked, wanted, request), choices, self._names_for(wanted))
+        return await self._generate(asked, wanted, reply, request)
 
     async def chat(self, request: HttpRequest) -> Answer:
         asked = await self._parsed(ChatRequest, request)
         wanted = await self._wanted(asked, request)
-        return await self._generate(asked, wanted, self._reply(ChatReply, wanted, [""] * asked.n), request)
+        reply = ChatReply(self._head(asked, wanted, request), [""] * asked.n, self._names_for(wanted))
+        return await self._generate(asked, wanted, reply, request)
 
     async def _wanted(self, asked: CompletionRequest | ChatRequest, request: HttpRequest) -> list[Asked]:
         received = asyncio.get_running_loop().time()
@@ -119,9 +122,12 @@ class CompletionsApi(ModelApi):
     async def _parsed(self, kind: type[Body], request: HttpRequest) -> Body:
         return kind.parse(await request.body(self._options.max_body_bytes), self._options.rules)
 
-    def _reply(self, kind: type[Reply], wanted: Sequence[Asked], before: Sequence[str]) -> Reply:
-        names = None if wanted[0].logprobs is None else self.names
-        return kind(self._rules.model, sum(len(one.ids) for one in wanted), before, names)
+    def _head(self, asked: CompletionOptions, wanted: Sequence[Asked], request: HttpRequest) -> Head:
+        prompt_tokens = sum(len(one.ids) for one in wanted)
+        return Head(request.named(asked.request_id), self._rules.model, self._fingerprint, prompt_tokens)
+
+    def _names_for(self, wanted: Sequence[Asked]) -> TokenNames | None:
+        return None if wanted[0].logprobs is None else self.names
 
     async def _generate(
         self, asked: CompletionOptions, wanted: Sequence[Asked], reply: Reply, request: HttpRequest
@@ -140,18 +146,6 @@ class CompletionsApi(ModelApi):
             raise
         await generations.close()
         return [JSON], dumps(reply.whole())
-
-    async def tokenize(self, request: HttpRequest) -> Answer:
-        asked = await self._parsed(TokenizeRequest, request)
-        tokens = await asyncio.to_thread(self._tokenizer.tokens, asked.texts, special_tokens=asked.add_special_tokens)
-        return json_answer(tokens)
-
-    async def decode(self, request: HttpRequest) -> Answer:
-        asked = await self._parsed(DecodeRequest, request)
-        texts = await asyncio.to_thread(
-            self._tokenizer.decode, asked.id_lists, skip_special_tokens=asked.skip_special_tokens
-        )
-        return json_answer(texts)
 
     async def time_steps(self, request: HttpRequest) -> Answer:
         asked = await self._parsed(StepsRequest, request)
@@ -174,6 +168,25 @@ class CompletionsApi(ModelApi):
             "version": VERSION,
         }
         return json_answer({**about, "windve": self._router.describe()})
+
+
+class _Threaded:
+    """A tokenizer, in threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def tokenize(
+        self,
+        texts: Sequence[str],
+        *,
+        special_tokens: bool,
+        prompt_name: str | None,  # noqa: ARG002 - has no prompts
+    ) -> list[list[Token]]:
+        return await asyncio.to_thread(self._tokenizer.tokens, texts, special_tokens=special_tokens)
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        return await asyncio.to_thread(self._tokenizer.decode, ids, skip_special_tokens=skip_special_tokens)
 
 
 async def _events(generations: Generations, reply: Reply) -> AsyncGenerator[bytes, None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -49,7 +50,7 @@ _TIMES: Schema = list_of({"anyOf": [list_of(NUMBER), {"type": "null"}]})
 
 def _answer(kind: str, **choice: Schema) -> Schema:
     one = object_of(index=WHOLE, **choice, finish_reason=_FINISH)
-    head = {"id": STRING, "object": {"const": kind}, "created": WHOLE, "model": STRING}
+    head = {"id": STRING, "object": {"const": kind}, "created": WHOLE, "model": STRING, "system_fingerprint": STRING}
     return object_of(**head, choices=list_of(one), usage=_USAGE)
 
 
@@ -63,19 +64,23 @@ _generating = partial(
     ),
     events={"description": "With `stream`: chunks, and `data: [DONE]` at the end.", "type": "string"},
 )
+_CHAT = _generating(
+    "chat",
+    "Answer a chat (OpenAI)",
+    _answer("chat.completion", message=_MESSAGE, logprobs=_CHAT_LOGPROBS),
+    ChatRequest,
+)
+_COMPLETION = _generating(
+    "completions",
+    "Go on with a text (OpenAI)",
+    _answer("text_completion", text=STRING, logprobs=_TEXT_LOGPROBS),
+    CompletionRequest,
+)
 _ROUTES: Mapping[str, Route] = {
-    "/v1/chat/completions": _generating(
-        "chat",
-        "Answer a chat (OpenAI)",
-        _answer("chat.completion", message=_MESSAGE, logprobs=_CHAT_LOGPROBS),
-        ChatRequest,
-    ),
-    "/v1/completions": _generating(
-        "completions",
-        "Go on with a text (OpenAI)",
-        _answer("text_completion", text=STRING, logprobs=_TEXT_LOGPROBS),
-        CompletionRequest,
-    ),
+    "/v1/chat/completions": _CHAT,
+    "/chat/completions": replace(_CHAT, name="chat_unprefixed"),
+    "/v1/completions": _COMPLETION,
+    "/completions": replace(_COMPLETION, name="completions_unprefixed"),
     "/calibration/steps": Route(
         "time_steps",
         "What planned steps take (a calibration's)",

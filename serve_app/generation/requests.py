@@ -20,6 +20,7 @@ from serve_app.web.fields import Constraint, Fields, Inputs, Model, Rules, Unsup
 MOST_LOGPROBS = 20  # as OpenAI and vLLM
 _Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS), Constraint(f"a whole number up to {MOST_LOGPROBS}")]
 _MOST_STOPS, _LONGEST_STOP = 16, 256  # characters: each token's text is searched for each of them
+_LONGEST_ROLE = 64
 _SEED = 2**63
 
 
@@ -55,7 +56,6 @@ _UNSUPPORTED: Mapping[str, Unsupported] = {
 _UNUSED: Mapping[str, str] = {
     "user": "clients are told apart by their API keys",
     "safety_identifier": "clients are told apart by their API keys",
-    "request_id": "the header x-request-id names a request",
     **dict.fromkeys(("session_id", "cache_salt"), "nothing is kept for another request"),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), "no prompt is kept"),
     **dict.fromkeys(("store", "metadata"), "no answer is stored"),
@@ -105,12 +105,6 @@ def _only_text(value: Any) -> Any:
     return value
 
 
-def _known_role(value: Any) -> Any:
-    if value in ("tool", "function"):
-        raise InvalidInput(f"messages of the role {value} are not supported here; leave them out", param="messages")
-    return value
-
-
 class StreamOptions(Fields):
     """How a stream is sent."""
 
@@ -126,6 +120,8 @@ class CompletionOptions(Fields):
     """What both routes have in common."""
 
     model: Model = None
+    request_id: str | None = None
+    """What the answer's id ends with, in place of the header x-request-id."""
     max_tokens: WholeFrom1 | None = None
     """Of each answer. Null: as the server's settings say."""
     temperature: Annotated[float, Field(ge=0, le=2), Constraint("a number from 0 to 2")] | None = None
@@ -215,11 +211,12 @@ class ContentPart(Fields):
 class ChatMessage(Fields):
     """One turn of a chat."""
 
-    role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_known_role)]
-    """A developer's messages are the system's."""
+    role: Annotated[str, Field(min_length=1, max_length=_LONGEST_ROLE)]
+    """system, user, assistant, or another that the model's chat template takes. A developer's are the system's."""
     content: str | Annotated[list[ContentPart], Constraint("a list of parts, objects with type and text")]
     """Parts are joined by line breaks."""
     name: str | None = None
+    tool_call_id: str | None = None
 
     _calls: ClassVar[tuple[str, ...]] = ("tool_calls", "function_call")
 
@@ -236,7 +233,8 @@ class ChatMessage(Fields):
         """For a chat template."""
         text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": text, **({"name": self.name} if self.name is not None else {})}
+        said = {"name": self.name, "tool_call_id": self.tool_call_id}
+        return {"role": role, "content": text, **{key: value for key, value in said.items() if value is not None}}
 
 
 class ChatRequest(CompletionOptions):

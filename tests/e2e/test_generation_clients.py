@@ -116,10 +116,22 @@ def test_openai_whole_answers(server, client):
     assert [one.message.content for one in done.choices] == [f"{n}: The overflow goes to " for n in (0, 1)]
     assert {one.finish_reason for one in done.choices} == {"stop"}
     assert len(done.choices[0].logprobs.content[0].top_logprobs) == 2
+    assert done.system_fingerprint.startswith("fp_")
     done = client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=3, logprobs=1, extra_body={"top_k": 5})
     assert [(one.finish_reason, len(one.logprobs.tokens)) for one in done.choices] == [("length", 3)] * 2
     assert server.world.asked[-1].sampling.top_k == 5
     assert [one.id for one in client.models.list()] == ["tiny"]
+
+
+def test_openai_without_v1_and_with_a_role_of_its_own(server, client):
+    turns = [*ASK["messages"], {"role": "tool", "tool_call_id": "1", "content": "42"}]
+    bare = client.with_options(base_url=server.base.removesuffix("/v1"))
+    asked = {"model": "tiny", "messages": turns, "extra_headers": {"x-request-id": "order-7"}}
+    done = bare.chat.completions.create(**asked)
+    assert (done.choices[0].message.content, done.id) == (ANSWER, "chatcmpl-order-7")
+    assert "tool\n42" in server.world.tokenizer.decode(server.world.asked[-1].ids.tolist())
+    assert [one.id for one in bare.models.list()] == ["tiny"]
+    assert bare.completions.create(model="tiny", prompt="a", max_tokens=3).choices[0].finish_reason == "length"
 
 
 def test_openai_streams_usage_and_logprobs(server, client):

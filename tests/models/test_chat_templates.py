@@ -97,6 +97,24 @@ def test_what_a_template_says_against_messages_is_told(folder):
     own.close()
 
 
+@pytest.mark.parametrize(
+    ("template", "taken", "refused"),
+    [("qwen-2.5", [], ["tool", "king"]), ("llama-3", ["tool", "king"], []), ("llama-3.1", ["king"], ["tool"])],
+)
+def test_roles_that_a_template_writes_are_taken(template, taken, refused):
+    """Qwen's template drops a message of another role without a word."""
+    own = ChatTemplate(TEMPLATES[template], {"bos_token": "<s>"})
+    for role in 2 * taken:
+        own.check_role(role)
+    for role in 2 * refused:
+        with pytest.raises(InvalidInput, match=f"takes no messages of the role '{role}'; send those of system, user"):
+            own.check_role(role)
+    for number in range(70 if template == "llama-3" else 0):  # clients may call roles whatever they like
+        own.check_role(f"role {number}")
+    assert len(own._roles) <= 64
+    own.close()
+
+
 HOSTILE = "{%% if messages[0].content == 'now' %%}%s{%% else %%}fine{%% endif %%}"
 FOREVER = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import math
+import re
 from unittest import mock
 
 import jsonschema
@@ -21,6 +22,7 @@ from deployments.generation.text.sampling import Sampling
 from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.generation.api import ApiOptions, CompletionsApi
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
+from serve_app.version import VERSION
 from serve_app.web import event_stream
 from serve_app.web.asgi import ClientGone
 from serve_app.web.event_stream import EventStream, StreamBounds
@@ -91,6 +93,7 @@ def test_a_chat(api, world):
     assert text == "<|im_start|>user\nWhere does the overflow go?<|im_end|>\n<|im_start|>assistant\n"
     tokens = len(world.answer(0, asked))
     assert told["id"].startswith("chatcmpl-")
+    assert re.fullmatch("fp_[0-9a-f]{10}", told["system_fingerprint"])
     assert (told["object"], told["model"]) == ("chat.completion", "tiny")
     message = {"role": "assistant", "content": ANSWER, "refusal": None}
     assert told["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
@@ -168,7 +171,7 @@ def test_logprobs_of_chats_and_texts(api, world):
 def test_a_stream_of_a_chat(api, world):
     found = events(post(api, CHAT, {**ASK, "stream": True, "stream_options": {"include_usage": True}}))
     *chunks, last = found
-    assert len({one["id"] for one in found}) == 1
+    assert len({(one["id"], one["system_fingerprint"]) for one in found}) == 1
     assert {one["object"] for one in found} == {"chat.completion.chunk"}
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(one["choices"][0]["delta"].get("content", "") for one in chunks) == ANSWER
@@ -197,6 +200,47 @@ def test_parts_developers_and_template_variables(world, opened):
     asked = {"messages": messages, "chat_template_kwargs": {"enable_thinking": False}}
     post(opened(router=world), CHAT, asked)
     assert world.tokenizer.decode(world.asked[0].ids.tolist()) == "system|a\nb|False"
+
+
+@pytest.mark.parametrize(("path", "prefix", "body"), [(CHAT, "chatcmpl-", ASK), (TEXT, "cmpl-", PROMPT)])
+def test_an_answer_has_the_name_that_the_request_has(api, path, prefix, body):
+    header = [(b"x-request-id", b"order-7")]
+    assert post(api, path, body, headers=header).json["id"] == f"{prefix}order-7"
+    named = {**body, "request_id": "mine"}
+    assert post(api, path, named, headers=header).json["id"] == f"{prefix}mine"
+    assert {one["id"] for one in events(post(api, path, {**named, "stream": True}))} == {f"{prefix}mine"}
+    assert len({post(api, path, body).json["id"] for _ in range(2)}) == 2
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, ASK), (TEXT, PROMPT), ("/v1/models", None)])
+def test_routes_without_v1(api, path, body):
+    """As llama.cpp has them."""
+    short = path.removeprefix("/v1")
+    if body is None:
+        assert get(api, short).json == get(api, path).json
+        return
+    assert post(api, short, body).json["choices"] == post(api, path, body).json["choices"]
+    assert events(post(api, short, {**body, "stream": True}))
+    refused = post(api, short, {**body, "model": "other"})
+    assert (refused.status, refused.json["error"]["code"]) == (404, "model_not_found")
+    assert get(api, short).status == 405
+
+
+@pytest.mark.parametrize("role", ["tool", "user_context"])
+def test_a_role_of_the_templates_own(world, opened, role):
+    """The template of `Generating` writes any role; this one has user and tool, and drops what else comes."""
+    template = "{% for m in messages if m.role in ('user', 'tool') %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    picky = opened(router=Generating(world.card.model.folder, template=template))
+    turn = {"role": role, "tool_call_id": "1", "content": "42"}
+    asked = {"messages": [*ASK["messages"], turn]}
+    assert post(opened(), CHAT, asked).status == 200
+    reply = post(picky, CHAT, asked)
+    if role == "tool":
+        assert picky._router.tokenizer.decode(picky._router.asked[-1].ids.tolist()).endswith("<tool>42")
+    else:
+        told = reply.json["error"]
+        assert (reply.status, told["param"]) == (400, "messages")
+        assert told["message"].startswith("the model's chat template takes no messages of the role 'user_context'; ")
 
 
 async def test_a_first_token_is_due_from_when_the_request_had_come(api, world, monkeypatch):
@@ -476,6 +520,12 @@ def test_models_info_health_and_tokens(api, world):
     ids = [one["id"] for one in tokens]
     assert ids == world.tokenizer.encode("a fish").ids
     assert post(api, "/decode", {"ids": ids}).json == ["a fish"]
+    told = post(api, "/tokenize", {"model": "tiny", "prompt": "a fish"}).json
+    assert told == {"count": len(ids), "max_model_len": 400, "tokens": ids, "token_strs": None}
+    end = [*world.card.end_tokens]
+    assert post(api, "/detokenize", {"model": "tiny", "tokens": [*ids, *end]}).json == {"prompt": "a fish<|im_end|>"}
+    assert get(api, "/load").json == {"server_load": 0}
+    assert get(api, "/version").json == {"version": VERSION}
     assert (get(api, CHAT).status, get(api, "/v1/embeddings").status) == (405, 404)
     assert call(api, "HEAD", "/ping").status == 200
 

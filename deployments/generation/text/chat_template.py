@@ -25,6 +25,8 @@ _LONGER, _MORE = 8, 2**16  # a text may be so many times what it is made of, and
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "TZ", "TZDIR", "SYSTEMROOT")
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
 _FIRST_CHAT = [{"role": "user", "content": "Where does the overflow go?"}]
+USUAL_ROLES = frozenset({"system", "user", "assistant"})
+_MARK, _MOST_ROLES = "overflow-7", 64  # what roles are called is for clients to say
 
 
 class ChatTemplate:
@@ -36,6 +38,7 @@ class ChatTemplate:
         Raises SettingsError where the template cannot be used.
         """
         self._source, self._special, self._limit_s = source, dict(special_tokens), limit_s
+        self._roles: dict[str, bool] = {}  # other than the usual ones that clients sent: the template takes them
         self._link: socket.socket | None = None
         self._end: weakref.finalize[..., Any] | None = None  # ends the process, also when nobody has this any more
         try:
@@ -71,6 +74,25 @@ class ChatTemplate:
             )
         text: str = answer["text"]
         return text
+
+    def check_role(self, role: str) -> None:
+        """Raises InvalidInput where the template writes nothing of a message of this role behind a user's."""
+        if role not in self._roles:
+            if len(self._roles) == _MOST_ROLES:
+                self._roles.clear()
+            self._roles[role] = self._takes(role)
+        if not self._roles[role]:
+            raise InvalidInput(
+                f"the model's chat template takes no messages of the role {role!r}; send those of system, user and "
+                "assistant, or of a role that it has",
+                param="messages",
+            )
+
+    def _takes(self, role: str) -> bool:
+        try:
+            return _MARK in self.render([*_FIRST_CHAT, {"role": role, "content": _MARK}])
+        except InvalidInput:
+            return False
 
     def close(self) -> None:
         """End the process."""
