@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
@@ -20,6 +21,7 @@ PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Depth = Annotated[int, Field(ge=0, le=100_000)]
 Share = Annotated[float, Field(gt=0, le=1)]
+_ORIGIN = re.compile(r"(?!http://[^:]*:80$|https://[^:]*:443$)[a-z][a-z0-9+.-]*://[^/?#*\sA-Z]+")
 
 
 class Strict(BaseModel):
@@ -170,6 +172,7 @@ class ApplicationSettings(Strict):
     """What `args` say, whatever is computed."""
 
     api_keys: str | None = None  # where the keys are that clients must show: file:PATH or env:NAME; none: all may ask
+    cors_allow_origins: list[str] = []  # of other sites' pages, https://app.example.com; ["*"]: any page may ask
     page: bool = True  # a browser that asks for / sees how the service does; false: it gets an error
     cpu_overflow: bool = True  # CPU helps the accelerator; off: the accelerator's queue only
     accelerator: AcceleratorPlace = AcceleratorPlace()
@@ -191,6 +194,19 @@ class ApplicationSettings(Strict):
             )
         if kind == "file" and not where.startswith(("/", "~")):
             raise ValueError("file: needs a whole path, /..., as it is read wherever a Router runs")
+        return given
+
+    @field_validator("cors_allow_origins")
+    @classmethod
+    def _origins_are_as_browsers_send_them(cls, given: list[str]) -> list[str]:
+        if given == ["*"]:
+            return given
+        for origin in given:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin as browsers send it, such as https://app.example.com: small letters, "
+                    'no path, no pattern, a port only if it is not the usual one; ["*"] alone allows any'
+                )
         return given
 
 

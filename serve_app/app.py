@@ -55,7 +55,7 @@ class Ingress(ServiceIngress, TeiCalls):
             self.observer.configure(configs)
             await asyncio.gather(*(router.joined() for router in self.routers))
 
-    def asgi_app(self) -> ASGIApp:
+    def api(self) -> ASGIApp:
         if self._args.several:
             return ModelsApi(self.routers, self.api_keys, self.observer)
         return HttpApi(self.routers.first, self.api_keys, self.observer)

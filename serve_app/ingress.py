@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
 
 from deployments.serve_adapter.replica_process import AsgiIngress, access_log_handler
 from deployments.settings import ApplicationSettings
@@ -17,27 +19,34 @@ from serve_app.embedding.routes import ALL_ROUTES
 from serve_app.observe.access_log import LineWriter
 from serve_app.observe.observer import Observer
 from serve_app.observe.tracer import Tracer
-from serve_app.web.about import SHARED_ROUTES
+from serve_app.web.about import CHATS, COMPLETIONS, SHARED_ROUTES
+from serve_app.web.cors import with_cors
 
 Deployed = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # of one model: pool -> name and handle of its deployment
-KNOWN_ROUTES = ALL_ROUTES.union(
-    SHARED_ROUTES, OLLAMA_ABOUT, ("/v1/completions", "/v1/chat/completions", "/burst")
-)  # by name in the log
+KNOWN_ROUTES = ALL_ROUTES.union(SHARED_ROUTES, OLLAMA_ABOUT, COMPLETIONS, CHATS, ("/burst",))  # by name in the log
 
 
 class ServiceIngress(AsgiIngress):
     """One Router replica: its API keys, its access log and its traces.
 
-    A subclass has the Routers, answers HTTP by `asgi_app`, and inherits a method for each gRPC call: Serve finds what
+    A subclass has the Routers, answers HTTP by `api`, and inherits a method for each gRPC call: Serve finds what
     answers a call by the call's name.
     """
 
     def __init__(self, settings: ApplicationSettings) -> None:
         """Raises SettingsError."""
+        self._origins = settings.cors_allow_origins
         self.api_keys = None if settings.api_keys is None else ApiKeys.read(settings.api_keys)
         replica, traces = serve.get_replica_context().replica_tag, settings.traces
         tracer = None if traces is None else Tracer.exporting(traces, replica)
         self.observer = Observer(LineWriter(access_log_handler()), tracer, KNOWN_ROUTES)
+
+    @abstractmethod
+    def api(self) -> ASGIApp:
+        """The routes."""
+
+    def asgi_app(self) -> ASGIApp:
+        return with_cors(self.api(), self._origins)
 
     async def check_health(self) -> None:
         """Called by Serve every second or so: the moment to see whether the API keys have changed."""

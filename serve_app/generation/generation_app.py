@@ -40,7 +40,7 @@ class GenerationIngress(ServiceIngress, GenerationCalls):
         await self.router.reconfigure(user_config)
         self.observer.configure({self.router.card.name: self.router.config})
 
-    def asgi_app(self) -> ASGIApp:
+    def api(self) -> ASGIApp:
         return self._api
 
 

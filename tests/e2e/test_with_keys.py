@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import grpc
 import pytest
@@ -16,6 +18,7 @@ from tests.kit import tei_wire
 from tests.kit.service import ROOT, emulating, wait_until
 
 OURS, THEIRS = "sk-ours-7f1e", "sk-theirs-90aa"
+SITE = "https://app.example.com"
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def keys(tmp_path_factory):
 @pytest.fixture(scope="module")
 def service(shared, keys):
     config = emulating(2.0, accelerator={"alpha_s": 0.005, "beta_s": 0.02})
-    config["applications"][0]["args"]["api_keys"] = f"file:{keys}"
+    config["applications"][0]["args"] |= {"api_keys": f"file:{keys}", "cors_allow_origins": [SITE]}
     return shared.serve(config, {"authorization": f"Bearer {OURS}"})
 
 
@@ -47,6 +50,20 @@ def test_a_key_opens_both_protocols_and_another_none(service):
             call, metadata = tei_wire.request("Info/Info"), [("authorization", f"Bearer {key}")]
             answer = client.unary("Info/Info").future(call, timeout=30, metadata=metadata)
             assert answer.exception() is None if code is None else answer.code() is code
+
+
+def test_a_preflight_of_a_named_site_needs_no_key(service):
+    wanted = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    told = {}
+    for site in (SITE, "https://evil.example.com"):
+        asking = Request(f"{service.address}/v1/embeddings", method="OPTIONS", headers={"Origin": site, **wanted})
+        try:
+            with urlopen(asking, timeout=30) as answer:
+                told[site] = answer.status, answer.headers["access-control-allow-origin"]
+        except HTTPError as error:
+            told[site] = error.code, error.headers["access-control-allow-origin"]
+            error.close()
+    assert told == {SITE: (200, SITE), "https://evil.example.com": (400, None)}
 
 
 def test_the_page_asks_for_a_key(service):

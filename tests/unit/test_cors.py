@@ -1,0 +1,108 @@
+"""Which pages of other sites a browser lets ask: preflights, headers, and the setting."""
+
+import pytest
+
+from deployments.errors import SettingsError
+from deployments.settings import Settings
+from serve_app.api_keys import ApiKeys
+from serve_app.embedding.api import HttpApi
+from serve_app.ingress import ServiceIngress
+from serve_app.web.cors import with_cors
+from tests.kit.asgi_client import call, post
+from tests.kit.fake_router import FakeRouter
+
+OURS, OTHER = "https://app.example.com", "https://evil.example.com"
+TEXT = {"inputs": "a"}
+
+
+def asking(origin):
+    return [(b"origin", origin.encode())]
+
+
+def preflight(api, origin, method="POST"):
+    """As a browser asks before openai's JavaScript client sends anything."""
+    wanted = b"authorization,content-type,x-stainless-lang"
+    asked = [(b"access-control-request-method", method.encode()), (b"access-control-request-headers", wanted)]
+    return call(api, "OPTIONS", "/v1/embeddings", headers=[*asking(origin), *asked])
+
+
+def guarded(origins):
+    return with_cors(HttpApi(FakeRouter(), ApiKeys(["k"])), origins)
+
+
+@pytest.mark.parametrize(("origins", "named"), [(["*"], "*"), ([OURS, "http://localhost:5173"], OURS)])
+def test_a_page_that_is_named_may_ask(origins, named):
+    api = guarded(origins)
+    before = preflight(api, OURS)
+    assert before.status == 200  # without a key
+    assert before.headers["access-control-allow-origin"] == named
+    assert before.headers["access-control-allow-headers"] == "authorization,content-type,x-stainless-lang"
+    assert "POST" in before.headers["access-control-allow-methods"]
+    for key, status in ((b"Bearer k", 200), (b"Bearer no", 401)):  # errors can be read, too
+        reply = post(api, "/embed", TEXT, headers=[*asking(OURS), (b"authorization", key)])
+        assert (reply.status, reply.headers["access-control-allow-origin"]) == (status, named)
+        assert reply.headers["access-control-expose-headers"] == "*"
+        assert "access-control-allow-credentials" not in reply.headers
+
+
+def test_another_page_may_not():
+    api = guarded([OURS])
+    assert preflight(api, OTHER).status == 400
+    assert preflight(api, OURS, "DELETE").status == 400
+    reply = post(api, "/embed", TEXT, headers=[*asking(OTHER), (b"authorization", b"Bearer k")])
+    assert "access-control-allow-origin" not in reply.headers
+    assert "origin" in reply.headers["vary"].lower()
+
+
+def test_who_is_no_page_is_answered_as_ever():
+    reply = post(guarded([OURS]), "/embed", TEXT, headers=[(b"authorization", b"Bearer k")])
+    assert reply.status == 200
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+    api = HttpApi(FakeRouter())
+    assert with_cors(api, []) is api  # nothing is between
+    assert not [name for name in preflight(api, OURS).headers if name.startswith("access-control")]
+
+
+def test_an_application_goes_by_its_settings():
+    class Ingress(ServiceIngress):
+        def __init__(self, origins):
+            self._origins = origins
+
+        def api(self):
+            return HttpApi(FakeRouter())
+
+    asked = [preflight(Ingress(origins).asgi_app(), OURS) for origins in ([], [OURS])]
+    assert [reply.status for reply in asked] == [405, 200]
+
+
+@pytest.mark.parametrize(
+    "origins",
+    [
+        [],
+        ["*"],
+        [OURS],
+        ["http://localhost:5173", "https://a.b"],
+        ["https://[::1]:8443"],
+        ["chrome-extension://abcdef"],
+    ],
+)
+def test_origins_that_browsers_send(origins):
+    assert Settings.parse({"model": {"id": "m"}, "cors_allow_origins": origins}).cors_allow_origins == origins
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("app.example.com", "https://app.example.com/", "https://app.example.com/chat", "https://*.example.com"),
+        *("https://App.example.com", "https://a.b:443", "http://a.b:80", "https://", "null", "", " https://a.b"),
+    ],
+)
+def test_what_no_browser_sends_is_refused_at_the_start(origin):
+    with pytest.raises(SettingsError, match=r"^args\.cors_allow_origins: .* is no origin as browsers send it"):
+        Settings.parse({"model": {"id": "m"}, "cors_allow_origins": [OURS, origin]})
+
+
+@pytest.mark.parametrize("given", ["*", [5], ["*", OURS], {"a": 1}])
+def test_other_mistakes_are_refused_by_the_key(given):
+    with pytest.raises(SettingsError, match=r"^args\.cors_allow_origins"):
+        Settings.parse({"model": {"id": "m"}, "cors_allow_origins": given})
