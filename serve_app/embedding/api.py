@@ -70,10 +70,29 @@ class HttpApi(ModelApi):
         self._document = document([(rules, card)], api_keys=api_keys is not None)
 
     def _own_routes(self) -> dict[tuple[str, str], Handler]:
-        card = self._router.card
+        card, handlers = self._router.card, self._handlers()
+        chosen = {("POST", path): handlers[path] for path in routes_of(card.kinds)}
+        if card.kind == "embedding":
+            chosen |= {
+                ("GET", "/api/tags"): self.ollama_tags,
+                ("GET", "/api/ps"): self.ollama_ps,
+                ("GET", "/api/version"): self.version,
+                ("POST", "/api/show"): self.ollama_show,
+            }
+            if self._has_page and self._router.settings.emulated:
+                chosen["POST", "/burst"] = self.burst
+        return {
+            **chosen,
+            ("POST", "/"): handlers[ROOT[card.kind]],
+            **TokenizerRoutes(self._router, card.max_tokens, self._rules, self._max_body_bytes).handlers,
+            ("GET", "/info"): self.info,
+        }
+
+    def _handlers(self) -> dict[str, Handler]:
+        """Of the routes of all kinds of models."""
         openai = partial(self._vectors, OpenAIRequest, dialects.openai)
         classify = partial(self._scored, ClassifyRequest, scoring.classes, _SCORING)
-        handlers: dict[str, Handler] = {
+        return {
             "/": partial(self._vectors, RootRequest, dialects.root),
             "/v1/embeddings": openai,
             "/embeddings": openai,
@@ -96,22 +115,6 @@ class HttpApi(ModelApi):
             "/v1/multi-vector": self.multi_vector,
             "/pooling": self.pooling,
             SEVERAL: self.encode,
-        }
-        chosen = {("POST", path): handlers[path] for path in routes_of(card.kinds)}
-        if self._has_page and self._router.settings.emulated and card.kind == "embedding":
-            chosen["POST", "/burst"] = self.burst
-        about: dict[tuple[str, str], Handler] = {
-            ("GET", "/api/tags"): self.ollama_tags,
-            ("GET", "/api/ps"): self.ollama_ps,
-            ("GET", "/api/version"): self.version,
-            ("POST", "/api/show"): self.ollama_show,
-        }
-        return {
-            **chosen,
-            **(about if card.kind == "embedding" else {}),
-            ("POST", "/"): handlers[ROOT[card.kind]],
-            **TokenizerRoutes(self._router, card.max_tokens, self._rules, self._max_body_bytes).handlers,
-            ("GET", "/info"): self.info,
         }
 
     @property
