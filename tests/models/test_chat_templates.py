@@ -105,13 +105,33 @@ def test_roles_that_a_template_writes_are_taken(template, taken, refused):
     """Qwen's template drops a message of another role without a word."""
     own = ChatTemplate(TEMPLATES[template], {"bos_token": "<s>"})
     for role in 2 * taken:
-        own.check_role(role)
+        own.check_roles({"user", role})
     for role in 2 * refused:
         with pytest.raises(InvalidInput, match=f"takes no messages of the role '{role}'; send those of system, user"):
-            own.check_role(role)
+            own.check_roles({"user", role})
     for number in range(70 if template == "llama-3" else 0):  # clients may call roles whatever they like
-        own.check_role(f"role {number}")
+        own.check_roles({f"role {number}"})
     assert len(own._roles) <= 64
+    own.close()
+
+
+def test_a_chat_has_few_roles_of_its_own():
+    """Each one that is new costs a trial, while others' chats wait."""
+    own = ChatTemplate(TEMPLATES["llama-3"], {"bos_token": "<s>"})
+    own.check_roles({"system", "user", "assistant", *map(str, range(8))})
+    with pytest.raises(InvalidInput, match="have 9 roles besides system, user and assistant, and this server takes 8"):
+        own.check_roles({"user", *map(str, range(8, 17))})
+    assert sorted(own._roles) == [*map(str, range(8))]
+    own.close()
+
+
+def test_a_trial_that_took_too_long_says_nothing_of_the_role(monkeypatch):
+    own = ChatTemplate(TEMPLATES["llama-3"], {"bos_token": "<s>"})
+    with monkeypatch.context() as patch:
+        patch.setattr(own, "_limit_s", 0)
+        with pytest.raises(InvalidInput, match="took more than 0 s"):
+            own.check_roles({"tool"})
+    own.check_roles({"tool"})
     own.close()
 
 

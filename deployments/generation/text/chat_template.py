@@ -11,6 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ _LONGER, _MORE = 8, 2**16  # a text may be so many times what it is made of, and
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "TZ", "TZDIR", "SYSTEMROOT")
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
 _FIRST_CHAT = [{"role": "user", "content": "Where does the overflow go?"}]
-USUAL_ROLES = frozenset({"system", "user", "assistant"})
+_USUAL_ROLES = frozenset({"system", "user", "assistant"})
 _MARK, _MOST_ROLES = "overflow-7", 64  # what roles are called is for clients to say
+_MOST_AT_ONCE = 8  # of one chat: a new one costs a trial, and others' chats wait meanwhile
 
 
 class ChatTemplate:
@@ -56,7 +58,40 @@ class ChatTemplate:
         Raises InvalidInput where the template refuses the messages, or takes too long or too much for them, and
         EngineFailed where its process cannot be started or dies.
         """
-        variables = variables or {}
+        answer = self._written(messages, variables or {}, prompt=prompt)
+        if "problem" in answer:
+            raise InvalidInput(
+                f"the model's chat template refuses these messages: {answer['problem']}", param="messages"
+            )
+        text: str = answer["text"]
+        return text
+
+    def check_roles(self, roles: AbstractSet[str]) -> None:
+        """Raises InvalidInput where the template writes nothing of a message of one of these roles behind a user's."""
+        others = sorted(roles - _USUAL_ROLES)
+        if len(others) > _MOST_AT_ONCE:
+            problem = f"the messages have {len(others)} roles besides system, user and assistant"
+            raise InvalidInput(f"{problem}, and this server takes {_MOST_AT_ONCE}; send fewer", param="messages")
+        for role in others:
+            self._check_role(role)
+
+    def _check_role(self, role: str) -> None:
+        if role not in self._roles:
+            if len(self._roles) == _MOST_ROLES:
+                self._roles.clear()
+            trial = self._written([*_FIRST_CHAT, {"role": role, "content": _MARK}], {})
+            self._roles[role] = _MARK in trial.get("text", "")
+        if not self._roles[role]:
+            raise InvalidInput(
+                f"the model's chat template takes no messages of the role {role!r}; send those of system, user and "
+                "assistant, or of a role that it has",
+                param="messages",
+            )
+
+    def _written(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], *, prompt: bool = True
+    ) -> Mapping[str, Any]:
+        """`text` or `problem`. Raises InvalidInput where it takes too long, and EngineFailed."""
         self._check(variables)
         known = {
             **self._special,
@@ -67,32 +102,7 @@ class ChatTemplate:
             "add_generation_prompt": prompt,
         }
         most = _LONGER * sum(_characters(message) for message in messages) + _MORE
-        answer = self._ask({"variables": known, "most": most})
-        if "problem" in answer:
-            raise InvalidInput(
-                f"the model's chat template refuses these messages: {answer['problem']}", param="messages"
-            )
-        text: str = answer["text"]
-        return text
-
-    def check_role(self, role: str) -> None:
-        """Raises InvalidInput where the template writes nothing of a message of this role behind a user's."""
-        if role not in self._roles:
-            if len(self._roles) == _MOST_ROLES:
-                self._roles.clear()
-            self._roles[role] = self._takes(role)
-        if not self._roles[role]:
-            raise InvalidInput(
-                f"the model's chat template takes no messages of the role {role!r}; send those of system, user and "
-                "assistant, or of a role that it has",
-                param="messages",
-            )
-
-    def _takes(self, role: str) -> bool:
-        try:
-            return _MARK in self.render([*_FIRST_CHAT, {"role": role, "content": _MARK}])
-        except InvalidInput:
-            return False
+        return self._ask({"variables": known, "most": most})
 
     def close(self) -> None:
         """End the process."""

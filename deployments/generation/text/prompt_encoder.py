@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from deployments.errors import ContextExceeded, EmptyInput, InvalidInput
-from deployments.generation.text.chat_template import USUAL_ROLES, ChatTemplate, Message
+from deployments.generation.text.chat_template import ChatTemplate, Message
 from deployments.generation.text.model_card import GenerationCard
 from deployments.models.tokenising import ON_LOOP
 from deployments.models.tokenizer import TokenIds
@@ -66,8 +66,7 @@ class PromptEncoder:
         template = self._template
 
         def make() -> TokenIds:
-            for role in {message["role"] for message in messages} - USUAL_ROLES:
-                template.check_role(role)
+            template.check_roles({message["role"] for message in messages})
             if self._parse:
                 return self._encode(template.render(messages, variables), ends=False, param="messages")
             return self._encode_marked(template.render(self._mark(messages), self._mark(variables)))
