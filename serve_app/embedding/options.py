@@ -8,7 +8,7 @@ from pydantic import Field
 
 from deployments.models.text_pairs import NO_BOUNDS, Side, TokenBounds
 from serve_app.embedding.input_types import InputType
-from serve_app.web.fields import Constraint, Fields, Prompt, Unsupported
+from serve_app.web.fields import Constraint, Fields, Prompt, RequestId, Unsupported
 
 PRIORITY = Unsupported((0,), "the header x-windve-priority: bulk lets others go first")
 USER = "clients are told apart by their API keys"
@@ -75,7 +75,7 @@ class VllmOptions(AnyOptions):
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1), Constraint("a whole number from 1, or -1")] | None = None
     """Cut inputs that have more tokens, special ones included. -1: as long as the model takes."""
-    request_id: str | None = None
+    request_id: RequestId | None = None
     """What the answer's id ends with, in place of the header x-request-id."""
 
     unsupported = _VLLM

@@ -15,7 +15,17 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from deployments.errors import InvalidInput
 from deployments.generation.text.chat_template import Message
 from deployments.generation.text.sampling import Sampling
-from serve_app.web.fields import Constraint, Fields, Inputs, Model, Rules, Unsupported, WholeFrom1, one_or_many
+from serve_app.web.fields import (
+    Constraint,
+    Fields,
+    Inputs,
+    Model,
+    RequestId,
+    Rules,
+    Unsupported,
+    WholeFrom1,
+    one_or_many,
+)
 
 MOST_LOGPROBS = 20  # as OpenAI and vLLM
 _Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS), Constraint(f"a whole number up to {MOST_LOGPROBS}")]
@@ -120,7 +130,7 @@ class CompletionOptions(Fields):
     """What both routes have in common."""
 
     model: Model = None
-    request_id: str | None = None
+    request_id: RequestId | None = None
     """What the answer's id ends with, in place of the header x-request-id."""
     max_tokens: WholeFrom1 | None = None
     """Of each answer. Null: as the server's settings say."""

@@ -31,6 +31,7 @@ from serve_app.config.unknown_model import LATEST, unknown_model
 _SHORT = 20  # characters
 _WRONG_TYPE, _WRONG = "windve_type", "windve_value"  # as pydantic wants names for its kinds of errors
 _TYPES = {"string_type": "a string", "bool_type": "true or false"}  # pydantic's names
+_TOO_LONG = "string_too_long"
 _EMPTY = {
     "string_too_short": "is an empty string; send text or leave it out",
     "too_short": "is an empty list; send at least one item",
@@ -178,6 +179,7 @@ Dimensions = Annotated[
 WholeFrom0 = Annotated[int, Field(ge=0), Constraint("a whole number from 0")]
 WholeFrom1 = Annotated[int, Field(ge=1), Constraint("a whole number from 1")]
 Model = Annotated[Annotated[str, AfterValidator(_known_model)] | None, Field(json_schema_extra={"enum": "models"})]
+RequestId = Annotated[str, Field(max_length=128)]  # as long as in x-request-id: each part of a stream repeats it
 Prompt = Annotated[str | None, Field(json_schema_extra={"enum": "prompts"})]
 
 
@@ -287,6 +289,9 @@ def _problem(errors: Sequence[ErrorDetails]) -> InvalidInput:
         return EmptyInput(f"{where} {_EMPTY[kind]}", param=param)
     if kind == _WRONG:
         return InvalidInput(f"{where} {error['msg']}", param=param)
+    if kind == _TOO_LONG:
+        most = error["ctx"]["max_length"]
+        return InvalidInput(f"{where} has {len(error['input'])} characters and this server takes {most}", param=param)
     *others, last = dict.fromkeys(
         _TYPES.get(kind, error["msg"].removeprefix("Input should be ")) for at, kind, error in found if at == path
     )

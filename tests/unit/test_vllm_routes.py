@@ -194,6 +194,15 @@ def test_an_embedding_s_answer_has_a_name_where_it_is_given_one():
     assert "id" not in told(FakeRouter(), "/v1/embeddings", body)
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/score"])
+def test_a_request_s_name_is_short(path):
+    """It is in each part of a stream, too."""
+    body = BODIES.get(path, {"input": "a"})
+    assert told(FakeRouter(), path, {**body, "request_id": "é" * 128})["id"].endswith("-" + "é" * 128)
+    reply = post(HttpApi(FakeRouter()), path, {**body, "request_id": "x" * 129})
+    assert (reply.status, sentence(reply)) == (400, "request_id has 129 characters and this server takes 128")
+
+
 def test_the_document_has_every_form():
     api = HttpApi(FakeRouter("reranker"))
     document = get(api, "/openapi.json").json
