@@ -2,13 +2,14 @@
 
 import pytest
 
-from deployments.errors import SettingsError
+from deployments.errors import Busy, SettingsError
 from deployments.settings import Settings
 from serve_app.api_keys import ApiKeys
 from serve_app.embedding.api import HttpApi
 from serve_app.ingress import ServiceIngress
+from serve_app.web.asgi import Asgi, ResponseStream
 from serve_app.web.cors import with_cors
-from tests.kit.asgi_client import call, post
+from tests.kit.asgi_client import call, get, post
 from tests.kit.fake_router import FakeRouter
 
 OURS, OTHER = "https://app.example.com", "https://evil.example.com"
@@ -43,6 +44,42 @@ def test_a_page_that_is_named_may_ask(origins, named):
         assert (reply.status, reply.headers["access-control-allow-origin"]) == (status, named)
         assert reply.headers["access-control-expose-headers"] == "*"
         assert "access-control-allow-credentials" not in reply.headers
+
+
+def test_a_page_learns_when_to_come_back():
+    api = with_cors(HttpApi(FakeRouter(error=Busy("x", retry_after_s=0.25))), [OURS])
+    reply = post(api, "/v1/embeddings", {"input": "a"}, headers=asking(OURS))
+    assert (reply.status, reply.headers["retry-after-ms"]) == (429, "250")
+    assert reply.headers["access-control-allow-origin"] == OURS
+    assert reply.headers["access-control-expose-headers"] == "*"
+
+
+def test_a_page_reads_a_stream_and_what_becomes_of_a_defect():
+    class Streams(Asgi):
+        async def answer(self, request):
+            if request.path == "/broken":
+                raise ZeroDivisionError
+            return [(b"content-type", b"text/event-stream")], Words()
+
+    class Words(ResponseStream):
+        async def run(self, gone, write):
+            await write(b"data: a")
+
+        async def close(self):
+            pass
+
+    told = []
+
+    async def keep(message):
+        told.append(message)
+
+    api = with_cors(Streams(None, None, emulated=False), [OURS])
+    reply = get(api, "/words", headers=asking(OURS), takes=keep)
+    assert (reply.body, reply.headers["access-control-allow-origin"]) == (b"data: a", OURS)
+    with pytest.raises(ZeroDivisionError):
+        get(api, "/broken", headers=asking(OURS), takes=keep)
+    start = told[-2]
+    assert (start["status"], dict(start["headers"])[b"access-control-allow-origin"]) == (500, OURS.encode())
 
 
 def test_another_page_may_not():
