@@ -1,6 +1,7 @@
 """Writes docs/clients.md: what becomes of every field that other APIs publish. `python -m tests.kit.client_fields`."""
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import get_args
 
@@ -54,7 +55,7 @@ def becomes(kind, name):
 
 def page():
     """The whole page."""
-    sections, reasons = [HEAD], set()
+    sections, reasons = [HEAD], defaultdict(set)
     for one in PUBLISHED:
         sections.append(f"\n## {one['api']}\n\nSource: {one['source']}.\n\n")
         sections.append(f"{_row('route', 'carried out', 'no effect', 'refused')}|---|---|---|---|\n")
@@ -65,11 +66,12 @@ def page():
                 (place,) = becomes(kind, name)
                 found[place].append(f"`{field}`")
                 if place != "done":
-                    reasons.add((field, *_reason(kind, name)))
+                    reasons[_reason(kind, name)].add(field)
             routes = ", ".join(f"`{path}`" for path in paths.split(", "))
             sections.append(_row(routes, *(", ".join(names) or "-" for names in found.values())))
-    sections.append(f"\n## Reasons\n\n{_row('field', 'what becomes of it', 'why')}|---|---|---|\n")
-    sections += [_row(f"`{field}`", what, why) for field, what, why in sorted(reasons)]
+    sections.append(f"\n## Reasons\n\n{_row('fields', 'what becomes of them', 'why')}|---|---|---|\n")
+    rows = [(", ".join(f"`{field}`" for field in sorted(fields)), *reason) for reason, fields in reasons.items()]
+    sections += [_row(*row) for row in sorted(rows)]
     return "".join(sections)
 
 
