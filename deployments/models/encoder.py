@@ -18,7 +18,6 @@ from deployments.models.text_pairs import Cuts, Pair
 from deployments.models.tokenising import Tokenising
 from deployments.models.tokenizer import Query, Token, TokenIds, Tokenizer, check_texts
 
-_CHARACTERS_TO_TOKENIZE = 100_000  # each token that is listed costs some hundred bytes, and time of the interpreter
 _NUMBERS_OF_TOKENS = 4_000_000  # 10,000 tokens of 384 numbers; as text about 45 MB
 
 
@@ -114,13 +113,6 @@ class Encoder:
     ) -> list[list[Token]]:
         """Each text's tokens, its prompt's too, nothing cut. Raises EmptyInput or InvalidInput."""
         prompt = self.prompt(prompt_name)
-        characters = sum(map(len, texts)) + len(prompt) * len(texts)
-        if characters > _CHARACTERS_TO_TOKENIZE:
-            raise InvalidInput(
-                f"the inputs have {characters} characters and {_CHARACTERS_TO_TOKENIZE} are tokenized in one request; "
-                "send fewer at once",
-                param="inputs",
-            )
         check_texts(texts)
         prompted = [prompt + text for text in texts]
         return await asyncio.to_thread(self._tokenizer.tokens, prompted, special_tokens=special_tokens)

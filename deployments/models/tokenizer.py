@@ -38,6 +38,7 @@ class Token:
     stop: int | None
 
 
+_CHARACTERS_TO_TOKENIZE = 100_000  # each token that is listed costs some hundred bytes, and time of the interpreter
 _WEIGHTLESS = {"cls": "<s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>"}  # XLM-RoBERTa's
 _FOREIGN = (
     "ids of another tokenizer mean other words here (in LangChain set check_embedding_ctx_length=False to send text)"
@@ -178,8 +179,14 @@ class Tokenizer:
         return np.arange(len(ids)) > 0 if self._late is None else self._late.compared(ids, role)
 
     def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
-        """Each text's tokens, nothing cut. Raises EmptyInput for an empty text."""
+        """Each text's tokens, nothing cut. Raises EmptyInput for an empty text, InvalidInput for too much text."""
         check_texts(texts)
+        if (characters := sum(map(len, texts))) > _CHARACTERS_TO_TOKENIZE:
+            raise InvalidInput(
+                f"the inputs have {characters} characters and {_CHARACTERS_TO_TOKENIZE} are tokenized in one request; "
+                "send fewer at once",
+                param="inputs",
+            )
         texts = self._cased(texts)
         encodings = self._fast.encode_batch(texts, add_special_tokens=special_tokens)
         return [_tokens(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]

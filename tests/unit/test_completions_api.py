@@ -530,6 +530,16 @@ def test_models_info_health_and_tokens(api, world):
     assert call(api, "HEAD", "/ping").status == 200
 
 
+@pytest.mark.parametrize("name", ["inputs", "prompt"])
+def test_as_much_is_tokenized_at_once_as_of_embeddings(opened, name):
+    """Each token that is listed costs memory, and time of the interpreter."""
+    api = opened()
+    assert post(api, "/tokenize", {name: "a " * 50_000}).status == 200
+    reply = post(api, "/tokenize", {name: "a " * 50_000 + "b"})
+    assert reply.status == 422
+    assert reply.json["error"].startswith("the inputs have 100001 characters and 100000 are tokenized in one request")
+
+
 def test_planned_steps(api, world):
     told = post(api, STEPS, PLANNED, headers=[(b"x-windve-trial", b"secret")])
     assert told.json == {
