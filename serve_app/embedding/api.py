@@ -48,7 +48,7 @@ from serve_app.web.about import ModelApi
 from serve_app.web.admission_headers import admission
 from serve_app.web.asgi import Answer, Handler, HttpRequest, dumps, dumps_in_turns, json_answer
 from serve_app.web.errors import JSON, Headers
-from serve_app.web.fields import Rules
+from serve_app.web.fields import Rules, says
 from serve_app.web.tokenizer_routes import TokenizerRoutes
 
 _NUMBERS_AT_ONCE = 64_000  # to write them takes two milliseconds
@@ -242,7 +242,7 @@ class HttpApi(ModelApi):
     async def rerank(self, request: HttpRequest) -> Answer:
         """With `documents` as vLLM and Infinity have it, else as TEI."""
         sent = await request.json_object(self._max_body_bytes)
-        if sent is not None and "documents" in sent and "texts" not in sent:
+        if says(sent, "documents") and not says(sent, "texts"):
             ranks = partial(scoring.ranks, version="2", documents=True)
             return await self._scored(CohereRerankRequest, ranks, _RANKING, request)
         return await self._scored(RerankRequest, scoring.tei_ranks, _RANKING, request)

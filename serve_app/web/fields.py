@@ -270,6 +270,11 @@ class Fields(BaseModel):
         return found
 
 
+def says(body: Mapping[str, Any] | None, *names: str) -> bool:
+    """A JSON body has one of these fields, and it is not null."""
+    return body is not None and any(body.get(name) is not None for name in names)
+
+
 def one_or_many(sent: Any) -> Sequence[Any]:
     """A text is one query, and so is a list of token ids."""
     return [sent] if isinstance(sent, str) or isinstance(sent[0], int) else sent

@@ -68,4 +68,4 @@ class DetokenizeRequest(Fields):
     """vLLM's `POST /detokenize`."""
 
     model: Model = None
-    tokens: MaybeNoIds
+    tokens: TokenIds

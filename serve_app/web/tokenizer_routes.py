@@ -8,7 +8,7 @@ from typing import Protocol
 
 from deployments.models.tokenizer import Token
 from serve_app.web.asgi import Answer, Handler, HttpRequest, json_answer
-from serve_app.web.fields import Rules
+from serve_app.web.fields import Rules, says
 from serve_app.web.tokenizer_requests import (
     DecodeRequest,
     DetokenizeRequest,
@@ -47,7 +47,7 @@ class TokenizerRoutes:
     async def tokenize(self, request: HttpRequest) -> Answer:
         """With `prompt` as vLLM, else as TEI."""
         sent = await request.json_object(self.max_body_bytes)
-        if sent is not None and "inputs" not in sent and not sent.keys().isdisjoint(("prompt", "messages")):
+        if says(sent, "prompt", "messages") and not says(sent, "inputs"):
             return await self._tokenize_prompt(TokenizePromptRequest.parse(sent, self.rules))
         asked = TokenizeRequest.parse(request.content, self.rules)
         tokens = await self.tokenizer.tokenize(

@@ -145,6 +145,8 @@ def test_tokens_of_a_prompt_and_back():
     told(router, "/tokenize", {"prompt": "a", "add_special_tokens": False})
     assert router.asked[-1][1]["special_tokens"] is False
     assert isinstance(told(router, "/tokenize", {"inputs": "a"})[0][0], dict)  # TEI's
+    assert told(router, "/tokenize", {"inputs": None, "prompt": "a"}) == found  # null is absent
+    assert isinstance(told(router, "/tokenize", {"inputs": "a", "prompt": None})[0][0], dict)
     assert told(router, "/detokenize", BODIES["/detokenize"]) == {"prompt": "text"}
     assert router.asked[-1] == ([[11, 7]], {"skip_special_tokens": False})
 
@@ -158,6 +160,7 @@ def test_tokens_of_a_prompt_and_back():
         ("/tokenize", {}, 422, "inputs is missing"),
         ("/detokenize", {"tokens": [1], "model": "n"}, 404, "there is no model 'n' here"),
         ("/detokenize", {"tokens": [1], "model": {}}, 400, "model must be a string, not an object"),
+        ("/detokenize", {"tokens": []}, 400, "tokens is an empty list; send at least one item"),
         ("/detokenize", {}, 400, "tokens is missing; send a list of token ids"),
     ],
 )
@@ -192,6 +195,13 @@ def test_an_embedding_s_answer_has_a_name_where_it_is_given_one():
     body = {"input": "a"}
     assert told(FakeRouter(), "/v1/embeddings", {**body, "request_id": "mine"})["id"] == "embd-mine"
     assert "id" not in told(FakeRouter(), "/v1/embeddings", body)
+
+
+def test_a_null_of_another_api_changes_nothing():
+    body = {"query": "q", "documents": ["a"], "texts": None}
+    assert told(FakeRouter("reranker"), "/rerank", body)["results"]
+    body = {"query": "q", "documents": None, "texts": ["a"]}
+    assert isinstance(told(FakeRouter("reranker"), "/rerank", body), list)
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/score"])
