@@ -21,7 +21,7 @@ PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Depth = Annotated[int, Field(ge=0, le=100_000)]
 Share = Annotated[float, Field(gt=0, le=1)]
-_ORIGIN = re.compile(r"(?!http://[^:]*:80$|https://[^:]*:443$)[a-z][a-z0-9+.-]*://[^/?#*\sA-Z]+")
+_ORIGIN = re.compile(r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://[a-z0-9_.:\[\]-]+")
 
 
 class Strict(BaseModel):
@@ -204,8 +204,8 @@ class ApplicationSettings(Strict):
         for origin in given:
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"{origin!r} is no origin as browsers send it, such as https://app.example.com: small letters, "
-                    'no path, no pattern, a port only if it is not the usual one; ["*"] alone allows any'
+                    f"{origin!r} is no origin as browsers send it, such as https://app.example.com: small letters "
+                    'of ASCII, no path, no pattern, a port only if it is not the usual one; ["*"] alone allows any'
                 )
         return given
 

@@ -132,6 +132,7 @@ def test_origins_that_browsers_send(origins):
     [
         *("app.example.com", "https://app.example.com/", "https://app.example.com/chat", "https://*.example.com"),
         *("https://App.example.com", "https://a.b:443", "http://a.b:80", "https://", "null", "", " https://a.b"),
+        *("https://é.example.com", "https://user@a.b", "http://[::1]:80"),
     ],
 )
 def test_what_no_browser_sends_is_refused_at_the_start(origin):
