@@ -154,7 +154,8 @@ class Channel(RouterChannel[Offers, PendingOffer, Report]):
                 self._drop_ended(pending)
         for number, problem in report.failed:
             if (pending := self.pending.pop(number, None)) is not None:
-                pending.fail(EngineBroken(problem) if number in report.broken else EngineFailed(problem))
+                may_retry = number in report.broken or number in report.suspect
+                pending.fail(EngineBroken(problem) if may_retry else EngineFailed(problem))
         for one in report.answered:
             if (pending := self.pending.get(one.number)) is not None:
                 pending.answer(one)

@@ -116,7 +116,11 @@ class Report(Head):
     - `refused`: (offer, never) of each offer of which it admitted nothing. `never`: an idle device would be late, too.
     - `admitted`: (offer, how many of its first queries) of each `partial` offer.
     - `failed`: (offer, the sentence for the client).
-    - `broken`: those of them that failed because the engine fails whatever it is given: others may answer them.
+
+    Of those that failed, other replicas may answer these:
+
+    - `broken`: the engine fails whatever it is given.
+    - `suspect`: it is well, and failed at one of several queries of a run.
     """
 
     state: Any = None  # ReplicaState, once it is sent
@@ -126,6 +130,7 @@ class Report(Head):
     failed: list[tuple[int, str]] = msgspec.field(default_factory=list)
     answered: list[Answered] = msgspec.field(default_factory=list)
     broken: list[int] = msgspec.field(default_factory=list)
+    suspect: list[int] = msgspec.field(default_factory=list)
 
     def encode(self) -> list[list[bytes]]:
         """As the buffers of one frame, or of several where it holds much."""
@@ -138,7 +143,7 @@ class Report(Head):
         if len(cuts) == 1:
             return [_report_frame(self)]
         parts = [self.answered[here:end] for here, end in pairwise([*cuts, len(self.answered)])]
-        first = Report(self.state, self.seen, self.refused, self.admitted, self.failed, parts[0], self.broken)
+        first = msgspec.structs.replace(self, answered=parts[0])
         others = (Report(self.state, self.seen, answered=part) for part in parts[1:])
         return list(map(_report_frame, (first, *others)))
 

@@ -8,8 +8,8 @@ A run that fails is looked into, so that one query does not take the others alon
     that is answered                the run's queries run again in halves, and halves of halves
     a query fails alone             the last query that was answered runs again: if it is answered, the other is told
                                     its own error; else the engine has broken meanwhile
-    `MOST_AGAIN` runs were, or      the rest is told as if the engine were broken
-    the deadlines have passed
+    `MOST_AGAIN` runs were, or      Routers offer the rest elsewhere, too, and know that the engine is well
+    others are due before
 """
 
 from __future__ import annotations
@@ -85,6 +85,10 @@ class Run:
         half = len(waiting) // 2
         self.groups += [some for some in (waiting[:half], waiting[half:]) if some]
         return None
+
+    def give_way(self) -> None:
+        """Nothing runs again but, if it is next, what was answered before: that says whether the engine is broken."""
+        self.groups = deque(group for group in self.groups if not group)
 
     def next_group(self, now: float) -> bool:
         """Take the next group, in so far as its deadlines have not passed. False where there is none."""

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -40,6 +40,7 @@ Passed = Callable[[Indices, Iterable[Numbers], Numbers], None]
 of each query's vector, float32 [queries]; a norm that is not finite marks numbers that are not."""
 Ended = Callable[[BaseException | None], None]
 """Called on the loop as the run ends, after its passes; with what it failed of, if it did."""
+Kind = Literal["broken", "suspect"]
 Compute = Callable[[Sequence[OfferedQuery], Passed, Ended, threading.Event], None]
 """Begins a run of these queries. One begins when the one before has ended; the event asks it to stop."""
 
@@ -296,20 +297,22 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         if run.alone is not None:
             query, sentence = run.alone
             run.alone = None
-            self._fail_queries([query], sentence, broken=False)
+            self._fail_queries([query], sentence)
 
     def _run_again(self, run: Run) -> None:
         """The next group; after the last one the run is over."""
         if self._gives_way(run):
-            run.groups.clear()
+            run.give_way()
         if run.next_group(now := self.now()):
             run.since = now
             items = [run.queries[index].item for index in run.group] or [self._answered]
             contextvars.Context().run(self._begin, run, items)
             return
         left = [run.queries[index] for index in run.waiting(run.left)]
-        self._fail_queries([query for query in left if query.due > now], run.sentence, broken=True)
-        self._fail_queries([query for query in left if query.due <= now], _NO_TIME, broken=False)
+        is_well = self.problem is None and self._answered is not None
+        kind: Kind = "suspect" if is_well else "broken"
+        self._fail_queries([query for query in left if query.due > now], run.sentence, kind)
+        self._fail_queries([query for query in left if query.due <= now], _NO_TIME)
         self._over(whole=False)
 
     def _gives_way(self, run: Run) -> bool:
@@ -322,18 +325,19 @@ class RunLoop(RouterSessions[RouterSession, Report]):
     def _sentence(self, problem: BaseException) -> str:
         return self._on_failure(problem).encode(errors="replace").decode()  # UTF-8 has no lone surrogates
 
-    def _fail_queries(self, queries: Iterable[Query], sentence: str, *, broken: bool) -> None:
-        self._fail({(query.item.session, query.item.number) for query in queries}, sentence, broken=broken)
+    def _fail_queries(self, queries: Iterable[Query], sentence: str, kind: Kind | None = None) -> None:
+        self._fail({(query.item.session, query.item.number) for query in queries}, sentence, kind)
 
-    def _fail(self, offers: Iterable[tuple[RouterSession, int]], sentence: str, *, broken: bool = False) -> None:
-        """Whole offers: nobody wants their other queries then."""
+    def _fail(self, offers: Iterable[tuple[RouterSession, int]], sentence: str, kind: Kind | None = None) -> None:
+        """Whole offers: nobody wants their other queries then. `kind`: see `Report`."""
         lost = list[Query]()
         for session, number in offers:
             if (queries := session.admitted.pop(number, None)) is not None:
                 lost += queries.values()
                 report = self._tell(session)
                 report.failed.append((number, sentence))
-                report.broken += [number] * broken
+                report.broken += [number] * (kind == "broken")
+                report.suspect += [number] * (kind == "suspect")
         self._drop(lost)
 
     def _passed(self, run: Run, indices: Indices, answers: Iterable[Numbers], norms: Numbers) -> None:

@@ -31,7 +31,7 @@ class FakeRouter:
 
     def __init__(self, runner, name="r", **policy):
         self.runner, self.numbers, self.ends, self.reports = runner, itertools.count(1), {}, []
-        self.admitted, self.broken = {}, []
+        self.admitted, self.broken, self.suspect = {}, [], []
         runner.receive(self, Offers(settings={"router": name, **POLICY, **policy}, asks=True))
 
     def hang_up(self):
@@ -47,6 +47,7 @@ class FakeRouter:
             if not count:
                 self._end(number, ("refused", False))
         self.broken += report.broken
+        self.suspect += report.suspect
         for number, sentence in report.failed:
             self._end(number, ("failed", sentence))
         for one in report.answered:

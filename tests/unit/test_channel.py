@@ -10,7 +10,7 @@ import pytest
 from deployments.embedding.channel import Channel, Refused
 from deployments.embedding.frames import Answered, Offer, Offers, Report
 from deployments.embedding.scheduler.state import ReplicaState
-from deployments.errors import EngineFailed
+from deployments.errors import EngineBroken, EngineFailed
 from deployments.serving import wire as channels
 from deployments.serving.frames import HEAD
 from deployments.serving.wire import Server, reach
@@ -140,6 +140,14 @@ async def test_refused_admitted_answered_and_failed(ends):
         await failed.outcome
     assert ends.channel.pending == {}
     assert len(ends.reports) == 1
+
+
+@over
+async def test_what_failed_by_the_engines_fault_or_beside_another_may_be_answered_elsewhere(ends):
+    offers = await ends.offer(1, 1, 1)
+    ends.replica.tell(failed=[(1, "no"), (2, "no"), (3, "no")], broken=[2], suspect=[3])
+    await asyncio.wait([offer.outcome for offer in offers])
+    assert [type(offer.outcome.exception()) for offer in offers] == [EngineFailed, EngineBroken, EngineBroken]
 
 
 @over

@@ -57,7 +57,9 @@ def test_what_a_neighbouring_version_lacks_has_its_default_and_what_it_has_more_
     assert astuple(replace(offers.offers[0], queries=())) == (1, 0.5, (), *astuple(Offer(1, 0.5, []))[3:])
     state = [*STATE][: 19 if more else 11] + more
     answer = [1, 0, 2, 1.0, 0.1, 0.2, 0.3, *(more and [1, 0, *more])]
-    report = Report.decode(packed([state, 5, [], [], [], [answer], *(more and [[], *more])], [np.ones(2, np.float32)]))
+    report = Report.decode(
+        packed([state, 5, [], [], [], [answer], *(more and [[], [], *more])], [np.ones(2, np.float32)])
+    )
     assert report.state == STATE._replace(
         model=[*STATE.model], refusals=[*STATE.refusals], over_share=report.state.over_share
     )
@@ -121,12 +123,14 @@ def test_a_report_with_all_that_it_may_hold():
 
 def test_much_is_cut_into_several_frames_and_says_all_else_once(monkeypatch):
     monkeypatch.setattr(frames, "CUT_BYTES", 1000)
-    sent = Report(STATE, 1, refused=[(9, False)], answered=[answered(i, 0, *[float(i)] * 100) for i in range(20)])
+    more = {"refused": [(9, False)], "failed": [(7, "no"), (8, "no")], "broken": [7], "suspect": [8]}
+    sent = Report(STATE, 1, **more, answered=[answered(i, 0, *[float(i)] * 100) for i in range(20)])
     came = reports(sent)
     assert [len(report.answered) for report in came] == [3, 3, 3, 3, 3, 3, 2]
     assert [one.number for report in came for one in report.answered] == list(range(20))
     assert [one.numbers[0] for report in came for one in report.answered] == list(range(20))
-    assert [report.refused for report in came] == [[(9, False)], *[[]] * 6]
+    for name, once in more.items():
+        assert [getattr(report, name) for report in came] == [once, *[[]] * 6]
 
 
 def test_a_frame_that_has_more_than_16_mib_takes_nothing_more():

@@ -205,10 +205,16 @@ async def test_a_replica_that_gets_on_does_not_hang(report, is_hung):
 async def test_failures_by_the_engines_fault_are_counted_until_something_is_answered():
     link, channel = await Followed().live()
     counts = []
-    for report in ({"broken": [1, 2]}, {"failed": [(3, "no")]}, {"broken": [4]}, {"answered": [None]}):
+    for report in (
+        {"broken": [1, 2]},
+        {"failed": [(3, "no")]},
+        {"suspect": [5]},
+        {"broken": [4]},
+        {"answered": [None]},
+    ):
         channel.reports(**report)
         counts.append(link.view.outlier.failures)
-    assert counts == [2, 2, 3, 0]
+    assert counts == [2, 2, 2, 3, 0]
 
 
 async def test_what_is_said_of_an_offer_goes_to_its_connection():

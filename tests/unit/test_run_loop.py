@@ -307,7 +307,7 @@ async def test_so_many_runs_look_into_one_and_the_rest_may_be_answered_elsewhere
     await asyncio.sleep(0.01)
     assert len(engine.runs) == 1 + 25
     assert engine.runs[:6] == [40, 1, 20, 20, 10, 10]
-    assert len(router.broken) == 40
+    assert (len(router.suspect), router.broken, runner.problem) == (40, [], None)  # nobody need be ejected
     assert len(router.ends) == 1 + 40
 
 
@@ -618,3 +618,22 @@ async def test_looking_into_a_run_gives_way_to_those_that_are_due_before(how):
     urgent = [router.offer(left_s=1.0) for _ in range(2)]
     await asyncio.sleep(1.4)  # all that would run again takes 3 s
     assert all((number, 0) in router.ends for number in urgent)
+    assert router.broken == []
+    assert len(router.suspect) == 6  # the half with the bad one
+
+
+@pytest.mark.parametrize(("tokens", "broken", "suspect"), [((), 10, 0), ((77,), 0, 10)])
+async def test_a_run_that_gives_way_says_first_whether_the_engine_is_broken(tokens, broken, suspect):
+    router, runner, engine = served(micro_batch_queries=None)
+    router.offer(tokens=5)
+    await runner.drained()
+    engine.outcome, engine.slow = breaks(*tokens), 2.0
+    for _ in range(10):
+        router.offer(tokens=77, left_s=30.0)
+    await asyncio.sleep(0.3)
+    router.offer(left_s=0.9)  # the run takes twice as long as is known
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    assert engine.runs[:4] == [1, 10, 1, 1]  # what was answered before, and the urgent one
+    assert (len(router.broken), len(router.suspect)) == (broken, suspect)
+    assert (runner.problem is None) == (not broken)
