@@ -4,14 +4,14 @@ a step fails        answers of which tokens have come end with its error; a few 
                     model (`StepLoop.probe_work`)
 these fail, too     the engine is broken: prompts are told so, and Routers offer them elsewhere, once; the replica's
                     health check fails until a step succeeds
-these succeed       a prompt was bad. If there was but one, it is told its own error. Of several nobody knows which:
-                    Routers offer them elsewhere, once
+these succeed       a prompt was bad. If the step had but one, it is told its own error. Of several nobody knows which:
+                    Routers offer them elsewhere, once, and so those that were not in the step
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from deployments.errors import EngineFailed
 from deployments.generation.scheduler.sequences import Generation
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 
 class _Failed(NamedTuple):
-    """Prompts of one step, none of which has a token."""
+    """A prompt that has no token. `is_bad`: if the engine is well, it broke its step."""
 
-    prompts: Sequence[Generation]
+    prompt: Generation
     sentence: str
+    is_bad: bool
 
 
 class FailedSteps:
@@ -34,20 +35,31 @@ class FailedSteps:
     def __init__(self, loop: StepLoop) -> None:
         self._loop = loop
         self._failed: list[_Failed] = []  # until the probe has ended
+        self._probes = False
 
-    def add(self, generations: Sequence[Generation], sentence: str) -> None:
-        """A step has failed, and of these nobody knows what the cache holds."""
+    def add(self, generations: Sequence[Generation], in_step: Collection[Generation], sentence: str) -> None:
+        """A step has failed, and of these nobody knows what the cache holds. Where no block is free for a probe, the next
+        step says whether the engine is well.
+        """
         prompts = [one for one in generations if not any(answer.tokens for answer in one.item.answers)]
         self._loop.fail([one for one in generations if one not in prompts], sentence)
         self._loop.drop(prompts, cut_off=True)
-        if not self._failed:
-            self._loop.run_step(self._loop.probe_work(), self._probed)
-        self._failed.append(_Failed(prompts, sentence))
+        suspects = [one for one in prompts if one in in_step]
+        self._failed += [_Failed(one, sentence, suspects == [one]) for one in prompts]
+        if self._probes:
+            return
+        if (work := self._loop.probe_work()) is None:
+            self._tell(is_broken=False)
+        else:
+            self._probes = True
+            self._loop.run_step(work, self._probed)
 
     def _probed(self, found: Timed | EngineFailed) -> None:
-        failed, self._failed = self._failed, []
-        is_broken = isinstance(found, EngineFailed)
+        self._probes, is_broken = False, isinstance(found, EngineFailed)
         self._loop.problem = str(found) if is_broken else None
-        for prompts, sentence in failed:
-            kind: Literal["suspect"] | None = "suspect" if len(prompts) > 1 else None
-            self._loop.tell_failed(prompts, sentence, "broken" if is_broken else kind)
+        self._tell(is_broken=is_broken)
+
+    def _tell(self, *, is_broken: bool) -> None:
+        failed, self._failed = self._failed, []
+        for prompt, sentence, is_bad in failed:
+            self._loop.tell_failed([prompt], sentence, "broken" if is_broken else None if is_bad else "suspect")

@@ -225,12 +225,14 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
     # --- steps --------------------------------------------------------------------------------------------------------
 
     async def probe(self) -> None:
-        """Run a few tokens through the model. Raises EngineFailed."""
-        await self.time_step(self.probe_work())
+        """Run a few tokens through the model, if there is room. Raises EngineFailed."""
+        if (work := self.probe_work()) is not None:
+            await self.time_step(work)
 
-    def probe_work(self) -> StepWork:
-        """A few tokens of nobody's, in a block that nobody has."""
-        return probe_work(self.schedule.room.free_block)
+    def probe_work(self) -> StepWork | None:
+        """A few tokens of nobody's, in a block that nobody has; None where all are taken."""
+        block = self.schedule.room.free_block
+        return None if block is None else probe_work(block)
 
     def _look(self) -> None:
         """Begin the next step, if none runs and there is something to do."""
@@ -362,7 +364,8 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
             if computed:
                 self.problem = None
         except BaseException as error:  # noqa: BLE001
-            self._failed_steps.add(self._begun(step), self._on_failure(error))
+            in_step = [chunk.row.generation for chunk in step.chunks]
+            self._failed_steps.add(self._begun(step), in_step, self._on_failure(error))
         ends = [*finished, *self._stopped]
         self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, compute_s=compute_s)
         for row in [*(chunk.row for chunk in [*step.chunks, *arrived]), *self._stopped]:

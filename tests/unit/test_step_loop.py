@@ -71,9 +71,9 @@ class Router:
         self.hung_up = True
 
 
-def world(host=None, **more):
-    device = Device(MODEL, BLOCKS, host)
-    schedule = StepScheduler(MODEL, StepPolicy(2.0, 0.1), BLOCKS, host=host)
+def world(host=None, blocks=BLOCKS, **more):
+    device = Device(MODEL, blocks, host)
+    schedule = StepScheduler(MODEL, StepPolicy(2.0, 0.1), blocks, host=host)
     loop = asyncio.get_running_loop()
     return StepLoop(schedule, device.compute, clock=loop.time, **more), device
 
@@ -291,6 +291,230 @@ async def test_prompts_beside_a_bad_one_may_be_answered_elsewhere_and_those_behi
     assert (behind, 0) in router.finished
     assert stepper.problem is None
     assert nothing_is_reserved(stepper)
+
+
+async def test_a_prompt_that_was_not_in_the_step_that_failed_is_not_blamed():
+    stepper, device = world()
+    device.bad = BAD
+    router = Router(stepper)
+    begun = router.ask([token % BAD for token in prompt(500, 1)], left_s=6.0)
+    await asyncio.sleep(0.001)
+    bad = router.ask([BAD] * 500, left_s=0.9)  # it is due first, and fills a step
+    await stepper.drained()
+    assert [len(work.work.chunks) for work in device.works[:2]] == [1, 1]
+    assert (set(router.failed), router.suspect, router.broken) == ({begun, bad}, [begun], [])
+
+
+async def test_a_step_that_fails_while_no_block_is_free_ends_nothing_else():
+    stepper, device = world(blocks=2)
+    device.bad = BAD
+    router = Router(stepper)
+    bad = router.ask([BAD] * 100)
+    await asyncio.sleep(0.001)
+    router.tell(called_off=[bad])
+    others = [router.ask([token % BAD for token in prompt(100, seed)], 5) for seed in (1, 2)]
+    await stepper.drained()
+    assert [router.tokens.get((one, 0)) for one in others] == [
+        answer_to([token % BAD for token in prompt(100, seed)], 5) for seed in (1, 2)
+    ]
+    assert router.failed == {}
+
+
+@pytest.mark.parametrize("how", ["raises", "gives no numbers"])
+async def test_of_what_a_step_failed_for_nothing_is_in_the_step_that_was_composed_meanwhile(how):
+    stepper, device = world()
+    router = Router(stepper)
+    computed, step = [], device.steps.step
+
+    def broken(work):
+        found = step(work)
+        computed.append([chunk.start for chunk in work.chunks])
+        if len(computed) > 1:
+            return found
+        if how == "raises":
+            raise RuntimeError("out of memory")
+        return Computed(found.logits * np.nan)
+
+    device.steps.step = broken
+    lost = router.ask(prompt(10, 1), 30, answers=2)
+    other = router.ask(prompt(10, 3), 5)
+    await asyncio.sleep(0.022)
+    assert (len(computed), len(device.works), len(device.works[1].work.chunks)) == (1, 2, 3)
+    await stepper.drained()
+    assert set(router.failed) == {lost}
+    assert router.tokens[other, 0] == answer_to(prompt(10, 3), 5)
+    nobodys = [[0]] if how == "raises" else []
+    assert computed == [[0], [0], *nobodys, [10], [11], [12], [13]]
+    assert nothing_is_reserved(stepper)
+
+
+async def test_tokens_of_one_step_come_in_one_frame_of_each_router():
+    stepper, device = world()
+    routers = [Router(stepper, name) for name in "ab"]
+    for router in routers:
+        for seed in range(4):
+            router.ask(prompt(10, seed), most_tokens=10)
+    await stepper.drained()
+    for router in routers:
+        with_tokens = [frame for frame in router.frames if frame.tokens]
+        assert len(with_tokens) <= len(device.works)
+        assert max(len(frame.tokens) for frame in with_tokens) == 4
+
+
+async def test_a_client_that_goes_frees_its_place_within_a_step():
+    stepper, device = world()
+    router = Router(stepper)
+    kept, gone = router.ask(prompt(10, 1), 40), router.ask(prompt(200, 2), 40)
+    await asyncio.sleep(0.3)
+    assert len(device.works[-1].work.chunks) == 2
+    before = len(device.works)
+    router.tell(called_off=[gone])
+    assert stepper.in_flight == 1
+    await asyncio.sleep(0)
+    assert router.frames[-1].state.rows == 1
+    await asyncio.sleep(0.1)
+    assert all(len(work.work.chunks) == 1 for work in device.works[before:])
+    assert stepper.state().free_blocks == BLOCKS - 1
+    had = len(router.tokens[gone, 0])
+    await stepper.drained()
+    assert len(router.tokens[gone, 0]) == had
+    assert router.tokens[kept, 0] == answer_to(prompt(10, 1), 40)
+    assert nothing_is_reserved(stepper)
+
+
+@pytest.mark.parametrize("where", ["told", "picked", "counted", "accounted", "composed"])
+async def test_an_error_beside_the_step_ends_what_was_admitted_with_a_sentence_each(monkeypatch, where):
+    stepper, device = world(on_failure=lambda error: f"it failed: {error}")
+    router, other = Router(stepper, "a"), Router(stepper, "b")
+    lost = [router.ask(prompt(10, seed), most_tokens=30) for seed in range(3)]
+    others = other.ask(prompt(10, 7), most_tokens=30)
+    await asyncio.sleep(0.2)
+    broken = Mock(side_effect=LookupError("a bug"))
+    of, name, instead = {
+        "told": (stepper, "_on_step", broken),
+        "picked": (OfferedGeneration, "take", broken),
+        "counted": (device.steps, "step", lambda work: Computed(np.zeros((1, VOCABULARY), np.float32))),
+        "accounted": (StepScheduler, "ended", broken),
+        "composed": (StepScheduler, "next_step", broken),
+    }[where]
+    with monkeypatch.context() as patch:
+        patch.setattr(of, name, instead)
+        await stepper.drained()
+    assert set(router.failed) == set(lost)
+    assert set(other.failed) == {others}
+    assert all(where == "counted" or one == "it failed: a bug" for one in router.failed.values())
+    assert sum(len(frame.failed) for frame in [*router.frames, *other.frames]) == 4
+    assert not router.finished
+    assert nothing_is_reserved(stepper)
+    assert stepper.running_s == 0
+    number = router.ask(prompt(10, 9), most_tokens=5)
+    await stepper.drained()
+    assert router.tokens[number, 0] == answer_to(prompt(10, 9), 5)
+    assert nothing_is_reserved(stepper)
+
+
+async def test_numbers_that_are_none_end_their_generation_alone():
+    stepper, device = world()
+    router = Router(stepper)
+    good, bad = router.ask(prompt(10, 1), 5), router.ask(prompt(30, 2), 5)
+    step, factors = device.steps.step, np.array([[1], [np.nan]], np.float32)  # the first step is of one alone
+    device.steps.step = lambda work: Computed(step(work).logits * factors[: len(work.chunks)])
+    await stepper.drained()
+    assert router.failed == {bad: "the engine gave no finite numbers for this prompt"}
+    assert len(router.tokens[good, 0]) == 5
+    assert nothing_is_reserved(stepper)
+
+
+# --- steps that fail --------------------------------------------------------------------------------------------------
+
+BAD = VOCABULARY - 1  # a token
+
+
+async def test_an_engine_that_fails_whatever_it_is_given_has_prompts_answered_elsewhere():
+    stepper, device = world()
+    router, other = Router(stepper, "a"), Router(stepper, "b")
+    runs = router.ask(prompt(10, 1), 30)
+    await asyncio.sleep(0.1)
+    device.broken = RuntimeError("no kernel")
+    lost, others = router.ask(prompt(10, 2)), other.ask(prompt(10, 3))
+    await stepper.drained()
+    assert (set(router.failed), set(other.failed)) == ({runs, lost}, {others})
+    assert (router.broken, other.broken) == ([lost], [others])  # tokens of the first have come: it is over
+    assert stepper.problem == "no kernel"
+    device.broken = None
+    number = router.ask(prompt(10, 4), 5)
+    await stepper.drained()
+    assert router.tokens[number, 0] == answer_to(prompt(10, 4), 5)
+    assert stepper.problem is None
+    assert nothing_is_reserved(stepper)
+
+
+async def test_a_bad_prompt_by_itself_is_told_its_own_error():
+    stepper, device = world()
+    device.bad = BAD
+    router = Router(stepper)
+    bad = router.ask([BAD] * 10)
+    await stepper.drained()
+    assert (router.failed, router.broken, router.suspect) == ({bad: "a bad prompt"}, [], [])
+    assert [chunk.ids.size for work in device.works for chunk in work.work.chunks if chunk.start == 0] == [10, 4]
+    assert stepper.problem is None
+    assert nothing_is_reserved(stepper)
+
+
+async def test_prompts_beside_a_bad_one_may_be_answered_elsewhere_and_those_behind_it_are_answered():
+    stepper, device = world()
+    device.bad = BAD
+    router = Router(stepper)
+    first = router.ask([token % BAD for token in prompt(300, 1)], 6)
+    beside, bad = router.ask(prompt(10, 2)), router.ask([BAD] * 10)
+    async with asyncio.timeout(1):
+        while not stepper._failed_steps._failed:  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(0.001)
+    behind = router.ask([token % BAD for token in prompt(10, 3)], 6)
+    await stepper.drained()
+    assert set(router.failed) == {first, beside, bad}
+    assert (router.broken, router.suspect) == ([], [beside, bad])  # tokens of the first have come
+    assert (behind, 0) in router.finished
+    assert stepper.problem is None
+    assert nothing_is_reserved(stepper)
+
+
+async def test_a_prompt_that_was_not_in_the_step_that_failed_is_not_blamed():
+    stepper, device = world()
+    device.bad = BAD
+    router = Router(stepper)
+    begun = router.ask([token % BAD for token in prompt(500, 1)], left_s=6.0)
+    await asyncio.sleep(0.001)
+    bad = router.ask([BAD] * 500, left_s=0.9)  # it is due first, and fills a step
+    await stepper.drained()
+    assert [len(work.work.chunks) for work in device.works[:2]] == [1, 1]
+    assert (set(router.failed), router.suspect, router.broken) == ({begun, bad}, [begun], [])
+
+
+async def test_a_step_that_fails_while_no_block_is_free_ends_nothing_else():
+    stepper, device = world(blocks=2)
+    device.bad = BAD
+    router = Router(stepper)
+    bad = router.ask([BAD] * 100)
+    await asyncio.sleep(0.001)
+    router.tell(called_off=[bad])
+    others = [router.ask([token % BAD for token in prompt(100, seed)], 5) for seed in (1, 2)]
+    await stepper.drained()
+    assert [router.tokens.get((one, 0)) for one in others] == [
+        answer_to([token % BAD for token in prompt(100, seed)], 5) for seed in (1, 2)
+    ]
+    assert router.failed == {}
+
+
+async def test_a_step_without_numbers_is_no_sign_that_the_engine_is_well():
+    stepper, device = world()
+    router = Router(stepper)
+    step, device.steps.step = device.steps.step, lambda work: Computed(step(work).logits * np.nan)
+    device.problem = RuntimeError("no kernel")
+    for seed in (1, 2):
+        router.ask(prompt(10, seed))
+        await stepper.drained()
+        assert stepper.problem == "the engine gave no finite numbers"
 
 
 @pytest.mark.parametrize("how", ["raises", "gives no numbers"])

@@ -63,8 +63,8 @@ class BlockManager:
         return self.lengths.most_blocks(tokens, lefts, lengths)
 
     @property
-    def free_block(self) -> int:
-        """One that nobody has; it stays free. Raises IndexError."""
+    def free_block(self) -> int | None:
+        """One that nobody has, if there is one; it stays free."""
         return self._blocks.next_free
 
     def admit(self, generation: Generation) -> None:

@@ -30,9 +30,9 @@ class Blocks:
         return len(self._free)
 
     @property
-    def next_free(self) -> int:
-        """The block that is taken next. Raises IndexError."""
-        return self._free[-1]
+    def next_free(self) -> int | None:
+        """The block that is taken next; None where all are taken."""
+        return self._free[-1] if self._free else None
 
     def grow(self, table: list[int], tokens: int) -> None:
         """Add blocks to a sequence's table until it holds so many tokens; none where not all are there.
