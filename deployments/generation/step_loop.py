@@ -361,7 +361,7 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
             computed += arrived
             whole = not left_out or (bool(computed) and all(chunk.tokens == 1 for chunk in left_out))
             self._on_step(len(computed), sum(chunk.tokens for chunk in computed), now - step.began, step.planned_s)
-            if computed:
+            if computed and None not in found.picked:
                 self.problem = None
         except BaseException as error:  # noqa: BLE001
             in_step = [chunk.row.generation for chunk in step.chunks]
