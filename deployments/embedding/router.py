@@ -75,6 +75,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         }
         for name, pool in self.pools.items():
             pool.configure(config.pool(name), policy)
+        self._replicas_changed()  # a pool may be closed now, or open
         depths = {name: pool.config.queue_depth for name, pool in self.pools.items()}
         return f"admission by {config.admission}, SLO {config.slo_s:g} s, depths {depths}"
 

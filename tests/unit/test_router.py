@@ -188,6 +188,15 @@ async def test_an_ejected_replica_is_back_when_the_others_have_gone():
     assert kinds(await asyncio.gather(*several(router, 1))) == {"Embedded": 1}
 
 
+async def test_an_ejected_replica_is_back_when_the_other_pool_is_closed():
+    world = World({"accelerator": [Replica("a")], "cpu": [Replica("c")]})
+    router = await world.router()
+    router.pools["accelerator"].links["a"].view.outlier.eject(asyncio.get_running_loop().time())
+    await router.reconfigure({**world.config, "cpu": {**world.config["cpu"], "queue_depth": 0}})
+    assert router.pools["accelerator"].ejected() == []
+    assert kinds(await asyncio.gather(*several(router, 1))) == {"Embedded": 1}
+
+
 async def test_the_only_replica_of_the_open_pools_is_not_ejected():
     replicas = [Replica("a"), Replica("c")]
     closed = {"queue_depth": 0, "alpha_s": 0.018, "beta_s": 0.27}
