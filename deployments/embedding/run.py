@@ -77,7 +77,8 @@ class Run:
         """The group has failed: its halves run again. A query that failed alone, again, is returned instead.
         `has_answered`: there is a query that was answered before; it runs first.
         """
-        waiting, alone = self.waiting(self.group), self.again > 0 and len(self.group) == 1
+        waiting = self.waiting(self.group)
+        alone = self.again > 0 and len(self.group) == len(waiting) == 1
         if has_answered and (alone or not self.again):
             self.groups.appendleft(())
         if alone:

@@ -380,6 +380,25 @@ async def test_a_run_that_fails_once_is_answered():
     assert len(router.answers()) == 4
 
 
+async def test_a_run_that_fails_after_its_last_answer_blames_no_query():
+    router, runner, engine = served(**QUICK)
+    router.offer(tokens=5)
+    await runner.drained()
+    failures, compute = [MemoryError("once")], runner._compute
+
+    def fails_behind_the_first(items, passed, ended, stop):
+        is_first = [item.index for item in items if item.number == 2] == [0]
+        compute(items, passed, lambda problem: ended(MemoryError("behind") if is_first else problem), stop)
+
+    engine.outcome = lambda _: failures.pop() if failures else None
+    runner._compute = fails_behind_the_first
+    router.offer(2, tokens=75)
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    assert router.answers()[1:] == [(2, 0), (2, 1)]
+    assert 2 not in router.ends
+
+
 async def test_what_is_late_does_not_run_again():
     router, runner, engine = served(micro_batch_queries=None)
     router.offer(tokens=5)
