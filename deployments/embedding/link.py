@@ -105,7 +105,7 @@ class Link(ReplicaLink[View, Channel]):
         self.pool.heard(self)
         if report.answered:
             self.answered += len(report.answered)
-        self.view.outlier.count(answered=len(report.answered), failed=len(report.broken))
+        self.view.outlier.count(worked=len(report.answered) + len(report.suspect), failed=len(report.broken))
         if report.answered or report.state.runs != runs:
             self._note_progress()
         if self._asking is not None:

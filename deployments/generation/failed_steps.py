@@ -38,8 +38,8 @@ class FailedSteps:
         self._probes = False
 
     def add(self, generations: Sequence[Generation], in_step: Collection[Generation], sentence: str) -> None:
-        """A step has failed, and of these nobody knows what the cache holds. Where no block is free for a probe, the next
-        step says whether the engine is well.
+        """A step has failed, and of these nobody knows what the cache holds. Where no block is free, nothing is probed:
+        the next step says whether the engine is well.
         """
         prompts = [one for one in generations if not any(answer.tokens for answer in one.item.answers)]
         self._loop.fail([one for one in generations if one not in prompts], sentence)

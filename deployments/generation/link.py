@@ -60,7 +60,7 @@ class GenerationLink(ReplicaLink[StepView, TokenChannel]):
     def _hear(self, report: TokenReport) -> None:
         super()._hear(report)
         self.view.routers = report.routers
-        self.view.outlier.count(answered=len(report.tokens), failed=len(report.broken))
+        self.view.outlier.count(worked=len(report.tokens) + len(report.suspect), failed=len(report.broken))
 
 
 def _host(host: HostState) -> dict[str, Any]:

@@ -8,7 +8,8 @@ hundreds of hosts; here a pool may have two.
     ejected        after `FAILURES` offers in a row that failed by the engine's fault
     for            `BASE_S`, times its ejections so far, `LONGEST_S` at most; one that has been well for so long since
                    the last one begins anew
-    back           by itself; its next failure ejects it again, its next answer clears it
+    back           by itself; its next failure ejects it again, its next answer clears it, and so does a failure that
+                   shows its engine to be well
     not ejected    while half of the Router's replicas are, and never the last one: all may fail by one cause, and
                    then a Router had better try
 """
@@ -31,9 +32,9 @@ class Outlier:
     ejections: int = 0
     until: float = -math.inf
 
-    def count(self, *, answered: int, failed: int) -> None:
-        """What has come of offers since the last report."""
-        self.failures = failed if answered else self.failures + failed
+    def count(self, *, worked: int, failed: int) -> None:
+        """What has come of offers since the last report. `worked`: of so many it is known that the engine is well."""
+        self.failures = failed if worked else self.failures + failed
 
     def should_be_ejected(self, now: float) -> bool:
         return self.failures >= FAILURES and not self.is_ejected(now)

@@ -208,13 +208,14 @@ async def test_failures_by_the_engines_fault_are_counted_until_something_is_answ
     for report in (
         {"broken": [1, 2]},
         {"failed": [(3, "no")]},
-        {"suspect": [5]},
         {"broken": [4]},
+        {"suspect": [5]},  # it is well
+        {"broken": [6]},
         {"answered": [None]},
     ):
         channel.reports(**report)
         counts.append(link.view.outlier.failures)
-    assert counts == [2, 2, 2, 3, 0]
+    assert counts == [2, 2, 3, 0, 1, 0]
 
 
 async def test_what_is_said_of_an_offer_goes_to_its_connection():

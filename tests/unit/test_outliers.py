@@ -33,8 +33,8 @@ def test_each_time_it_is_longer_until_it_was_well_for_as_long():
 )
 def test_failures_are_counted_since_the_last_answer(reports, failures):
     one = Outlier()
-    for answered, failed in reports:
-        one.count(answered=answered, failed=failed)
+    for worked, failed in reports:
+        one.count(worked=worked, failed=failed)
     assert one.failures == failures
 
 
