@@ -27,7 +27,7 @@ _STATE = ReplicaState(0.5, 0.9, 0.1, 90, 45, 96, 7, (0.0, 2.4e-4, 0.0, 0.27), 1.
 
 def admission(decisions: int = _DECISIONS) -> dict[str, Any]:
     """One `Scheduler.offer` that is admitted, 1,000 queries waiting; the clock's own time taken off."""
-    schedule = Scheduler(_DEVICE.model, Policy(_SLO_S), QUERY_TOKENS)
+    schedule = Scheduler[Query](_DEVICE.model, Policy(_SLO_S), QUERY_TOKENS)
     schedule.offer(0.0, [Query(QUERY_TOKENS, _SLO_S)])
     schedule.start(0.0)
     for number in range(WAITING):

@@ -13,7 +13,7 @@ import numpy as np
 
 from deployments.embedding.frames import Offers
 from deployments.embedding.metrics import EmbedderMetrics
-from deployments.embedding.run import Indices, OfferedQuery
+from deployments.embedding.run import EngineQuery, Indices, OfferedQuery
 from deployments.embedding.run_loop import Ended, Passed, RunLoop
 from deployments.embedding.run_order import by_output
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
@@ -53,7 +53,8 @@ class Embedder(Replica[Settings]):
         self._metrics = self._open_metrics(EmbedderMetrics, info.engine, info.dtype)
         model = self._in_thread(self._measure)
         self._warm_up = {"alpha_s": model.alpha_s, "beta_s": model.beta_s}
-        schedule = Scheduler(model, Policy(_PLACEHOLDER_SLO_S, depth=0), self._engine.micro_batch_tokens)
+        policy = Policy(_PLACEHOLDER_SLO_S, depth=0)
+        schedule = Scheduler[OfferedQuery](model, policy, self._engine.micro_batch_tokens)
         worker = RunLoop(
             schedule,
             self._compute,
@@ -62,7 +63,7 @@ class Embedder(Replica[Settings]):
             on_policy=self._bound_passes,
         )
         batch = self._warm_up_batch([min(QUERY_TOKENS, self._card.max_tokens)])
-        worker.warmed_up(batch.ids, batch.outputs)
+        worker.warmed_up(batch)
         return worker
 
     def _in_words(self) -> str:
@@ -104,7 +105,7 @@ class Embedder(Replica[Settings]):
         card = self._card
         return TokenBatch.random(card.vocab_size, lengths, len(lengths), card.outputs_for(card.kind))
 
-    def _compute(self, run: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
+    def _compute(self, run: Sequence[EngineQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         """One run, in the engine's thread; each pass, and the end, is told to the loop."""
         on_loop = asyncio.get_running_loop().call_soon_threadsafe
 
@@ -121,7 +122,7 @@ class Embedder(Replica[Settings]):
 
         self._thread.submit(work)
 
-    def _run(self, run: Sequence[OfferedQuery], tell: Passed, stop: threading.Event) -> None:
+    def _run(self, run: Sequence[EngineQuery], tell: Passed, stop: threading.Event) -> None:
         """In the engine's thread."""
         lengths = [len(query.ids) for query in run]
         for group in by_output([query.outputs for query in run], lengths, self._engine.micro_batch_tokens):
@@ -154,7 +155,7 @@ class Embedder(Replica[Settings]):
             shaped.append(pack(np.where(finite[:, None], rows, 0)) if is_words else rows)
         return shaped, norms
 
-    def _bound_passes(self, schedule: Scheduler) -> None:
+    def _bound_passes(self, schedule: Scheduler[OfferedQuery]) -> None:
         """A pass takes a small share of the SLO, so that answers leave early and a deadline is not missed by a pass."""
         if alpha_s := schedule.limits.model.alpha_s:
             self._engine.bound_passes(int(_PASS_SHARE * schedule.limits.policy.slo_s / alpha_s * QUERY_TOKENS))

@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +33,18 @@ MOST_AGAIN = 25  # enough for two bad queries in 64
 Indices = npt.NDArray[np.intp]
 
 
-@dataclass(slots=True, eq=False)
-class OfferedQuery:
+class EngineQuery(Protocol):
+    """What the engine computes: an offered query, or a batch of one."""
+
+    @property
+    def ids(self) -> TokenIds: ...
+
+    @property
+    def outputs(self) -> Outputs: ...
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class OfferedQuery(Query):
     """One query that a Router offered, and where its answer goes."""
 
     session: RouterSession
@@ -53,7 +64,7 @@ class Run:
     `alone`: a query that failed alone, and of what. `since`: when the engine began with the group.
     """
 
-    queries: list[Query]
+    queries: list[OfferedQuery]
     began: float
     tokens: int
     stop: threading.Event = field(default_factory=threading.Event)
@@ -63,7 +74,7 @@ class Run:
     groups: deque[Sequence[int]] = field(default_factory=deque)
     again: int = 0
     sentence: str = ""
-    alone: tuple[Query, str] | None = None
+    alone: tuple[OfferedQuery, str] | None = None
 
     def __post_init__(self) -> None:
         self.group, self.since = range(len(self.queries)), self.began
@@ -71,7 +82,7 @@ class Run:
 
     def waiting(self, indices: Iterable[int]) -> list[int]:
         """Of these, those that somebody still waits for."""
-        return [index for index in indices if index in self.left and not self.queries[index].item.gone]
+        return [index for index in indices if index in self.left and not self.queries[index].gone]
 
     def split(self, *, has_answered: bool) -> int | None:
         """The group has failed: its halves run again. A query that failed alone, again, is returned instead.

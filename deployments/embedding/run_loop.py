@@ -14,19 +14,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
 from deployments.embedding.frames import Answered, Offer, Offers, Report
-from deployments.embedding.run import Indices, OfferedQuery, Run
+from deployments.embedding.run import EngineQuery, Indices, OfferedQuery, Run
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.embedding.scheduler.scheduler import Scheduler
-from deployments.embedding.scheduler.state import Policy, Query, ReplicaState
+from deployments.embedding.scheduler.state import Policy, ReplicaState
 from deployments.engines import Stopped
-from deployments.models.outputs import Numbers, Outputs
-from deployments.models.tokenizer import TokenIds
+from deployments.models.outputs import Numbers
 from deployments.serving.frames import known
 from deployments.serving.sessions import Connection, RouterSession, RouterSessions, later
 
@@ -41,7 +40,7 @@ of each query's vector, float32 [queries]; a norm that is not finite marks numbe
 Ended = Callable[[BaseException | None], None]
 """Called on the loop as the run ends, after its passes; with what it failed of, if it did."""
 Kind = Literal["broken", "suspect"]
-Compute = Callable[[Sequence[OfferedQuery], Passed, Ended, threading.Event], None]
+Compute = Callable[[Sequence[EngineQuery], Passed, Ended, threading.Event], None]
 """Begins a run of these queries. One begins when the one before has ended; the event asks it to stop."""
 
 
@@ -53,19 +52,19 @@ class RunLoop(RouterSessions[RouterSession, Report]):
     answered, by their index.
     """
 
-    _answered: OfferedQuery | None = None  # the last one
+    _answered: EngineQuery | None = None  # the last one
 
     session_type = RouterSession
     report_type = Report
 
     def __init__(
         self,
-        schedule: Scheduler,
+        schedule: Scheduler[OfferedQuery],
         compute: Compute,
         *,
         on_run: Callable[[int, int, float, float], None] = lambda *_: None,  # a run's queries, tokens, seconds, plan
         on_failure: Callable[[BaseException], str] = str,  # logs it; the sentence for clients
-        on_policy: Callable[[Scheduler], None] = lambda _: None,  # another promise or model is in force
+        on_policy: Callable[[Scheduler[OfferedQuery]], None] = lambda _: None,  # another promise or model is in force
         clock: Callable[[], float] = time.monotonic,  # the loop's own counts milliseconds only
     ) -> None:
         super().__init__(clock)
@@ -76,9 +75,9 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
 
-    def warmed_up(self, ids: TokenIds, outputs: Outputs) -> None:
-        """The engine has answered such a query before the first Router came."""
-        self._answered = OfferedQuery(cast("RouterSession", None), 0, 0, ids, outputs)  # nobody's
+    def warmed_up(self, query: EngineQuery) -> None:
+        """The engine has answered this one before the first Router came."""
+        self._answered = query
 
     def state(self) -> ReplicaState:
         """What the replica says of itself now."""
@@ -150,13 +149,17 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         policy, due = self.schedule.limits.policy, now + offer.left_s
         deferrable = offer.bulk or is_deferrable(policy.admission, policy.slo_s, offer.left_s, trial=offer.trial)
         queries = [
-            Query(
+            OfferedQuery(
                 len(ids),
                 due,
-                deferrable=deferrable,
-                bulk=offer.bulk,
-                item=OfferedQuery(session, offer.number, index, ids, offer.outputs),
-                tenant=offer.tenant,
+                deferrable,
+                offer.bulk,
+                offer.tenant,
+                session=session,
+                number=offer.number,
+                index=index,
+                ids=ids,
+                outputs=offer.outputs,
             )
             for index, ids in enumerate(offer.queries)
         ]
@@ -180,14 +183,14 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             never = offer.depth is None and self.schedule.admission.never(max(q.cost_s for q in queries), offer.left_s)
             self._tell(session).refused.append((offer.number, never))
 
-    def _drop(self, queries: Sequence[Query]) -> None:
+    def _drop(self, queries: Sequence[OfferedQuery]) -> None:
         """Nobody waits for these any more: those that wait free their room at once, a run without others is stopped."""
         for query in queries:
-            query.item.gone = True
-            self.schedule.release((query.item.session, query.item.number))
+            query.gone = True
+            self.schedule.release((query.session, query.number))
         waiting, run = self.schedule.queue.count, self._run
         self.schedule.remove(queries)
-        if run is not None and all(run.queries[index].item.gone for index in run.left):
+        if run is not None and all(run.queries[index].gone for index in run.left):
             run.stop.set()
         if self.schedule.queue.count < waiting:
             self._tell_of_room()
@@ -222,9 +225,9 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         tokens = sum(query.tokens for query in queries)
         run = self._run = Run(queries, now, tokens)
         # An empty context: a run must not be tied to whatever call happens to be at hand.
-        contextvars.Context().run(self._begin, run, [query.item for query in queries])
+        contextvars.Context().run(self._begin, run, queries)
 
-    def _begin(self, run: Run, items: Sequence[OfferedQuery]) -> None:
+    def _begin(self, run: Run, queries: Sequence[EngineQuery]) -> None:
         group = np.array(run.group, np.intp) if run.again else None
 
         def passed(indices: Indices, answers: Iterable[Numbers], norms: Numbers) -> None:
@@ -236,7 +239,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
                 self._ended(run, problem)
 
         try:
-            self._compute(items, passed, ended, run.stop)
+            self._compute(queries, passed, ended, run.stop)
         except Exception as error:  # noqa: BLE001 - whatever it is, its queries are told
             asyncio.get_running_loop().call_soon(ended, error)
 
@@ -305,8 +308,8 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             run.give_way()
         if run.next_group(now := self.now()):
             run.since = now
-            items = [run.queries[index].item for index in run.group] or [self._answered]
-            contextvars.Context().run(self._begin, run, items)
+            answered = [] if self._answered is None else [self._answered]
+            contextvars.Context().run(self._begin, run, [run.queries[index] for index in run.group] or answered)
             return
         left = [run.queries[index] for index in run.waiting(run.left)]
         is_well = self.problem is None and self._answered is not None
@@ -325,12 +328,12 @@ class RunLoop(RouterSessions[RouterSession, Report]):
     def _sentence(self, problem: BaseException) -> str:
         return self._on_failure(problem).encode(errors="replace").decode()  # UTF-8 has no lone surrogates
 
-    def _fail_queries(self, queries: Iterable[Query], sentence: str, kind: Kind | None = None) -> None:
-        self._fail({(query.item.session, query.item.number) for query in queries}, sentence, kind)
+    def _fail_queries(self, queries: Iterable[OfferedQuery], sentence: str, kind: Kind | None = None) -> None:
+        self._fail({(query.session, query.number) for query in queries}, sentence, kind)
 
     def _fail(self, offers: Iterable[tuple[RouterSession, int]], sentence: str, kind: Kind | None = None) -> None:
         """Whole offers: nobody wants their other queries then. `kind`: see `Report`."""
-        lost = list[Query]()
+        lost = list[OfferedQuery]()
         for session, number in offers:
             if (queries := session.admitted.pop(number, None)) is not None:
                 lost += queries.values()
@@ -345,25 +348,24 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         queries = [run.queries[index] for index in indices]
         run.left.difference_update(indices.tolist())
         self.schedule.passed(now, queries)
-        if bad := [queries[at].item for at in np.flatnonzero(~np.isfinite(norms))]:
+        if bad := [queries[at] for at in np.flatnonzero(~np.isfinite(norms))]:
             self._fail({(one.session, one.number) for one in bad}, "the engine gave no finite numbers for this input")
         for query, numbers, norm in zip(queries, answers, norms.tolist(), strict=True):
-            if not query.item.gone:
+            if not query.gone:
                 self._answer(query, numbers, norm, run, now)
 
-    def _answer(self, query: Query, numbers: Numbers, norm: float, run: Run, now: float) -> None:
-        waiting: OfferedQuery = query.item
-        session = waiting.session
-        waiting.gone = True
-        self._answered, self.problem = waiting, None
-        queries = session.admitted[waiting.number]
-        del queries[waiting.index]
+    def _answer(self, query: OfferedQuery, numbers: Numbers, norm: float, run: Run, now: float) -> None:
+        session = query.session
+        query.gone = True
+        self._answered, self.problem = query, None
+        queries = session.admitted[query.number]
+        del queries[query.index]
         if not queries:
-            del session.admitted[waiting.number]
+            del session.admitted[query.number]
         arrived, began = query.admitted_at, run.began
         times = began - arrived, now - began, now - arrived
         self._tell(session).answered.append(
-            Answered(waiting.number, waiting.index, numbers, norm, *times, len(run.queries), run.tokens)
+            Answered(query.number, query.index, numbers, norm, *times, len(run.queries), run.tokens)
         )
 
     # --- what Routers are told ----------------------------------------------------------------------------------------
@@ -376,7 +378,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         not answer the Router's `asks`: the Router would otherwise offer them elsewhere.
         """
         return self._run is not None and any(
-            query.item.session is not session and query.item.session.name == session.name
+            query.session is not session and query.session.name == session.name
             for query in (self._run.queries[index] for index in self._run.left)
         )
 

@@ -147,7 +147,7 @@ def any_calls(seed: int) -> None:
             left_s = draw.choice([0.3, 0.8, 1.0, 1.0, 5.0]) * (4 if deferrable else 1)
             tenant = draw.choice([None, Tenant("a"), Tenant("b")])
             queries = [
-                Query(draw.choice([4, 75, 300]), now + left_s, deferrable or bulk, bulk, None, tenant)
+                Query(draw.choice([4, 75, 300]), now + left_s, deferrable or bulk, bulk, tenant)
                 for _ in range(draw.choice([1, 1, 1, 2, 8]))
             ]
             how: dict[str, Any] = draw.choice([{}, {}, {}, {"depth": 12}, {"slo_s": 0.7}, {"again": True}])

@@ -12,8 +12,8 @@ from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client, Quota
 from deployments.admission.trial import Trial, hash_secret
 from deployments.embedding.request import Embedded
+from deployments.engines import TokenBatch
 from deployments.errors import Busy, EngineFailed, Forbidden, Unavailable
-from deployments.models.outputs import TEXT
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.replica_world import V100, XEON
 from tests.kit.router_world import Replica, World, ask, several, text
@@ -62,7 +62,7 @@ async def test_a_bad_query_fails_alone_though_a_device_breaks_while_it_is_looked
     one, other = Replica("a", QUICK), Replica("c", QUICK)
     router = await World({"accelerator": [one], "cpu": [other]}).router()
     for replica in (one, other):
-        replica.runner.warmed_up(np.ones(5, np.int32), TEXT)
+        replica.runner.warmed_up(TokenBatch.pack([np.ones(5, np.int32)]))
         replica.engine.outcome = sound = lambda query: ValueError("bad") if len(query.ids) == 13 else None
     one.engine.outcome = lambda query: sound(query) or (ValueError("broken") if len(one.engine.runs) > runs else None)
     answers = await asyncio.gather(*several(router, 3), ask(router, text(13)), *several(router, 4))
@@ -147,7 +147,7 @@ async def test_replicas_whose_runs_fail_at_once_do_not_take_everything(broken, w
     accelerators = [Replica(name, V100) for name in ("a1", "a2")]
     router = await World({"accelerator": accelerators, "cpu": [Replica("c", XEON)]}, slo_s=2.0).router()
     for replica in accelerators[:broken]:
-        replica.runner.warmed_up(np.ones(75, np.int32), ("text",))
+        replica.runner.warmed_up(TokenBatch.pack([np.ones(75, np.int32)]))
         replica.engine.device = Device(0.0, 0.001)
         replica.engine.outcome = lambda _: RuntimeError("no kernel image")
     answers, _ = await stream(router, 30, 20)

@@ -612,7 +612,7 @@ async def test_a_query_is_told_an_error_only_if_it_ran_alone():
 
     def pair_runs():
         run = runner._run
-        return run is not None and run.again and sorted(len(run.queries[at].item.ids) for at in run.group) == [75, 77]
+        return run is not None and run.again and sorted(len(run.queries[at].ids) for at in run.group) == [75, 77]
 
     for _ in range(1000):
         if pair_runs():

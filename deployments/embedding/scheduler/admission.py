@@ -38,14 +38,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from deployments.admission.probe import IdleProbe
 from deployments.embedding.scheduler.current_run import CurrentRun, Outlook
 from deployments.embedding.scheduler.demand import Demand
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.run_queue import RunQueue
-from deployments.embedding.scheduler.state import Query
+from deployments.embedding.scheduler.state import Q, Query
 
 _NEVER = math.inf
 
@@ -62,11 +62,11 @@ class Opening(NamedTuple):
 
 
 @dataclass(slots=True, repr=False, eq=False)
-class Admission(ABC):
+class Admission(ABC, Generic[Q]):
     """A rule of admission. What is not abstract is right for a rule that promises no time."""
 
     limits: Limits
-    queue: RunQueue
+    queue: RunQueue[Q]
     run: CurrentRun
     demand: Demand
 
@@ -94,7 +94,7 @@ class Admission(ABC):
         """Tenants to which the device opens later than to others."""
         return ()
 
-    def promote(self, _now: float, _queries: Sequence[Query], _total_s: float) -> None:  # noqa: B027 - not abstract
+    def promote(self, _now: float, _queries: Sequence[Query], _total_s: float) -> None:
         """Make deferrable queries urgent where they would be better off."""
 
     def never(self, _cost_s: float, _left_s: float) -> bool:
@@ -117,7 +117,7 @@ class Admission(ABC):
 
 
 @dataclass(slots=True, repr=False, eq=False)
-class DeadlineAdmission(Admission):
+class DeadlineAdmission(Admission[Q]):
     """By predicted finish. `is_probe`: the running run is a probe, or what waits."""
 
     is_probe: bool = False

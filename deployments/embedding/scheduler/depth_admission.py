@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from deployments.embedding.scheduler.admission import Admission, Opening
 from deployments.embedding.scheduler.current_run import Outlook
-from deployments.embedding.scheduler.state import Query
+from deployments.embedding.scheduler.state import Q, Query
 
 
 @dataclass(slots=True, repr=False, eq=False)
-class DepthAdmission(Admission):
+class DepthAdmission(Admission[Q]):
     """`depth`: of the calibration's latest trial query; None: the policy's is in force."""
 
     depth: int | None = None

@@ -7,23 +7,24 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Generic
 
 from deployments.admission.fair_share import Shares
 from deployments.embedding.scheduler.limits import Limits
-from deployments.embedding.scheduler.state import Query
+from deployments.embedding.scheduler.state import Q
 
 _by_deadline = attrgetter("due")
 
 
 @dataclass(slots=True, repr=False, eq=False)
-class Line:
+class Line(Generic[Q]):
     """Queries of one class, in the order of their deadlines. `work_s`: their work; `largest_s`: of the largest."""
 
-    queries: list[Query] = field(default_factory=list)
+    queries: list[Q] = field(default_factory=list)
     work_s: float = 0.0
     largest_s: float = 0.0
 
-    def add(self, query: Query) -> None:
+    def add(self, query: Q) -> None:
         insort(self.queries, query, key=_by_deadline)
         self.work_s += query.cost_s
         self.largest_s = max(self.largest_s, query.cost_s)
@@ -37,9 +38,9 @@ class Line:
         """At most so much of it is in a run that has no room but for its sure part."""
         return min(self.work_s, sure_s + self.largest_s)
 
-    def first(self, sure_s: float, fill_s: float, most_s: float) -> tuple[list[Query], float]:
+    def first(self, sure_s: float, fill_s: float, most_s: float) -> tuple[list[Q], float]:
         """The first that run, and their work: `fill_s` of it, or their sure part; at most `most_s`."""
-        taken, work_s = list[Query](), 0.0
+        taken, work_s = list[Q](), 0.0
         for query in self.queries:
             if work_s + query.cost_s > (fill_s if work_s >= sure_s and work_s else most_s):
                 break
@@ -49,7 +50,7 @@ class Line:
 
 
 @dataclass(slots=True, repr=False, eq=False)
-class RunQueue:
+class RunQueue(Generic[Q]):
     """Three classes: urgent queries, deferrable ones that run behind them, and bulk behind both. The tenants' shares
     hear what waits of whom.
 
@@ -61,12 +62,12 @@ class RunQueue:
 
     limits: Limits
     shares: Shares
-    urgent_line: Line = field(default_factory=Line)
-    deferrable_line: Line = field(default_factory=Line)
-    bulk_line: Line = field(default_factory=Line)
+    urgent_line: Line[Q] = field(default_factory=Line)
+    deferrable_line: Line[Q] = field(default_factory=Line)
+    bulk_line: Line[Q] = field(default_factory=Line)
 
     @property
-    def urgent(self) -> list[Query]:
+    def urgent(self) -> list[Q]:
         return self.urgent_line.queries
 
     @property
@@ -97,10 +98,10 @@ class RunQueue:
         return self.urgent_line.work_s + (self.next_deferrable_s if waits else 0.0)
 
     @property
-    def _lines(self) -> tuple[Line, Line, Line]:
+    def _lines(self) -> tuple[Line[Q], Line[Q], Line[Q]]:
         return self.urgent_line, self.deferrable_line, self.bulk_line
 
-    def add(self, queries: Iterable[Query]) -> None:
+    def add(self, queries: Iterable[Q]) -> None:
         for query in queries:
             if query.deferrable:
                 (self.bulk_line if query.bulk else self.deferrable_line).add(query)
@@ -116,7 +117,7 @@ class RunQueue:
         if self.shares.accounts:
             self.shares.wait((query.account, query.cost_s) for query in self.urgent if query.account is not None)
 
-    def deferrable_first(self, fill_s: float, most_s: float, bulk_s: float) -> Sequence[Query]:
+    def deferrable_first(self, fill_s: float, most_s: float, bulk_s: float) -> Sequence[Q]:
         """The deferrable queries and the bulk of the next run: `fill_s` of work, or their sure parts; at most `most_s`,
         and `bulk_s` of bulk. Beside deferrable queries it makes the run no longer than it may be.
         """

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Generic
 
 from deployments.admission.predictor import LinePredictor, Predictor
 from deployments.embedding.scheduler.admission import Admission, DeadlineAdmission, Opening
@@ -34,14 +35,14 @@ from deployments.embedding.scheduler.depth_admission import DepthAdmission
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.run_queue import RunQueue
 from deployments.embedding.scheduler.starvation import LongQueries
-from deployments.embedding.scheduler.state import Policy, Query, Refusals, ReplicaState
+from deployments.embedding.scheduler.state import Policy, Q, Query, Refusals, ReplicaState
 
 _NOW_S = 0.0005  # who would wait for less starts: the loop's timers count milliseconds
 _HOLD_SLO = 0.01  # of the SLO: so long a run waits for what becomes of a part of a request
 _NEVER = math.inf
 
 
-class Scheduler:
+class Scheduler(Generic[Q]):
     """The queue of one device: `offer` admits, `start_in_s` and `start` begin a run, `passed` and `ended` follow it.
 
     `most`: most queries in flight at once since the start. `runs`: since then.
@@ -59,13 +60,13 @@ class Scheduler:
         self._given, self.refusals = model, Refusals()
         self.most = self.runs = 0
         self.demand, self.run = Demand(self.limits, LongQueries(model.alpha_s)), CurrentRun(self.limits)
-        self.queue = RunQueue(self.limits, self.demand.shares)
+        self.queue = RunQueue[Q](self.limits, self.demand.shares)
         parts = self.limits, self.queue, self.run, self.demand
         self._by_finish, self._by_depth = DeadlineAdmission(*parts), DepthAdmission(*parts)
         self._by_trial = DepthAdmission(*parts)
-        self.admission: Admission
+        self.admission: Admission[Q]
         self._held: dict[Hashable, float] = {}  # parts, and until when the next run waits for their outcome
-        self._trials: list[Query] = []  # a calibration's, admitted by the depth that they name, that wait
+        self._trials: list[Q] = []  # a calibration's, admitted by the depth that they name, that wait
         # Of what waits for an idle device: its first and last arrival, and when it starts or somebody would be late.
         self._first = self._last = self._start_by = _NEVER
         self._apply()
@@ -108,7 +109,7 @@ class Scheduler:
     def offer(
         self,
         now: float,
-        queries: Sequence[Query],
+        queries: Sequence[Q],
         *,
         partial: bool = False,
         again: bool = False,
@@ -161,7 +162,7 @@ class Scheduler:
     def _hold_s(self) -> float:
         return _HOLD_SLO * self.limits.policy.slo_s
 
-    def _admit(self, now: float, queries: Sequence[Query], outlook: Outlook, admission: Admission) -> None:
+    def _admit(self, now: float, queries: Sequence[Q], outlook: Outlook, admission: Admission[Q]) -> None:
         is_running, queue, (f, until_s) = self.run.is_running, self.queue, outlook
         if not is_running and not queue.count:
             self._first, self._start_by = now, _NEVER
@@ -216,7 +217,7 @@ class Scheduler:
     def _start_at(self, waiting: int, last: float) -> float:
         return min(self._start_by, self.limits.pacing.start_at(waiting, first=self._first, last=last))
 
-    def start(self, now: float) -> list[Query]:
+    def start(self, now: float) -> list[Q]:
         """Begin the next run: its queries in the order of their deadlines, the deferrable ones and bulk last."""
         run = self.queue.urgent.copy()
         admission = self.admission

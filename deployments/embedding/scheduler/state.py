@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from deployments.admission.fair_share import Account, Tenant
 
@@ -28,13 +28,14 @@ class Policy:
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """One query that is offered. `item` is the caller's own. `due` is its deadline, by the schedule's clock, in s."""
+    """One query that is offered. `due` is its deadline, by the schedule's clock, in s. A caller adds fields of its own
+    in a subclass, Q, and gets its queries back as such.
+    """
 
     tokens: int
     due: float
     deferrable: bool = False
     bulk: bool = False
-    item: Any = None
     tenant: Tenant | None = None
     account: Account | None = None  # the tenant's, from admission on
     cost_s: float = 0.0
@@ -45,6 +46,9 @@ class Query:
     ahead_s: float = field(init=False, repr=False)  # planned seconds of work that waited then, this query's included
     slow: float = field(init=False, repr=False)  # seconds for a second of work that joins the run
     was_idle: bool = field(init=False, repr=False)  # the device was, and later arrivals may still delay its start
+
+
+Q = TypeVar("Q", bound=Query)
 
 
 class ReplicaState(NamedTuple):

@@ -25,6 +25,7 @@ from deployments.embedding.link import Link
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Wanted
 from deployments.embedding.router import Router
+from deployments.embedding.run import OfferedQuery
 from deployments.embedding.run_loop import RunLoop
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy
@@ -114,7 +115,7 @@ class Replica:
     ) -> None:
         self.name, self.pool, self.node = name, pool, node
         self.engine, self.core = Engine(device, seed=seed), Core()
-        schedule = Scheduler(device.model, Policy(slo_s, depth=0), device.micro_batch_tokens, predictor)
+        schedule = Scheduler[OfferedQuery](device.model, Policy(slo_s, depth=0), device.micro_batch_tokens, predictor)
         self.runner = RunLoop(schedule, self.engine.compute, clock=asyncio.get_running_loop().time)
         self.alive = True
         self.channels: list[MemoryChannel] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from deployments.embedding.run import OfferedQuery
+from deployments.embedding.run import EngineQuery
 from deployments.embedding.run_loop import Ended, Passed
 from deployments.embedding.run_order import by_output
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
@@ -64,14 +64,14 @@ class Engine:
     slow: float = 1.0  # beside the device's own
     runs: list[int] = field(default_factory=list)
     stopped: int = 0
-    outcome: Callable[[OfferedQuery], Exception | float | None] = lambda _: None
+    outcome: Callable[[EngineQuery], Exception | float | None] = lambda _: None
     _draw: random.Random = field(init=False)
     _running: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
 
-    def compute(self, run: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
+    def compute(self, run: Sequence[EngineQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         """Begins a run; it ends with Stopped where nobody waits any more."""
         assert self._running is None, "two runs at once"
         self.runs.append(len(run))
@@ -81,7 +81,7 @@ class Engine:
         if self._running is not None:
             self._running.cancel()
 
-    async def _run(self, run: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
+    async def _run(self, run: Sequence[EngineQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         device, model = self.device, self.device.model
         times = self.slow * device.slow * (1 + self._draw.gauss(0, device.noise) if device.noise else 1.0)
         wait_s, problem = device.beta_s, None
@@ -102,7 +102,7 @@ class Engine:
         self._running = None
         ended(problem)
 
-    def _passes(self, run: Sequence[OfferedQuery]) -> Iterator[list[int]]:
+    def _passes(self, run: Sequence[EngineQuery]) -> Iterator[list[int]]:
         most, lengths = self.device.micro_batch_tokens, [len(query.ids) for query in run]
         for group in by_output([query.outputs for query in run], lengths, most):
             start = tokens = 0
@@ -114,6 +114,6 @@ class Engine:
             yield group[start:]
 
 
-def _answer(query: OfferedQuery) -> Numbers:
+def _answer(query: EngineQuery) -> Numbers:
     row = np.array([query.ids[0], len(query.ids)], np.float32)
     return row if query.outputs == TEXT else np.tile(row, len(query.ids))

@@ -55,12 +55,11 @@ def arrivals(base: Base, law: Exact, style: str, load: str, seed: int) -> list[t
     return come
 
 
-@dataclass(slots=True)
-class Served:
-    """One query; `ended` is nan while it is not answered."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Served(Query):
+    """`ended` is nan while it is not answered."""
 
     at: float
-    tokens: int
     admitted: bool = False
     ended: float = math.nan
 
@@ -71,7 +70,7 @@ class Served:
 class World:
     """One device, one scheduler."""
 
-    def __init__(self, schedule: Scheduler, law: Exact) -> None:
+    def __init__(self, schedule: Scheduler[Served], law: Exact) -> None:
         self.schedule, self.law, self.now = schedule, law, 0.0
         self._events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = itertools.count()
@@ -85,9 +84,9 @@ class World:
                 continue
             self.now, tokens = come[index]
             index += 1
-            one = Served(self.now, tokens)
+            one = Served(tokens=tokens, due=self.now + self.law.slo_s, at=self.now)
             served.append(one)
-            if self.schedule.offer(self.now, [Query(tokens, self.now + self.law.slo_s, item=one)]):
+            if self.schedule.offer(self.now, [one]):
                 one.admitted = True
                 self._look()
         return served
@@ -102,7 +101,7 @@ class World:
         if wait_s > 1e-12:
             self._at(self.now + wait_s, 1, self._look)
             return
-        passes, tokens, work_s, works = [list[Query]()], 0, 0.0, list[float]()
+        passes, tokens, work_s, works = [list[Served]()], 0, 0.0, list[float]()
         for query in self.schedule.start(self.now):
             if (most := self.schedule.limits.micro_batch_tokens) and passes[-1] and tokens + query.tokens > most:
                 passes.append([])
@@ -117,10 +116,10 @@ class World:
             self._at(end, 0, self._passed, one)
         self._at(ends[-1], 0, self._ended)
 
-    def _passed(self, queries: list[Query]) -> None:
+    def _passed(self, queries: list[Served]) -> None:
         self.schedule.passed(self.now, queries)
         for query in queries:
-            query.item.ended = self.now
+            query.ended = self.now
 
     def _ended(self) -> None:
         self.schedule.ended(self.now)
