@@ -1,4 +1,4 @@
-"""The frames that Routers sent a replica and that it has not read to their end, and whose generations these are.
+"""The frames that Routers sent a replica and that it has not read to their end.
 
 Settings and offers are read in the order of the frames, a few milliseconds at a time: an offer takes long to decide on
 while hundreds wait, and steps and reports go on between.
@@ -11,19 +11,11 @@ import contextvars
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from deployments.generation.frames import GenerationOffer, GenerationOffers
-from deployments.generation.request import Finish
-from deployments.generation.scheduler.sequences import ScheduledChunk
-from deployments.generation.scheduler.step import Chunk
-from deployments.generation.text.sampling import RowSamplers, Sampler
-from deployments.models.tokenizer import TokenIds
-from deployments.serving.sessions import RouterSession
+from deployments.generation.step import GenerationSession
 
 if TYPE_CHECKING:
     from deployments.generation.step_loop import StepLoop
@@ -31,67 +23,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ray.serve")
 
 _READS_S = 0.005  # at a time
-
-
-@dataclass(slots=True, eq=False)
-class Answer:
-    """One answer of a generation. `tokens`: that Routers were told. `stopped`: nobody wants more of it."""
-
-    number: int
-    sampler: Sampler
-    tokens: int = 0
-    stopped: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class OfferedGeneration:
-    """A generation that a Router offered, and where its tokens go. `gone`: nobody waits for it any more."""
-
-    session: GenerationSession
-    offer: GenerationOffer
-    answers: list[Answer]
-    gone: bool = False
-
-    def ids(self, chunk: ScheduledChunk) -> np.ndarray:
-        """int32 [tokens] of a chunk: of the prompt, or the last token of an answer, which may not be known yet."""
-        prompt: TokenIds = self.offer.ids
-        if chunk.start < len(prompt):
-            return prompt[chunk.start : chunk.start + chunk.tokens]
-        return self.answers[chunk.row.number].sampler.last
-
-    def drawn_from(self, chunk: ScheduledChunk) -> Sequence[Answer]:
-        """Those that get a token of it: at the end of the prompt all."""
-        return (
-            self.answers if chunk.start < len(self.offer.ids) else self.answers[chunk.row.number : chunk.row.number + 1]
-        )
-
-    def take(self, answer: Answer, token: int) -> Finish | None:
-        """One token more of this answer; why it has ended, if it has."""
-        answer.tokens += 1
-        if answer.sampler.ends_with(token):
-            return "stop"
-        return "length" if answer.tokens == self.offer.most_tokens else None
-
-
-def chunk_of(chunk: ScheduledChunk) -> Chunk:
-    """What a scheduled chunk asks of the engine."""
-    generation = chunk.row.generation
-    offered: OfferedGeneration = generation.item
-    return Chunk(offered.ids(chunk), chunk.start, tuple(chunk.row.table), chunk.wanted, generation.on_host)
-
-
-def samplers_of(chunk: ScheduledChunk) -> RowSamplers:
-    """Who draws of a chunk: at the end of a prompt, one token for each answer."""
-    offered: OfferedGeneration = chunk.row.generation.item
-    return RowSamplers([answer.sampler for answer in offered.drawn_from(chunk)], offered.offer.logprobs)
-
-
-@dataclass(slots=True, eq=False)
-class GenerationSession(RouterSession):
-    """`admitted` has the generation of each offer."""
-
-    called_off: set[int] = field(default_factory=set)  # numbers of offers, by frames that have not been read
-    gone: bool = False  # nobody reads its frames any more
 
 
 @dataclass(slots=True, eq=False)

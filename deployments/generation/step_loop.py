@@ -13,27 +13,21 @@ import contextvars
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal
 
 from deployments.errors import EngineFailed
 from deployments.generation.failed_steps import FailedSteps
 from deployments.generation.frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
-from deployments.generation.offer_inbox import (
-    Answer,
-    GenerationSession,
-    OfferedGeneration,
-    OfferInbox,
-    chunk_of,
-    samplers_of,
-)
+from deployments.generation.offer_inbox import OfferInbox
 from deployments.generation.scheduler.scheduler import StepScheduler
-from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row, ScheduledChunk
+from deployments.generation.scheduler.sequences import Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepState
-from deployments.generation.scheduler.step import UNTIMED, Work
+from deployments.generation.scheduler.step import UNTIMED
 from deployments.generation.scheduler.step_time import HostTime, StepTime
+from deployments.generation.step import Answer, GenerationSession, OfferedGeneration, Step
 from deployments.generation.step_run import Compute, Found, StepWork, probe_work
 from deployments.generation.step_timing import StepTiming, Timed
 from deployments.generation.text.sampling import Picked, Sampler
@@ -48,22 +42,6 @@ _AVERAGED = 0.1  # of the way to the latest one: what it takes to compose a step
 _WAKES_S = 0.0015  # later than asked for the event loop calls, at most, where nothing else holds it up
 _PAUSED = "a calibration measures this device"
 _NO_NUMBERS = "no finite numbers"
-
-
-@dataclass(slots=True, eq=False)
-class Step:
-    """One that runs. `parked`: rows whose token may come of it, by their numbers. `tell`: it is nobody's; called with
-    what it took. `found`: it has ended. `forgotten`: nobody knows any more whose it is.
-    """
-
-    chunks: Sequence[ScheduledChunk]
-    work: StepWork
-    began: float
-    planned_s: float
-    parked: Mapping[int, ScheduledChunk] = field(default_factory=dict)
-    tell: Callable[[Timed | EngineFailed], None] | None = None
-    found: Found | BaseException | None = None
-    forgotten: bool = False
 
 
 class StepLoop(RouterSessions[GenerationSession, TokenReport]):
@@ -261,20 +239,7 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
         chunks = self.schedule.next_step(at)
         if not chunks and (self._steps or not self.schedule.joins):
             return None
-        work = Work(
-            [chunk_of(chunk) for chunk in chunks if chunk.batch == FIRST],
-            self.schedule.copies(),
-            [chunk_of(chunk) for chunk in chunks if chunk.batch == SECOND],
-            [(chunk.row.parked, chunk_of(chunk)) for chunk in chunks if chunk.row.parked is not None],
-            self.schedule.called_off(),
-            self.schedule.joins,
-        )
-        parked_rows = self.schedule.parked.items()
-        parked = {number: ScheduledChunk(row, row.computed, 1, True, PARKING) for number, row in parked_rows}
-        samplers = [samplers_of(chunk) for chunk in chunks if chunk.wanted and chunk.batch != PARKING]
-        parked_samplers = {number: samplers_of(chunk) for number, chunk in parked.items()}
-        planned_s = self.schedule.planned_s  # without what was learned, so that drift is seen
-        return Step(chunks, StepWork(work, samplers, parked_samplers), at, planned_s, parked)
+        return Step.of(self.schedule, chunks, at)
 
     def _begin(self, step: Step) -> None:
         def ended(found: Found | BaseException) -> None:
@@ -353,13 +318,9 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
                 raise found  # noqa: TRY301 - as what fails here, it ends what has begun
             numbers, compute_s = found.arrived, found.compute_s
             arrived = [step.parked[number] for number in numbers]
-            wanted = [chunk for chunk in step.chunks if chunk.wanted and chunk.batch != PARKING]
-            for chunk, picked in zip([*wanted, *arrived], found.picked, strict=True):
+            for chunk, picked in zip([*step.wanted, *arrived], found.picked, strict=True):
                 finished += self._picked(chunk, picked)
-            left_out = [chunk for chunk, picked in zip(wanted, found.picked, strict=False) if picked == []]
-            computed = [chunk for chunk in step.chunks if chunk.batch != PARKING and chunk not in left_out]
-            computed += arrived
-            whole = not left_out or (bool(computed) and all(chunk.tokens == 1 for chunk in left_out))
+            computed, whole = step.computed(found)
             self._on_step(len(computed), sum(chunk.tokens for chunk in computed), now - step.began, step.planned_s)
             if computed and None not in found.picked:
                 self.problem = None

@@ -12,7 +12,6 @@ from msgspec.structs import astuple
 
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.frames import GenerationOffer, GenerationOffers
-from deployments.generation.offer_inbox import OfferedGeneration
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.learning import Learning
@@ -20,6 +19,7 @@ from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import Computed
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.step import OfferedGeneration
 from deployments.generation.step_loop import StepLoop
 from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.sampling import Sampling
