@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from deployments.errors import EngineBroken, EngineFailed, TimedOut
-from deployments.generation.frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
+from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
 from deployments.serving.channel import RouterChannel
 
 
@@ -76,10 +76,10 @@ class Streaming:
             self.outcome.exception()  # seen, if nobody waits for it
 
 
-class TokenChannel(RouterChannel[GenerationOffers, Streaming, TokenReport]):
+class GenerationChannel(RouterChannel[GenerationOffers, Streaming, GenerationReport]):
     """A Router's end, see its base."""
 
-    outgoing, incoming = GenerationOffers, TokenReport
+    outgoing, incoming = GenerationOffers, GenerationReport
 
     def offer(self, offer: GenerationOffer, most_unread: int, on_token: Callable[[NewToken], None]) -> Streaming:
         """Send it, with a number of its own."""
@@ -95,7 +95,7 @@ class TokenChannel(RouterChannel[GenerationOffers, Streaming, TokenReport]):
             self._outgoing().stopped.append((streaming.number, answer))
             self._end_answer(streaming, answer)
 
-    def hear(self, report: TokenReport) -> None:
+    def hear(self, report: GenerationReport) -> None:
         self._on_report(report)
         for refused in report.refused:
             if (streaming := self.pending.pop(refused.number, None)) is not None:

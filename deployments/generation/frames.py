@@ -1,7 +1,7 @@
 """What travels between a Router and a replica that generates: frames as `serving.frames` has them. Pure.
 
-A Router sends `GenerationOffers`: prompts with the seconds until their first token is due (never clock times), and
-what it calls off. A replica sends a `TokenReport`: its state, what became of offers, and the tokens of one step, those
+A Router sends `GenerationOffers`: prompts with the seconds until their first token is due (never clock times), and what
+it calls off. A replica sends a `GenerationReport`: its state, what became of offers, and the tokens of one step, those
 of all the answers that this Router waits for in one frame.
 """
 
@@ -26,7 +26,7 @@ _SILENT = StepState(0.0, 0.0, 0.0, 0, 0, 0, 0, 0, (), 1.0, 0.0, (0, 0))  # until
 class GenerationOffer(Head):
     """One generation, offered to one replica.
 
-    - `number`: the offer's, on its connection; `TokenChannel.offer` sets it.
+    - `number`: the offer's, on its connection; `GenerationChannel.offer` sets it.
     - `left_s`: seconds until its first token is due.
     - `ids`: of the prompt, int32 [tokens]; in the head how many.
     - `end_tokens`: any of these ends an answer; empty: none does.
@@ -104,7 +104,7 @@ class RefusedOffer(Head):
     why: str = ""
 
 
-class TokenReport(Head):
+class GenerationReport(Head):
     """One frame of a replica to one Router. `seen`: how many frames of this Router the replica has read. `failed`:
     (offer, the sentence for the client). `routers`: that are connected.
 
@@ -130,7 +130,7 @@ class TokenReport(Head):
         return [frame_of(encode_head(self), [])]
 
     @classmethod
-    def decode(cls, frame: bytes) -> TokenReport:
+    def decode(cls, frame: bytes) -> GenerationReport:
         """Raises ValueError, TypeError, LookupError or struct.error where it is not what it says."""
         head, _ = head_of(frame)
         report = _REPORT.decode(head)
@@ -148,4 +148,4 @@ def _finite(token: NewToken) -> NewToken:
     return NewToken(token.number, token.answer, found, token.finish)
 
 
-_OFFERS, _REPORT = msgspec.msgpack.Decoder(GenerationOffers), msgspec.msgpack.Decoder(TokenReport)
+_OFFERS, _REPORT = msgspec.msgpack.Decoder(GenerationOffers), msgspec.msgpack.Decoder(GenerationReport)

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from deployments.generation.channel import Streaming, TokenChannel
-from deployments.generation.frames import GenerationOffer, NewToken, TokenReport
+from deployments.generation.channel import GenerationChannel, Streaming
+from deployments.generation.frames import GenerationOffer, GenerationReport, NewToken
 from deployments.generation.scheduler.hybrid.host_cache import HostState
 from deployments.generation.scheduler.hybrid.planner import MODES
-from deployments.generation.view import StepView
+from deployments.generation.view import GenerationView
 from deployments.serving.replica_link import ReplicaLink, learned
 
 
-class GenerationLink(ReplicaLink[StepView, TokenChannel]):
+class GenerationLink(ReplicaLink[GenerationView, GenerationChannel]):
     """A generation whose tokens have come is not offered again: it ends as its connection breaks. The replica drops it
     at its own end.
     """
 
-    view_type = StepView
+    view_type = GenerationView
     may_run_on = False
     at_work = "it generated this answer"
 
@@ -57,7 +57,7 @@ class GenerationLink(ReplicaLink[StepView, TokenChannel]):
             **({} if state.host is None else {"host": _host(state.host)}),
         }
 
-    def _hear(self, report: TokenReport) -> None:
+    def _hear(self, report: GenerationReport) -> None:
         super()._hear(report)
         self.view.routers = report.routers
         self.view.outlier.count(worked=len(report.tokens) + len(report.suspect), failed=len(report.broken))

@@ -35,7 +35,7 @@ from deployments.generation.request import Asked
 from deployments.generation.settings import GenerationConfig
 from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard
-from deployments.generation.view import StepView
+from deployments.generation.view import GenerationView
 from deployments.serving.ejections import Ejections
 
 logger = logging.getLogger("ray.serve")
@@ -272,7 +272,7 @@ class GenerationPlacer:
         return max((view.routers for view in self._views), default=1)
 
     @property
-    def _views(self) -> list[StepView]:
+    def _views(self) -> list[GenerationView]:
         return [link.view for pool in self.pools.values() for link in pool.live]
 
     def charge(self, charged: Charged, *, let_in: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deployments.generation.channel import TokenChannel
+from deployments.generation.channel import GenerationChannel
 from deployments.generation.link import GenerationLink
 from deployments.serving.replica_set import ReplicaSet
 
@@ -16,7 +16,7 @@ class GenerationPool(ReplicaSet[GenerationLink]):
     """`name` is "accelerator" or "cpu". Call `configure` before `connect`."""
 
     link_type = GenerationLink
-    channel_type = TokenChannel
+    channel_type = GenerationChannel
 
     def configure(self, policy: Mapping[str, Any]) -> None:
         """Put a promise in force, and send it to every replica: `ttft_s`, `tpot_s` (s), `bulk_share` (0 to 1), `model`
@@ -40,7 +40,7 @@ class GenerationPool(ReplicaSet[GenerationLink]):
         )
 
     @property
-    def load(self) -> int:
+    def in_flight(self) -> int:
         """Answers that are generated, and generations that wait, of all Routers."""
         states = [link.view.state for link in self.live if link.view.state is not None]
         return sum(state.rows + state.waiting for state in states)

@@ -195,7 +195,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
     @property
     def load(self) -> int:
         """Answers that are generated, and generations that wait, of all Routers."""
-        return sum(pool.load for pool in self.pools.values())
+        return sum(pool.in_flight for pool in self.pools.values())
 
     def describe(self) -> dict[str, Any]:
         """As `/info` shows it."""

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from deployments.errors import EngineFailed
 from deployments.generation.failed_steps import FailedSteps
-from deployments.generation.frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
+from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
 from deployments.generation.offer_inbox import OfferInbox
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Generation, Row, ScheduledChunk
@@ -44,7 +44,7 @@ _PAUSED = "a calibration measures this device"
 _NO_NUMBERS = "no finite numbers"
 
 
-class StepLoop(RouterSessions[GenerationSession, TokenReport]):
+class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
     """All methods are called on the event loop.
 
     At most two steps are under way: the first runs in the engine, and the second, composed shortly before the first
@@ -54,7 +54,7 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
     """
 
     session_type = GenerationSession
-    report_type = TokenReport
+    report_type = GenerationReport
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
         bounds = {name: float(str(settings[name])) for name in ("ttft_s", "tpot_s", "bulk_share") if name in settings}
         self.schedule.policy = replace(self.schedule.policy, **bounds)  # type: ignore[arg-type]
         given, host = settings.get("model"), settings.get("host")
-        self.schedule.follow(
+        self.schedule.configure(
             known(StepTime, given) if isinstance(given, list) else self._measured,
             known(HostTime, host) if isinstance(host, list) else self._measured_host,
             calibrated=given is not None,
@@ -376,7 +376,7 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
     def tell_failed(
         self, generations: Iterable[Generation], sentence: str, kind: Literal["broken", "suspect"] | None = None
     ) -> None:
-        """`kind`: see `TokenReport`."""
+        """`kind`: see `GenerationReport`."""
         sentence = sentence.encode(errors="replace").decode()  # UTF-8 has no lone surrogates
         for generation in generations:
             report, number = self._tell(generation.item.session), generation.item.offer.number
@@ -395,7 +395,7 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
     def _should_report(self, session: GenerationSession, opens_at: float) -> bool:
         return session.asks or session.reported_opens_at > opens_at + _SOONER_S
 
-    def _deliver(self, session: GenerationSession, report: TokenReport) -> None:
+    def _deliver(self, session: GenerationSession, report: GenerationReport) -> None:
         report.routers = len(self._sessions)
         super()._deliver(session, report)
         if session.connection.unsent > _MOST_UNSENT:

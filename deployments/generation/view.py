@@ -10,7 +10,7 @@ from deployments.serving.replica_view import ReplicaView
 
 
 @dataclass(slots=True, eq=False)
-class StepView(ReplicaView[StepState]):
+class GenerationView(ReplicaView[StepState]):
     """One replica that generates as a Router sees it. Its unseen work is in tokens of prompts."""
 
     routers: int = 1  # that are connected to it, this one among them

@@ -1,6 +1,6 @@
 """Whatever clients, connections, replicas and Serve do: no block is lost, each token is right, each generation ends.
 
-The product's GenerationRouter, GenerationPool, TokenChannel, Server, Stepper and StepSchedule in virtual time, over
+The product's GenerationRouter, GenerationPool, GenerationChannel, StepLoop and StepScheduler in virtual time, over
 connections in memory that cut frames anywhere and break at any time; emulated engines.
 """
 

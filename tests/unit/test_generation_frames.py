@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import astuple, replace
 
 from deployments.admission.fair_share import Tenant
-from deployments.generation.frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
+from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
 from deployments.generation.scheduler.hybrid.host_cache import HostState
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.text.sampling import Picked, Sampling
@@ -79,8 +79,8 @@ def test_what_is_not_said_is_as_it_is_called_by_default():
     one = GenerationOffer(1, 1.0, np.zeros(1, np.int32), 5, Sampling())
     assert astuple(one)[5:] == (1, None, (), None, False, None)
     assert astuple(RefusedOffer(3)) == (3, False, 0, 0.0, "")
-    (frame,) = TokenReport().encode()
-    got = through(frame, TokenReport.decode)
+    (frame,) = GenerationReport().encode()
+    got = through(frame, GenerationReport.decode)
     assert plain(got.state) == StepState(0.0, 0.0, 0.0, 0, 0, 0, 0, 0, (), 1.0, 0.0, (0, 0))
     assert (got.seen, got.routers, got.tokens, got.refused) == (0, 1, [], [])
 
@@ -89,11 +89,11 @@ def test_what_is_not_said_is_as_it_is_called_by_default():
 def test_a_report_comes_out_as_it_went_in(state):
     sure = Picked(3, -0.5, ((3, -0.5), (4, -math.inf)))
     tokens = [NewToken(1, 0, Picked(2**30)), NewToken(1, 1, sure, "stop"), NewToken(2, 0, Picked(5), "length")]
-    sent = TokenReport(
+    sent = GenerationReport(
         state, 6, [RefusedOffer(3, never=True, longest=900)], [1, 2], [(4, "it broke")], tokens, 3, [4], [5]
     )
     (frame,) = sent.encode()
-    got = through(frame, TokenReport.decode)
+    got = through(frame, GenerationReport.decode)
     assert got.tokens[0] == tokens[0]
     assert got.tokens[1].picked == Picked(3, -0.5, ((3, -0.5), (4, -9999.0)))
     assert got.tokens[2] == tokens[2]

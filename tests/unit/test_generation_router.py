@@ -28,7 +28,7 @@ from deployments.errors import (
     WindveError,
 )
 from deployments.generation import pool as pool_module
-from deployments.generation.channel import TokenChannel
+from deployments.generation.channel import GenerationChannel
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.record import GenerationRecord
 from deployments.generation.replica import Generator
@@ -268,7 +268,7 @@ async def test_a_client_without_a_quota_is_counted_as_one_with_it_pays(monkeypat
 
 async def test_tokens_that_come_with_the_admission_are_counted_as_all_others(monkeypatch):
     """A busy Router reads several frames in one turn."""
-    hear, held, counted = TokenChannel.hear, [], []
+    hear, held, counted = GenerationChannel.hear, [], []
 
     def together(channel, report):
         held.append(report)
@@ -279,7 +279,7 @@ async def test_tokens_that_come_with_the_admission_are_counted_as_all_others(mon
 
     client = Client(Tenant("t"), Quota(1.0, "tokens"))
     async with service(monkeypatch, [Replica("a")]) as router:
-        monkeypatch.setattr(TokenChannel, "hear", together)
+        monkeypatch.setattr(GenerationChannel, "hear", together)
         monkeypatch.setattr(router.metrics, "count", lambda name, step, *tags: counted.append((name, step, *tags)))
         assert len(await read(await router.begin(asked(20, 10, client=client)))) == 1
         assert client.quota._left == pytest.approx(5 - 20 - 10)

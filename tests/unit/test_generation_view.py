@@ -5,14 +5,14 @@ import math
 import pytest
 
 from deployments.generation.scheduler.state import StepState
-from deployments.generation.view import StepView
+from deployments.generation.view import GenerationView
 
 STATE = StepState(3.0, 0.5, 0.01, 7, 12, 3, 2, 99, (0.1, 0.0, 0.0, 0.001, 0.0, 8), 1.5, 0.02, (4, 1))
 
 
 def view(*sent, heard_at=10.0, seen=0, state=STATE):
     """`sent`: (frame, tokens of a prompt)."""
-    found = StepView("a", (False, 7))
+    found = GenerationView("a", (False, 7))
     for frame, tokens in sent:
         found.sent(frame, 1, tokens)
     if state is not None:

@@ -497,5 +497,5 @@ def test_a_step_of_the_host_that_another_model_is_told_beside_teaches_nothing():
     offered(schedule, 0.0, 6)
     schedule.next_step(0.0)
     schedule._plan = planned()
-    schedule.follow(EXACT, QUICK, calibrated=True)
+    schedule.configure(EXACT, QUICK, calibrated=True)
     assert schedule.planned_s == 0

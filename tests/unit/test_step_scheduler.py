@@ -512,7 +512,7 @@ def test_what_is_forgotten_when_another_model_is_in_force(model, calibrated, hos
         1.5,
     )
     model = schedule.model if model == "same" else model
-    schedule.follow(model, host, calibrated=calibrated)
+    schedule.configure(model, host, calibrated=calibrated)
     steps, of_host = kept in ("all", "steps"), kept in ("all", "host")
     assert [one.slowdown for one in (schedule.learning, schedule.scatter)] == [1.5 if steps else 1.0] * 2
     assert schedule._in_a_row == ((1.0, 2.0, 3.0) if steps else (0.0, 0.0, 1.0))

@@ -261,13 +261,13 @@ class StepScheduler(StepQueue):
         self.waiting, self.running, self.stalled, self._copies = [], [], [], []
         self.step, self.counted, self._plan = [], None, None
 
-    def follow(self, model: StepTime, host: HostTime | None = None, *, calibrated: bool) -> None:
+    def configure(self, model: StepTime, host: HostTime | None = None, *, calibrated: bool) -> None:
         """Plan by this model, and this time of the `host`, if it is told. What was learned of another one is forgotten;
         the step that runs is planned anew, and teaches nothing if the host has a part in it. `calibrated`: the margin
         is narrower until it is learned.
         """
         other_model = (model, calibrated) != (self.model, self.learning.calibrated)
-        self._host_strategy.follow(host, calibrated=calibrated, other_model=other_model)
+        self._host_strategy.configure(host, calibrated=calibrated, other_model=other_model)
         if other_model:
             self.model, self.learning, self.scatter = model, Learning(calibrated), Learning(calibrated)
             self._in_a_row = 0.0, 0.0, 1.0

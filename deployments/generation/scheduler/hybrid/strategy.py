@@ -51,7 +51,7 @@ class HostStrategy(Protocol):
     ) -> list[Row]:
         """The step of that `plan` ran in `seconds`. Returns the parked rows that have `arrived` with their token."""
 
-    def follow(self, time: HostTime | None, /, *, calibrated: bool, other_model: bool) -> None:
+    def configure(self, time: HostTime | None, /, *, calibrated: bool, other_model: bool) -> None:
         """Plan by this time of the host, if it is told. `other_model`: the accelerator's model is another one, too."""
 
     def state(self, queue: StepQueue, /) -> HostState | None:
@@ -73,7 +73,7 @@ class NoHost:
     def ended(self, *_: object, **__: object) -> list[Row]:
         return []
 
-    def follow(self, *_: object, **__: object) -> None: ...
+    def configure(self, *_: object, **__: object) -> None: ...
 
     def state(self, *_: object) -> None: ...
 
@@ -128,7 +128,7 @@ class HybridHost:
         self._cache.ended(plan, seconds, compute_s, len(rows), whole=whole)
         return rows
 
-    def follow(self, time: HostTime | None, *, calibrated: bool, other_model: bool) -> None:
+    def configure(self, time: HostTime | None, *, calibrated: bool, other_model: bool) -> None:
         if time is not None and time != self._cache.time:
             self._cache.time, self._cache.learning = time, Learning(calibrated)
         if other_model:
