@@ -16,7 +16,7 @@ from deployments.embedding.replica import Embedder
 from deployments.embedding.router import Router
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import Topology
-from deployments.serve_adapter.gc_freeze import freeze_gc
+from deployments.serve_adapter.replica_process import freeze_gc
 from serve_app.config.models import Args
 from serve_app.config.serve_deployments import bind_application
 from serve_app.embedding.api import HttpApi

@@ -16,7 +16,7 @@ from deployments.hardware.affinity import CpuPart, pin_thread, thread_environmen
 from deployments.hardware.cores import choose_cores
 from deployments.hardware.device_detector import CPU
 from deployments.serve_adapter.autoscaling import UTILIZATION
-from deployments.serve_adapter.gc_freeze import freeze_gc
+from deployments.serve_adapter.replica_process import freeze_gc
 from deployments.serving.frames import WIRE
 from deployments.serving.metrics import Instruments, OfModel, publish_periodically
 from deployments.serving.sessions import RouterSessions

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from deployments.generation.replica import Generator
 from deployments.generation.router import GenerationRouter
 from deployments.hardware.device_detector import Topology
-from deployments.serve_adapter.gc_freeze import freeze_gc
+from deployments.serve_adapter.replica_process import freeze_gc
 from serve_app.config.generation import GenerationArgs
 from serve_app.config.serve_deployments import bind_application
 from serve_app.generation.api import ApiOptions, CompletionsApi

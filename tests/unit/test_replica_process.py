@@ -5,7 +5,7 @@ import sys
 
 _CODE = """
 import gc
-from deployments.serve_adapter.gc_freeze import freeze_gc
+from deployments.serve_adapter.replica_process import freeze_gc
 gc.disable()
 class Node: pass
 loaded, garbage = [Node() for _ in range(1000)], Node()
