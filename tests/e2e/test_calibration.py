@@ -19,8 +19,9 @@ import yaml
 
 from tests.kit.service import ROOT, load_yaml
 
-SLO_S, MOST = 1.5, 16
-DEVICES = {"accelerator": {"alpha_s": 0.002, "beta_s": 0.3}, "cpu": {"alpha_s": 0.002, "beta_s": 0.45}}
+SLO_S, MOST = 2.0, 16
+# Latency rises by 0.3 s from one query to the most: more than a busy machine hides.
+DEVICES = {"accelerator": {"alpha_s": 0.02, "beta_s": 0.3}, "cpu": {"alpha_s": 0.02, "beta_s": 0.45}}
 OTHER, NAME = "other", "org/v1.5"
 CALIBRATE = ("--model", NAME, "--slo", str(SLO_S), "--most", str(MOST), "--tokens", "10", "--apply")
 
