@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.frames import Answered, Offer, Offers, Report
-from deployments.errors import EngineBroken, EngineFailed
 from deployments.serving.channel import RouterChannel
-from deployments.serving.frames import CUT_BYTES
+from deployments.serving.frames import CUT_BYTES, failure_of
 
 _LONGEST_TURN_S = 0.002  # a burst keeps a Router's loop busy for long: a replica must not take that for a pause
 
@@ -154,8 +153,7 @@ class Channel(RouterChannel[Offers, PendingOffer, Report]):
                 self._drop_ended(pending)
         for number, problem in report.failed:
             if (pending := self.pending.pop(number, None)) is not None:
-                may_retry = number in report.broken or number in report.suspect
-                pending.fail(EngineBroken(problem) if may_retry else EngineFailed(problem))
+                pending.fail(failure_of(report, number, problem))
         for one in report.answered:
             if (pending := self.pending.get(one.number)) is not None:
                 pending.answer(one)

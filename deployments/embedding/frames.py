@@ -115,12 +115,7 @@ class Report(Head):
 
     - `refused`: (offer, never) of each offer of which it admitted nothing. `never`: an idle device would be late, too.
     - `admitted`: (offer, how many of its first queries) of each `partial` offer.
-    - `failed`: (offer, the sentence for the client).
-
-    Of those that failed, other replicas may answer these:
-
-    - `broken`: the engine fails whatever it is given.
-    - `suspect`: it is well, and failed at one of several queries of a run.
+    - `failed`, `broken`, `suspect`: see `Failures`.
     """
 
     state: Any = None  # ReplicaState, once it is sent

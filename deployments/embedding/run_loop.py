@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, ReplicaState
 from deployments.engines import Stopped
 from deployments.models.outputs import Numbers
-from deployments.serving.frames import known
+from deployments.serving.frames import FailureKind, add_failure, known
 from deployments.serving.sessions import Connection, RouterSession, RouterSessions, later
 
 logger = logging.getLogger("ray.serve")
@@ -39,7 +39,6 @@ Passed = Callable[[Indices, Iterable[Numbers], Numbers], None]
 of each query's vector, float32 [queries]; a norm that is not finite marks numbers that are not."""
 Ended = Callable[[BaseException | None], None]
 """Called on the loop as the run ends, after its passes; with what it failed of, if it did."""
-Kind = Literal["broken", "suspect"]
 Compute = Callable[[Sequence[EngineQuery], Passed, Ended, threading.Event], None]
 """Begins a run of these queries. One begins when the one before has ended; the event asks it to stop."""
 
@@ -313,7 +312,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             return
         left = [run.queries[index] for index in run.waiting(run.left)]
         is_well = self.problem is None and self._answered is not None
-        kind: Kind = "suspect" if is_well else "broken"
+        kind: FailureKind = "suspect" if is_well else "broken"
         self._fail_queries([query for query in left if query.due > now], run.sentence, kind)
         self._fail_queries([query for query in left if query.due <= now], _NO_TIME)
         self._over(whole=False)
@@ -328,19 +327,18 @@ class RunLoop(RouterSessions[RouterSession, Report]):
     def _sentence(self, problem: BaseException) -> str:
         return self._on_failure(problem).encode(errors="replace").decode()  # UTF-8 has no lone surrogates
 
-    def _fail_queries(self, queries: Iterable[OfferedQuery], sentence: str, kind: Kind | None = None) -> None:
+    def _fail_queries(self, queries: Iterable[OfferedQuery], sentence: str, kind: FailureKind | None = None) -> None:
         self._fail({(query.session, query.number) for query in queries}, sentence, kind)
 
-    def _fail(self, offers: Iterable[tuple[RouterSession, int]], sentence: str, kind: Kind | None = None) -> None:
-        """Whole offers: nobody wants their other queries then. `kind`: see `Report`."""
+    def _fail(
+        self, offers: Iterable[tuple[RouterSession, int]], sentence: str, kind: FailureKind | None = None
+    ) -> None:
+        """Whole offers: nobody wants their other queries then. `kind`: see `Failures`."""
         lost = list[OfferedQuery]()
         for session, number in offers:
             if (queries := session.admitted.pop(number, None)) is not None:
                 lost += queries.values()
-                report = self._tell(session)
-                report.failed.append((number, sentence))
-                report.broken += [number] * (kind == "broken")
-                report.suspect += [number] * (kind == "suspect")
+                add_failure(self._tell(session), number, sentence, kind)
         self._drop(lost)
 
     def _passed(self, run: Run, indices: Indices, answers: Iterable[Numbers], norms: Numbers) -> None:

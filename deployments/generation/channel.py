@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from deployments.errors import EngineBroken, EngineFailed, TimedOut
+from deployments.errors import TimedOut
 from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
 from deployments.serving.channel import RouterChannel
+from deployments.serving.frames import failure_of
 
 
 class Streaming:
@@ -108,8 +109,7 @@ class GenerationChannel(RouterChannel[GenerationOffers, Streaming, GenerationRep
                 self._add(streaming, token)
         for number, problem in report.failed:
             if (streaming := self.pending.pop(number, None)) is not None:
-                may_retry = number in report.broken or number in report.suspect
-                streaming.fail(EngineBroken(problem) if may_retry else EngineFailed(problem))
+                streaming.fail(failure_of(report, number, problem))
 
     def _add(self, streaming: Streaming, token: NewToken) -> None:
         streaming.add(token)

@@ -105,13 +105,8 @@ class RefusedOffer(Head):
 
 
 class GenerationReport(Head):
-    """One frame of a replica to one Router. `seen`: how many frames of this Router the replica has read. `failed`:
-    (offer, the sentence for the client). `routers`: that are connected.
-
-    Of those that failed before a token had come, other replicas may answer these:
-
-    - `broken`: the engine fails whatever it is given.
-    - `suspect`: it is well, and failed at one of several prompts of a step.
+    """One frame of a replica to one Router. `seen`: how many frames of this Router the replica has read.
+    `failed`, `broken`, `suspect`: see `Failures`. `routers`: that are connected.
     """
 
     state: Any = _SILENT  # StepState

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 from deployments.errors import EngineFailed
 from deployments.generation.failed_steps import FailedSteps
@@ -31,7 +31,7 @@ from deployments.generation.step import Answer, GenerationSession, OfferedGenera
 from deployments.generation.step_run import Compute, Found, StepWork, probe_work
 from deployments.generation.step_timing import StepTiming, Timed
 from deployments.generation.text.sampling import Picked, Sampler
-from deployments.serving.frames import known
+from deployments.serving.frames import FailureKind, add_failure, known
 from deployments.serving.sessions import Connection, RouterSessions
 
 logger = logging.getLogger("ray.serve")
@@ -373,16 +373,11 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         self.tell_failed(generations, sentence)
         self.drop(generations, cut_off=True)
 
-    def tell_failed(
-        self, generations: Iterable[Generation], sentence: str, kind: Literal["broken", "suspect"] | None = None
-    ) -> None:
-        """`kind`: see `GenerationReport`."""
+    def tell_failed(self, generations: Iterable[Generation], sentence: str, kind: FailureKind | None = None) -> None:
+        """`kind`: see `Failures`."""
         sentence = sentence.encode(errors="replace").decode()  # UTF-8 has no lone surrogates
         for generation in generations:
-            report, number = self._tell(generation.item.session), generation.item.offer.number
-            report.failed.append((number, sentence))
-            report.broken += [number] * (kind == "broken")
-            report.suspect += [number] * (kind == "suspect")
+            add_failure(self._tell(generation.item.session), generation.item.offer.number, sentence, kind)
 
     # --- what Routers are told ----------------------------------------------------------------------------------------
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+
+from deployments.errors import EngineBroken, EngineFailed
 
 WIRE = 2  # the version of all heads; the first was positional JSON, without a number
 HEAD, SIZE = struct.Struct("<II"), struct.Struct("<I")  # of a frame and its head; of the frame, which comes first
@@ -27,6 +29,35 @@ N = TypeVar("N")
 
 class Head(msgspec.Struct, array_like=True, gc=False):
     """The head of a frame, or of one of the things in it."""
+
+
+class Failures(Protocol):
+    """What a report says of offers that have `failed`: (offer, the sentence for the client).
+
+    Other replicas may answer these of them:
+
+    - `broken`: the engine fails whatever it is given.
+    - `suspect`: it is well, and failed at one of several queries of a run, or prompts of a step.
+    """
+
+    failed: list[tuple[int, str]]
+    broken: list[int]
+    suspect: list[int]
+
+
+FailureKind = Literal["broken", "suspect"]
+
+
+def add_failure(report: Failures, number: int, sentence: str, kind: FailureKind | None) -> None:
+    """Without a `kind` nobody else may answer it."""
+    report.failed.append((number, sentence))
+    if kind is not None:
+        (report.broken if kind == "broken" else report.suspect).append(number)
+
+
+def failure_of(report: Failures, number: int, sentence: str) -> EngineFailed:
+    """The error of an offer that failed: EngineBroken where other replicas may answer it."""
+    return (EngineBroken if number in report.broken or number in report.suspect else EngineFailed)(sentence)
 
 
 def speaks(about: Mapping[str, Any]) -> bool:
