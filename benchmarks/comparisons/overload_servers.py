@@ -16,7 +16,7 @@ from deployments.engines.matmul_race import quickest_cpu_dtype
 Setting = Mapping[str, int | float]  # option -> value; an empty one is the server as it comes
 BATCH = 64  # of the peers, as in their own examples
 DEFAULT: Setting = {}
-_SHARES = (0.4, 0.7, 1.0)  # of the queries that are answered within the SLO when the server is full
+_SHARES = (0.2, 0.4, 0.7, 1.0)  # of the queries that are answered within the SLO when the server is full
 _LEAST_BATCH, _BATCH_SHARE = 8, 0.25
 _TOKENS = 75
 WINDVE, DEPTH_RULE = "windve", "windve, depth rule"
@@ -112,8 +112,10 @@ def _vllm(dtype: str) -> Command:
     def of(setting: Setting) -> Callable[[Path, int], Sequence[str]]:
         options = {"batch": "--max-num-seqs", "requests": "--max-num-queued-reqs", "tokens": "--max-num-queued-tokens"}
         limits = [word for option, value in setting.items() for word in (options[option], f"{value:g}")]
-        words = ["serve", str(model_folder()), "--runner", "pooling", "--dtype", dtype, *limits]
-        return lambda folder, port: [str(folder / "vllm"), *words, "--host", "127.0.0.1", "--port", str(port)]
+        words = ["--model", str(model_folder()), "--runner", "pooling", "--dtype", dtype, *limits]
+        module = "vllm.entrypoints.openai.api_server"  # the command `vllm` fails: its package has another name here
+        return lambda folder, port: [str(folder / "python"), "-m", module, *words, "--host", "127.0.0.1",
+                                     "--port", str(port)]  # fmt: skip
 
     return of
 
