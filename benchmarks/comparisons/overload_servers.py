@@ -113,6 +113,7 @@ def _vllm(dtype: str) -> Command:
         options = {"batch": "--max-num-seqs", "requests": "--max-num-queued-reqs", "tokens": "--max-num-queued-tokens"}
         limits = [word for option, value in setting.items() for word in (options[option], f"{value:g}")]
         words = ["--model", str(model_folder()), "--runner", "pooling", "--dtype", dtype, *limits]
+        words += ["--gpu-memory-utilization", "0.3"]  # of the machine's memory; by default most of it must be free
         module = "vllm.entrypoints.openai.api_server"  # the command `vllm` fails: its package has another name here
         return lambda folder, port: [str(folder / "python"), "-m", module, *words, "--host", "127.0.0.1",
                                      "--port", str(port)]  # fmt: skip
@@ -160,4 +161,4 @@ def _queues(room: int) -> Sequence[Setting]:
 def _requests_and_tokens(room: int) -> Sequence[Setting]:
     limits = _limits(room)
     by_requests = [{"batch": _batch(room), "requests": most} for most in limits]
-    return [*by_requests, *({"batch": _batch(room), "tokens": most * _TOKENS} for most in limits)]
+    return [*by_requests, *({"batch": _batch(room), "tokens": most * _TOKENS} for most in limits[1::2])]
