@@ -191,7 +191,8 @@ class Placer:
         if not request.bulk:
             now = part.pending.settled_at
             transit_s = now - part.pending.sent_at - max(answer.stay_s for answer in found)
-            self.transit_s = self._transit.heard(now, transit_s, self.config.slo_s)
+            near = now - request.started > request.allowed_s / 2
+            self.transit_s = self._transit.heard(now, transit_s, self.config.slo_s, near=near)
 
     # --- refuse -------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from deployments.embedding.frames import Answered, Offer
 from deployments.embedding.placement import Hedges
 from deployments.embedding.placer import Placer
 from deployments.embedding.request import OfferedPart, Record, Request, Wanted, embedded
+from deployments.embedding.transit import Transit
 from deployments.errors import Busy, DeadlineExceeded, EngineBroken, EngineFailed, OverShare, ReplicaLost, Unavailable
 from deployments.models.text_pairs import Pair
 from tests.kit.scripted_replicas import (
@@ -415,6 +416,26 @@ async def test_the_way_there_and_back(slo_s, ways, transit_s):
         placer.collect(request_of(1, 2, bulk=bulk), OfferedPart(a1, "accelerator", pending, [0, 1]), found, taken := {})
     assert placer.transit_s == pytest.approx(transit_s)
     assert taken == {0: ("accelerator", found[0]), 1: ("accelerator", found[1])}
+
+
+@pytest.mark.parametrize(
+    ("answers", "transit_s"),
+    [
+        # When an answer came, whether in the second half of its time, and how long it was on its way.
+        ([(0.0, False, 0.2), (0.1, False, 0.1), (0.6, True, 0.02)], 0.02),
+        ([(0.6, True, 0.02), (2.0, False, 0.2), (2.1, False, 0.2)], 0.02),
+        ([(0.6, True, 0.1), (0.7, True, 0.02), (2.0, False, 0.2)], 0.02),  # the longest but one of those that count
+        ([(0.0, False, 0.2), (0.05, True, 0.02)], 0.02),  # in one sample, too
+        ([(0.0, True, 0.02), (0.05, False, 0.2)], 0.02),
+        ([(0.0, False, 0.1), (0.1, False, 0.2), (0.2, False, 0.15)], 0.15),  # before there is any
+        ([(0.0, True, 0.02), *((at, False, 0.1) for at in range(1, 21))], 0.1),  # and when it is long ago
+    ],
+)
+def test_what_could_be_late_tells_the_transit(answers, transit_s):
+    transit = Transit()
+    for at, near, seconds in answers:
+        found = transit.heard(at, seconds, 1.0, near=near)
+    assert found == transit_s
 
 
 # --- why it is refused ------------------------------------------------------------------------------------------------
