@@ -61,6 +61,7 @@ class Wanted:
     - `bulk`: answer it as a bulk request.
     - `trial`: admit it by a calibration's rule. It is then never bulk.
     - `timeout_s`: seconds that the caller will wait. They replace the SLO as the deadline.
+    - `waited_s`: seconds since the request came to this host. Its deadline counts from then.
     - `role`: read the texts as queries or as documents; it counts for models that read the two in different ways.
     - `outputs`: what to answer, all from one run; empty: what such kinds of model answer.
     - `record`: where the Router keeps what becomes of the request, for logs and traces; None: nobody asks.
@@ -75,6 +76,7 @@ class Wanted:
     bulk: bool = False
     trial: Trial | None = None
     timeout_s: float | None = None
+    waited_s: float = 0.0
     outputs: Outputs = ()
     role: Role = "document"
     record: Record | None = None

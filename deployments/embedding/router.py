@@ -158,14 +158,14 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         if wanted.timeout_s is not None and wanted.timeout_s <= 0:
             raise _too_late(wanted.timeout_s)
         prompt = self._encoder.prompt(wanted.prompt_name)
-        now, slo_s = asyncio.get_running_loop().time(), self.config.slo_s
+        came_at, slo_s = asyncio.get_running_loop().time() - wanted.waited_s, self.config.slo_s
         allowed_s = slo_s if wanted.timeout_s is None else min(wanted.timeout_s, self.config.request_timeout_s)
         if wanted.trial is not None:
             self._enter(wanted.trial)
             allowed_s = wanted.trial.finish_s or allowed_s
         deferrable = is_deferrable(self.config.admission, slo_s, allowed_s, trial=wanted.trial is not None)
         bulk = wanted.bulk and wanted.trial is None
-        request = Request(queries, wanted, prompt, now, now + allowed_s, deferrable, bulk, outputs)
+        request = Request(queries, wanted, prompt, came_at, came_at + allowed_s, deferrable, bulk, outputs)
         if (record := wanted.record) is not None:
             record.model, record.request = self.card.name, request
         return request

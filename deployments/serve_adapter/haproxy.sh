@@ -1,5 +1,5 @@
 #!/bin/sh
-# HAProxy as Ray Serve starts it, but for four things that its settings do not reach. Ray runs this in place of the
+# HAProxy as Ray Serve starts it, but for five things that its settings do not reach. Ray runs this in place of the
 # binary (RAY_SERVE_HAPROXY_BINARY_PATH) with `-f CONFIG`, a file that it writes anew before each start and reload.
 #
 # - An answer that HAProxy itself gives because no Router can is 503 with Retry-After, in the shape of the route's own
@@ -9,6 +9,7 @@
 #   cut off (408), and no Router has heard of him. That answer has OpenAI's shape. A connection on which nothing comes is closed without a word.
 #   Whoever stops sending a larger one, or stops reading his answer, is cut off after a minute; by gRPC, whoever opens a
 #   connection and asks for nothing, after ten seconds.
+# - Each HTTP request says in x-request-start when it had come, and to which host: a Router that is busy reads it later.
 # - A generation is never sent again to another Router: it may have run there, with random numbers of its own.
 # - Connections of HTTP cannot take gRPC's places, nor gRPC's those of HTTP.
 #
@@ -52,6 +53,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     option http-ignore-probes\
     http-error status 408 content-type application/json string '"'$late'"'\
     http-request disable-l7-retry if { path_end /completions }\
+    http-request set-header x-request-start "t=%[date(0,us)] %H"\
     http-request del-header x-request-id if { req.hdr(x-request-id) -m reg [^!-~] }\
     http-request del-header x-session-id if { req.hdr(x-session-id) -m reg [^!-~] }\
     http-request del-header ^serve[-_]multiplexed[-_]model[-_]id$ -m reg\

@@ -114,9 +114,9 @@ class CompletionsApi(ModelApi):
         return await self._generate(asked, wanted, reply, request)
 
     async def _wanted(self, asked: CompletionRequest | ChatRequest, request: HttpRequest) -> list[Asked]:
-        received = asyncio.get_running_loop().time()
-        prompts = await self.asking.prompts(asked)
         headers = admission(request.headers)
+        received = asyncio.get_running_loop().time() - headers.get("waited_s", 0.0)
+        prompts = await self.asking.prompts(asked)
         return self.asking.wanted(asked, prompts, headers, client=request.client, received=received)
 
     async def _parsed(self, kind: type[Body], request: HttpRequest) -> Body:

@@ -15,6 +15,7 @@ from deployments.errors import WindveError
 from serve_app.observe.access_log import Level, LineWriter, is_wanted, line
 from serve_app.observe.facts import Ended, TracedRequest, trace_id
 from serve_app.observe.tracer import Tracer
+from serve_app.web.admission_headers import waited_s
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -66,7 +67,8 @@ class Observer:
 
     def begin(self, headers: Mapping[bytes, bytes]) -> TracedRequest | None:
         """A request has arrived. `headers`: of HTTP, or gRPC's metadata. None: it is neither logged nor sampled."""
-        began_s, started = time.time(), asyncio.get_running_loop().time()
+        waiting_s = waited_s(headers)
+        began_s, started = time.time() - waiting_s, asyncio.get_running_loop().time() - waiting_s
         span = None if self._tracer is None else self._tracer.begin(headers, began_s)
         if span is None and not self._logs:
             return None

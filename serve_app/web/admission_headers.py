@@ -1,8 +1,10 @@
-"""How long a request may take and how urgent it is, by its headers. Pure."""
+"""How long a request may take, how urgent it is, and how long it has waited for the Router, by its headers. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from deployments.admission import trial
@@ -13,16 +15,21 @@ PRIORITY, TIMEOUT = "x-windve-priority", "x-request-timeout-ms"
 
 
 _PRIORITY, _TIMEOUT, _TRIAL = PRIORITY.encode(), TIMEOUT.encode(), trial.HEADER.encode()
+_START = b"x-request-start"  # by HAProxy (serve_adapter/haproxy.sh): "t=", Unix time in microseconds, " ", its host
+_HERE = socket.gethostname().encode()
 
 
 _TIMEOUT_DIGITS = 9  # eleven days
+_START_DIGITS = 16  # microseconds, until the year 2286
 
 
-def admission(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """What a request's headers ask of `Router.embed` beyond what is usual: to be admitted as bulk, or by the depths of
-    a trial, and how long to wait. Raises InvalidInput.
+def admission(headers: Mapping[bytes, bytes], clock: Callable[[], float] = time.time) -> dict[str, Any]:
+    """What a request's headers say to `Router.embed` beyond what is usual: that it is bulk, or to be admitted by the
+    depths of a trial, how long it may take, and how long it has waited in front of this process. Raises InvalidInput.
     """
     asked: dict[str, Any] = {}
+    if _START in headers:
+        asked["waited_s"] = waited_s(headers, clock)
     priority, own, timeout = headers.get(_PRIORITY), headers.get(_TRIAL), headers.get(_TIMEOUT)
     if priority is not None:
         if priority not in {b"bulk", b"normal"}:
@@ -36,3 +43,13 @@ def admission(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
             raise InvalidInput(f"the header {TIMEOUT} should be whole milliseconds from 1, not '{given}'")
         asked["timeout_s"] = int(timeout) / 1000
     return asked
+
+
+def waited_s(headers: Mapping[bytes, bytes], clock: Callable[[], float] = time.time) -> float:
+    """Seconds since HAProxy had the whole request; a busy Router reads it later. 0 where HAProxy is on another host,
+    whose clock may differ, and where a client made the header up.
+    """
+    at, _, host = headers.get(_START, b"").removeprefix(b"t=").partition(b" ")
+    if host != _HERE or not (at.isdigit() and len(at) <= _START_DIGITS):
+        return 0.0
+    return max(0.0, clock() - int(at) / 1e6)

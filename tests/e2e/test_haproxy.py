@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import threading
+import time
 
 import pytest
 from ray.serve._private.common import RequestProtocol
@@ -21,6 +22,7 @@ from deployments.errors import Unavailable
 from deployments.serve_adapter.local_ray import HAPROXY, HAPROXY_RULES
 from serve_app.embedding.routes import ALL_ROUTES
 from serve_app.web.about import CHATS, COMPLETIONS, SHARED_ROUTES
+from serve_app.web.admission_headers import admission
 from serve_app.web.errors import error_answer
 
 LOOPBACK = "127.0.0.1"
@@ -252,6 +254,17 @@ def test_what_serve_itself_would_fail_on_does_not_reach_it(tmp_path, name, value
         assert post(port, EMBED, [(name, value)])[0].status == 200
         (sent,) = router.asked
     assert (name.lower().encode() in sent.lower()) == arrives
+
+
+def test_a_request_says_when_it_had_come_whatever_its_client_says(tmp_path):
+    before = time.time()
+    with backends([OK]) as (router,), proxy(tmp_path, [router.port], 2) as port:
+        assert post(port, EMBED, [("x-request-start", "t=1 elsewhere")])[0].status == 200
+        (sent,) = router.asked
+    start = re.findall(rb"^x-request-start: (.*)\r$", sent, re.MULTILINE)
+    assert len(start) == 1
+    waited_s = admission({b"x-request-start": start[0]})["waited_s"]
+    assert 0 < waited_s <= time.time() - before
 
 
 def sections(text):

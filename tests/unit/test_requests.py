@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import socket
 
 import pytest
 from hypothesis import given
@@ -359,6 +360,28 @@ def test_nothing_but_invalid_input_is_raised(takes, data):
 )
 def test_headers_of_admission(headers, asked):
     assert admission(headers) == asked
+
+
+HERE = socket.gethostname().encode()
+
+
+@pytest.mark.parametrize(
+    ("start", "waited_s"),
+    [
+        (b"t=1700000000250000 " + HERE, 0.75),
+        (b"t=1700000009000000 " + HERE, 0.0),  # the clock was set back
+        (b"t=1700000000250000 another-host", 0.0),  # whose clock may be another
+        (b"t=1700000000250000 " + HERE + b" ", 0.0),
+        (b"t=1700000000250000", 0.0),
+        (b"t=-5 " + HERE, 0.0),
+        (b"t=" + b"9" * 17 + b" " + HERE, 0.0),
+        (b"t=\xb2 " + HERE, 0.0),
+        (b"", 0.0),
+    ],
+)
+def test_how_long_a_request_waited_for_the_router(start, waited_s):
+    found = admission({b"x-request-start": start}, lambda: 1_700_000_001.0)
+    assert found == {"waited_s": pytest.approx(waited_s)}
 
 
 @pytest.mark.parametrize("given", [b"", b"0", b"-1", b"1.5", b"1e3", b"9999999999", b"\xb2", b"soon"])

@@ -72,6 +72,17 @@ async def test_a_bad_query_fails_alone_though_a_device_breaks_while_it_is_looked
     assert bool(other.engine.runs) == (runs < 9)
 
 
+async def test_what_waited_for_the_router_has_so_much_less_time():
+    """Before the Router read it: the host was busy."""
+    router = await World({"accelerator": [Replica("a", V100)]}, slo_s=2.0).router()
+    fresh = await asyncio.gather(*several(router, 120))
+    await asyncio.sleep(3)
+    stale = await asyncio.gather(*several(router, 120, waited_s=1.0))
+    assert kinds(fresh)["Embedded"] > 1.5 * kinds(stale)["Embedded"] > 0
+    assert max(one.total_s for one in stale if isinstance(one, Embedded)) <= 2.0
+    assert min(one.total_s for one in stale if isinstance(one, Embedded)) > 1.0
+
+
 async def test_clients_that_come_back_when_told_do_not_come_all_at_once():
     """Twice as many as have room, each with one query after the other: at best each asks twice for an answer."""
     router = await World({"accelerator": [Replica("a", (0.006, 0.01), 8)]}).router()
