@@ -4,7 +4,7 @@
 # make bench    beside a floor, peers and itself (some hours)       make bench ARGS='path service --quick'
 # make test     set up, run all tests                                 make test TESTS=tests/unit
 # make test-more ROUNDS=10   property tests with examples that nobody has seen
-# make mutants  plant faults in pure modules: which does no test notice?   make mutants ARGS='queueing/shares'
+# make mutants  plant faults in pure modules: which does no test notice?   make mutants ARGS='fair_share'
 # make soak     fault after fault under load on a small cluster of this machine, each once   make soak MINUTES=60
 # make check    ruff and mypy
 # make docs     the documentation with search, on http://127.0.0.1:8001
