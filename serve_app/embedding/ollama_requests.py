@@ -27,7 +27,7 @@ class ModelOptions(Fields):
                 *("num_keep", "seed", "num_predict", "top_k", "top_p", "min_p", "typical_p", "repeat_last_n"),
                 *("temperature", "repeat_penalty", "presence_penalty", "frequency_penalty", "stop"),
             ),
-            "it is of text that is generated",
+            "it applies to generated text only",
         ),
     }
 
@@ -76,5 +76,5 @@ class OllamaShowRequest(Fields):
 
     other_names: ClassVar = {"name": "model"}
     unused: ClassVar = dict.fromkeys(
-        ("verbose", "system", "template", "options"), "the answer is of the model as it is served"
+        ("verbose", "system", "template", "options"), "the answer describes the model as it is served"
     )

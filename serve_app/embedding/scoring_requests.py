@@ -83,11 +83,11 @@ class CohereRerankRequest(ScoringOptions):
     """The same as use_activation: false."""
 
     unsupported: ClassVar = {
-        "rank_fields": Unsupported((["text"],), "of a document the field text is read"),
+        "rank_fields": Unsupported((["text"],), "of a document only the field text is read"),
         "max_chunks_per_doc": Unsupported(
             (1, 10), "a document is read as one text, cut to the model's length; 10 is Cohere's default"
         ),
-        "relevant_spans": Unsupported((False,), "a score is of the whole document"),
+        "relevant_spans": Unsupported((False,), "each document gets one score"),
         "return_embeddings": Unsupported((False,), "a reranker has scores only"),
     }
 

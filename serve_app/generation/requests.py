@@ -69,7 +69,7 @@ _UNUSED: Mapping[str, str] = {
     **dict.fromkeys(("session_id", "cache_salt"), "nothing is kept for another request"),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), "no prompt is kept"),
     **dict.fromkeys(("store", "metadata"), "no answer is stored"),
-    "service_tier": "there is one",
+    "service_tier": "there is only one",
     "parallel_tool_calls": _NO_TOOLS,
     "truncation_side": "prompts are not cut",
 }

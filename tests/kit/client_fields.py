@@ -17,13 +17,14 @@ ROUTES = {**generation._ROUTES, **embedding._OLLAMA_ABOUT, **embedding._ROUTES}
 HEAD = """\
 # Clients of other servers
 
-What becomes of every field of a request that the APIs of other servers publish. `python -m tests.kit.client_fields`
-writes this page from their published schemas (`tests/kit/published_fields.yaml`) and windve's types; a test compares.
+What windve does with every field of a request that the APIs of other servers publish. For base URLs, code and retries
+see [Use](use.md#clients). `python -m tests.kit.client_fields` writes this page from published schemas
+(`tests/kit/published_fields.yaml`) and windve's types; a test compares.
 
 - **Carried out**: the field means here what it means there.
 - **No effect**: the answer is the same with any value. The reason is below.
-- **Refused**: 400 (422 on TEI's routes), with the field's name and the reason. Values that ask for what is done anyway
-  are taken.
+- **Refused**: 400 (422 on TEI's routes), with the field's name and the reason. Values that ask for what windve does
+  anyway are accepted.
 
 A field that none of these APIs has is ignored: clients send extras of all kinds. A null field counts as left out.
 """

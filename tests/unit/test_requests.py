@@ -226,7 +226,7 @@ OTHERS = [
     (ClassifyRequest, {"messages": [TURN]}, "messages is not supported here: chats are not read here, only texts"),
     (TokenizePromptRequest, {"prompt": ""}, "prompt is an empty string"),
     (TokenizePromptRequest, {"messages": [TURN]}, "messages is not supported here: only texts are tokenized here"),
-    (TokenizePromptRequest, {"return_token_strs": True}, "return_token_strs is not supported here: with inputs in pl"),
+    (TokenizePromptRequest, {"return_token_strs": True}, "return_token_strs is not supported here: send inputs"),
     (DetokenizeRequest, {"tokens": "a"}, "tokens must be a list of token ids, not 'a'"),
     (DetokenizeRequest, {"model": {}}, "model must be a string, not an object"),
     (CohereEmbedRequest, {"texts": None}, ONE_OF_TWO),
