@@ -59,7 +59,7 @@ _generating = partial(
     tag="generate",
     statuses=(400, 404, 413, 429, 500, 503, 504),
     parameters=admission_parameters(
-        bulk="bulk: behind all others, and at no promised pace.",
+        bulk="bulk: behind all others, with neither a first token nor a pace promised.",
         timeout="How long the client waits for the first token.",
     ),
     events={"description": "With `stream`: chunks, and `data: [DONE]` at the end.", "type": "string"},
