@@ -43,11 +43,18 @@ class EngineQuery(Protocol):
     def outputs(self) -> Outputs: ...
 
 
+@dataclass(slots=True, eq=False)
+class QuerySession(RouterSession):
+    """`admitted`: by their offers' numbers, the queries that are not answered, by their index."""
+
+    admitted: dict[int, dict[int, OfferedQuery]] = field(default_factory=dict)
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class OfferedQuery(Query):
     """One query that a Router offered, and where its answer goes."""
 
-    session: RouterSession
+    session: QuerySession
     number: int
     index: int
     ids: TokenIds

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from deployments.embedding.frames import Answered, Offer, Offers, Report
-from deployments.embedding.run import EngineQuery, Indices, OfferedQuery, Run
+from deployments.embedding.run import EngineQuery, Indices, OfferedQuery, QuerySession, Run
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.embedding.scheduler.scheduler import Scheduler
@@ -27,7 +27,7 @@ from deployments.embedding.scheduler.state import Policy, ReplicaState
 from deployments.engines import Stopped
 from deployments.models.outputs import Numbers
 from deployments.serving.frames import FailureKind, add_failure, known
-from deployments.serving.sessions import Connection, RouterSession, RouterSessions, later
+from deployments.serving.sessions import Connection, RouterSessions, later
 
 logger = logging.getLogger("ray.serve")
 
@@ -46,14 +46,12 @@ Compute = Callable[[Sequence[EngineQuery], Passed, Ended, threading.Event], None
 _NO_TIME = "the engine failed at another query of the same run, and there is no time left to try this one again"
 
 
-class RunLoop(RouterSessions[RouterSession, Report]):
-    """All methods are called on the event loop. `RouterSession.admitted` has the queries of each offer that are not
-    answered, by their index.
-    """
+class RunLoop(RouterSessions[QuerySession, Report]):
+    """All methods are called on the event loop."""
 
     _answered: EngineQuery | None = None  # the last one
 
-    session_type = RouterSession
+    session_type = QuerySession
     report_type = Report
 
     def __init__(
@@ -130,7 +128,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             session.admitted.clear()
             self._look()
 
-    def _configure(self, session: RouterSession, settings: dict[str, Any]) -> None:
+    def _configure(self, session: QuerySession, settings: dict[str, Any]) -> None:
         """A Router's settings, first, and again whenever its config changes. One of a neighbouring version may send
         more or fewer of them.
         """
@@ -144,7 +142,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         self._on_policy(self.schedule)
         self._tell_of_room()  # who was told that it is closed would not ask again
 
-    def _take(self, session: RouterSession, offer: Offer, now: float) -> None:
+    def _take(self, session: QuerySession, offer: Offer, now: float) -> None:
         policy, due = self.schedule.limits.policy, now + offer.left_s
         deferrable = offer.bulk or is_deferrable(policy.admission, policy.slo_s, offer.left_s, trial=offer.trial)
         queries = [
@@ -299,7 +297,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         if run.alone is not None:
             query, sentence = run.alone
             run.alone = None
-            self._fail_queries([query], sentence)
+            self._fail([query], sentence)
 
     def _run_again(self, run: Run) -> None:
         """The next group; after the last one the run is over."""
@@ -313,8 +311,8 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         left = [run.queries[index] for index in run.waiting(run.left)]
         is_well = self.problem is None and self._answered is not None
         kind: FailureKind = "suspect" if is_well else "broken"
-        self._fail_queries([query for query in left if query.due > now], run.sentence, kind)
-        self._fail_queries([query for query in left if query.due <= now], _NO_TIME)
+        self._fail([query for query in left if query.due > now], run.sentence, kind)
+        self._fail([query for query in left if query.due <= now], _NO_TIME)
         self._over(whole=False)
 
     def _gives_way(self, run: Run) -> bool:
@@ -327,17 +325,12 @@ class RunLoop(RouterSessions[RouterSession, Report]):
     def _sentence(self, problem: BaseException) -> str:
         return self._on_failure(problem).encode(errors="replace").decode()  # UTF-8 has no lone surrogates
 
-    def _fail_queries(self, queries: Iterable[OfferedQuery], sentence: str, kind: FailureKind | None = None) -> None:
-        self._fail({(query.session, query.number) for query in queries}, sentence, kind)
-
-    def _fail(
-        self, offers: Iterable[tuple[RouterSession, int]], sentence: str, kind: FailureKind | None = None
-    ) -> None:
-        """Whole offers: nobody wants their other queries then. `kind`: see `Failures`."""
+    def _fail(self, queries: Iterable[OfferedQuery], sentence: str, kind: FailureKind | None = None) -> None:
+        """Their whole offers: nobody wants the other queries then. `kind`: see `Failures`."""
         lost = list[OfferedQuery]()
-        for session, number in offers:
-            if (queries := session.admitted.pop(number, None)) is not None:
-                lost += queries.values()
+        for session, number in {(query.session, query.number) for query in queries}:
+            if (failed := session.admitted.pop(number, None)) is not None:
+                lost += failed.values()
                 add_failure(self._tell(session), number, sentence, kind)
         self._drop(lost)
 
@@ -347,7 +340,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         run.left.difference_update(indices.tolist())
         self.schedule.passed(now, queries)
         if bad := [queries[at] for at in np.flatnonzero(~np.isfinite(norms))]:
-            self._fail({(one.session, one.number) for one in bad}, "the engine gave no finite numbers for this input")
+            self._fail(bad, "the engine gave no finite numbers for this input")
         for query, numbers, norm in zip(queries, answers, norms.tolist(), strict=True):
             if not query.gone:
                 self._answer(query, numbers, norm, run, now)
@@ -368,10 +361,10 @@ class RunLoop(RouterSessions[RouterSession, Report]):
 
     # --- what Routers are told ----------------------------------------------------------------------------------------
 
-    def _should_report(self, session: RouterSession, opens_at: float) -> bool:  # noqa: ARG002 - see `_tell_of_room`
+    def _should_report(self, session: QuerySession, opens_at: float) -> bool:  # noqa: ARG002 - see `_tell_of_room`
         return session.asks and not self._has_orphaned_run(session)
 
-    def _has_orphaned_run(self, session: RouterSession) -> bool:
+    def _has_orphaned_run(self, session: QuerySession) -> bool:
         """Whether queries of an earlier connection of the same Router still run. Until they have ended the replica does
         not answer the Router's `asks`: the Router would otherwise offer them elsewhere.
         """

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from deployments.errors import EngineFailed
-from deployments.generation.scheduler.sequences import Generation
+from deployments.generation.step import OfferedGeneration
 from deployments.generation.step_timing import Timed
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class _Failed(NamedTuple):
     """A prompt that has no token. `is_bad`: if the engine is well, it broke its step."""
 
-    prompt: Generation
+    prompt: OfferedGeneration
     sentence: str
     is_bad: bool
 
@@ -37,11 +37,13 @@ class FailedSteps:
         self._failed: list[_Failed] = []  # until the probe has ended
         self._probes = False
 
-    def add(self, generations: Sequence[Generation], in_step: Collection[Generation], sentence: str) -> None:
+    def add(
+        self, generations: Sequence[OfferedGeneration], in_step: Collection[OfferedGeneration], sentence: str
+    ) -> None:
         """A step has failed, and of these nobody knows what the cache holds. Where no block is free, nothing is probed:
         the next step says whether the engine is well.
         """
-        prompts = [one for one in generations if not any(answer.tokens for answer in one.item.answers)]
+        prompts = [one for one in generations if not any(answer.tokens for answer in one.each_answer)]
         self._loop.fail([one for one in generations if one not in prompts], sentence)
         self._loop.drop(prompts, cut_off=True)
         suspects = [one for one in prompts if one in in_step]

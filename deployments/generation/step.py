@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from deployments.errors import EngineFailed
 from deployments.generation.frames import GenerationOffer
 from deployments.generation.request import Finish
 from deployments.generation.scheduler.scheduler import StepScheduler
-from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, ScheduledChunk
+from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.step import Chunk, Work
 from deployments.generation.step_run import Found, StepWork
 from deployments.generation.step_timing import Timed
@@ -22,8 +20,9 @@ from deployments.serving.sessions import RouterSession
 
 @dataclass(slots=True, eq=False)
 class GenerationSession(RouterSession):
-    """`admitted` has the generation of each offer."""
+    """`admitted`: by their offers' numbers."""
 
+    admitted: dict[int, OfferedGeneration] = field(default_factory=dict)
     called_off: set[int] = field(default_factory=set)  # numbers of offers, by frames that have not been read
     gone: bool = False  # nobody reads its frames any more
 
@@ -38,47 +37,51 @@ class Answer:
     stopped: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class OfferedGeneration:
+@dataclass(slots=True, eq=False, kw_only=True)
+class OfferedGeneration(Generation):
     """A generation that a Router offered, and where its tokens go. `gone`: nobody waits for it any more."""
 
     session: GenerationSession
     offer: GenerationOffer
-    answers: list[Answer]
+    each_answer: list[Answer]
     gone: bool = False
 
-    def ids(self, chunk: ScheduledChunk) -> np.ndarray:
-        """int32 [tokens] of a chunk: of the prompt, or the last token of an answer, which may not be known yet."""
+    def ids(self, chunk: ScheduledChunk) -> TokenIds:
+        """Of a chunk: of the prompt, or the last token of an answer, which may not be known yet."""
         prompt: TokenIds = self.offer.ids
         if chunk.start < len(prompt):
             return prompt[chunk.start : chunk.start + chunk.tokens]
-        return self.answers[chunk.row.number].sampler.last
+        return self.each_answer[chunk.row.number].sampler.last
 
     def drawn_from(self, chunk: ScheduledChunk) -> Sequence[Answer]:
         """Those that get a token of it: at the end of the prompt all."""
-        return (
-            self.answers if chunk.start < len(self.offer.ids) else self.answers[chunk.row.number : chunk.row.number + 1]
-        )
+        number = chunk.row.number
+        return self.each_answer if chunk.start < self.prompt_tokens else self.each_answer[number : number + 1]
 
     def take(self, answer: Answer, token: int) -> Finish | None:
         """One token more of this answer; why it has ended, if it has."""
         answer.tokens += 1
         if answer.sampler.ends_with(token):
             return "stop"
-        return "length" if answer.tokens == self.offer.most_tokens else None
+        return "length" if answer.tokens == self.most_tokens else None
+
+
+def offered(row: Row) -> OfferedGeneration:
+    """Whose row it is: no others were offered."""
+    assert isinstance(row.generation, OfferedGeneration)
+    return row.generation
 
 
 def chunk_of(chunk: ScheduledChunk) -> Chunk:
     """What a scheduled chunk asks of the engine."""
-    generation = chunk.row.generation
-    offered: OfferedGeneration = generation.item
-    return Chunk(offered.ids(chunk), chunk.start, tuple(chunk.row.table), chunk.wanted, generation.on_host)
+    row = chunk.row
+    return Chunk(offered(row).ids(chunk), chunk.start, tuple(row.table), chunk.wanted, row.generation.on_host)
 
 
 def samplers_of(chunk: ScheduledChunk) -> RowSamplers:
     """Who draws of a chunk: at the end of a prompt, one token for each answer."""
-    offered: OfferedGeneration = chunk.row.generation.item
-    return RowSamplers([answer.sampler for answer in offered.drawn_from(chunk)], offered.offer.logprobs)
+    generation = offered(chunk.row)
+    return RowSamplers([answer.sampler for answer in generation.drawn_from(chunk)], generation.offer.logprobs)
 
 
 @dataclass(slots=True, eq=False)

@@ -23,11 +23,11 @@ from deployments.generation.failed_steps import FailedSteps
 from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
 from deployments.generation.offer_inbox import OfferInbox
 from deployments.generation.scheduler.scheduler import StepScheduler
-from deployments.generation.scheduler.sequences import Generation, Row, ScheduledChunk
+from deployments.generation.scheduler.sequences import Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step import UNTIMED
 from deployments.generation.scheduler.step_time import HostTime, StepTime
-from deployments.generation.step import Answer, GenerationSession, OfferedGeneration, Step
+from deployments.generation.step import Answer, GenerationSession, OfferedGeneration, Step, offered
 from deployments.generation.step_run import Compute, Found, StepWork, probe_work
 from deployments.generation.step_timing import StepTiming, Timed
 from deployments.generation.text.sampling import Picked, Sampler
@@ -150,7 +150,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         now = self.now()
         waited_s = now - came_at
         answers = [Answer(number, Sampler(offer.sampling, number, offer.end_tokens)) for number in range(offer.answers)]
-        generation = Generation(
+        generation = OfferedGeneration(
             len(offer.ids),
             offer.most_tokens,
             now + offer.left_s - waited_s,
@@ -158,7 +158,9 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             offer.answers,
             offer.bulk,
             offer.tenant,
-            item=OfferedGeneration(session, offer, answers),
+            session=session,
+            offer=offer,
+            each_answer=answers,
         )
         if not self._timing.is_on and self.schedule.offer(now, generation):
             session.admitted[offer.number] = generation
@@ -173,29 +175,28 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             opens_s, why = self._timing.paused_s, _PAUSED
         self._tell(session).refused.append(RefusedOffer(offer.number, never, longest, opens_s, why))
 
-    def _stop(self, generation: Generation | None, number: int) -> None:
+    def _stop(self, generation: OfferedGeneration | None, number: int) -> None:
         """Nobody wants more of this one answer; its row ends with the step."""
-        if generation is None or not 0 <= number < len(generation.item.answers):
+        if generation is None or not 0 <= number < generation.answers:
             return
-        answer: Answer = generation.item.answers[number]
+        answer = generation.each_answer[number]
         answer.stopped = answer.sampler.ended = True
-        if all(answer.stopped for answer in generation.item.answers):
+        if all(answer.stopped for answer in generation.each_answer):
             self.drop([generation])
         else:
             self._stopped += [row for row in generation.rows if row.number == number]
 
-    def drop(self, generations: Iterable[Generation | None], *, cut_off: bool = False) -> None:
+    def drop(self, generations: Iterable[OfferedGeneration | None], *, cut_off: bool = False) -> None:
         """Nobody waits for these: their places are free at once, but for the step that runs. `cut_off`: not by their
         clients.
         """
         for generation in list(generations):
-            if generation is not None and not generation.item.gone:
-                generation.item.gone = True
-                for answer in generation.item.answers:
+            if generation is not None and not generation.gone:
+                generation.gone = True
+                for answer in generation.each_answer:
                     answer.sampler.ended = True
-                session: GenerationSession = generation.item.session
-                session.admitted.pop(generation.item.offer.number, None)
-                session.asks = True  # its Router goes by what is free
+                generation.session.admitted.pop(generation.offer.number, None)
+                generation.session.asks = True  # its Router goes by what is free
                 self.schedule.remove(self.now(), generation, cut_off=cut_off)
         self._idle.set()
         self.report_soon()
@@ -325,13 +326,13 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             if computed and None not in found.picked:
                 self.problem = None
         except BaseException as error:  # noqa: BLE001
-            in_step = [chunk.row.generation for chunk in step.chunks]
+            in_step = [offered(chunk.row) for chunk in step.chunks]
             self._failed_steps.add(self._begun(step), in_step, self._on_failure(error))
         ends = [*finished, *self._stopped]
         self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, compute_s=compute_s)
         for row in [*(chunk.row for chunk in [*step.chunks, *arrived]), *self._stopped]:
-            if not row.generation.rows:
-                row.generation.item.session.admitted.pop(row.generation.item.offer.number, None)
+            if not (generation := offered(row)).rows:
+                generation.session.admitted.pop(generation.offer.number, None)
 
     def _start_over(self, error: Exception) -> None:
         """What is admitted is no longer known for sure: all of it ends, and the replica goes on with an empty cache."""
@@ -345,39 +346,40 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
 
     def _picked(self, chunk: ScheduledChunk, picked: list[Picked] | None) -> list[Row]:
         """Send these tokens; the rows that end with them."""
-        generation = chunk.row.generation
-        offered: OfferedGeneration = generation.item
-        if offered.gone or picked == []:
+        generation = offered(chunk.row)
+        if generation.gone or picked == []:
             return []
         if picked is None:
             self.fail([generation], f"the engine gave {_NO_NUMBERS} for this prompt")
             return []
         ended = set()
-        for answer, one in zip(offered.drawn_from(chunk), picked, strict=True):
+        for answer, one in zip(generation.drawn_from(chunk), picked, strict=True):
             if answer.stopped:
                 continue
-            finish = offered.take(answer, one.id)
-            self._tell(offered.session).tokens.append(NewToken(offered.offer.number, answer.number, one, finish))
+            finish = generation.take(answer, one.id)
+            self._tell(generation.session).tokens.append(NewToken(generation.offer.number, answer.number, one, finish))
             if finish:
                 ended.add(answer.number)
         return [row for row in generation.rows if row.number in ended] if ended else []
 
-    def _begun(self, step: Step) -> list[Generation]:
+    def _begun(self, step: Step) -> list[OfferedGeneration]:
         """Those of which the cache holds anything: after a failure nobody knows what."""
         now = {id(chunk.row.generation) for chunk in step.chunks}
         every = chain.from_iterable(session.admitted.values() for session in self._sessions.values())
         return [one for one in every if id(one) in now or any(row.computed for row in one.rows)]
 
-    def fail(self, generations: Sequence[Generation], sentence: str) -> None:
+    def fail(self, generations: Sequence[OfferedGeneration], sentence: str) -> None:
         """These end with an error."""
         self.tell_failed(generations, sentence)
         self.drop(generations, cut_off=True)
 
-    def tell_failed(self, generations: Iterable[Generation], sentence: str, kind: FailureKind | None = None) -> None:
+    def tell_failed(
+        self, generations: Iterable[OfferedGeneration], sentence: str, kind: FailureKind | None = None
+    ) -> None:
         """`kind`: see `Failures`."""
         sentence = sentence.encode(errors="replace").decode()  # UTF-8 has no lone surrogates
         for generation in generations:
-            add_failure(self._tell(generation.item.session), generation.item.offer.number, sentence, kind)
+            add_failure(self._tell(generation.session), generation.offer.number, sentence, kind)
 
     # --- what Routers are told ----------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 
@@ -21,12 +21,11 @@ class Connection(Protocol):
 
 @dataclass(slots=True, eq=False)
 class RouterSession:
-    """One Router's connection: its admitted offers, and the report that goes to it next."""
+    """One Router's connection, and the report that goes to it next."""
 
     connection: Connection
     name: str = ""  # the Router's replica id, from its settings
     seen: int = 0  # frames that were read
-    admitted: dict[int, Any] = field(default_factory=dict)  # by the offers' numbers: their queries, or a generation
     outbox: Any = None  # the report that is sent at the end of this turn of the event loop
     reported_opens_at: float = 0.0  # by the last report: when there is room again, on the replica's clock
     asks: bool = False  # it waits for a report

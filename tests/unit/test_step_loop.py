@@ -717,7 +717,7 @@ async def test_who_goes_while_an_answer_is_on_its_way_disturbs_no_other(how):
         while len(parked) < 3:  # noqa: ASYNC110 - virtual time
             await asyncio.sleep(0.01)
     waits = list(parked.items())[:: 1 if how == "failed" else 2]
-    numbers, left = {number for number, _ in waits}, {row.generation.item.offer.number for _, row in waits}
+    numbers, left = {number for number, _ in waits}, {row.generation.offer.number for _, row in waits}
     if how == "called off":
         router.tell(called_off=list(left))
     elif how == "stopped":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from deployments.admission.fair_share import Tenant
 from deployments.generation.scheduler.block_pool import blocks_of
@@ -37,9 +37,9 @@ class Row:
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One that is offered: `due` is when its first token is, by the schedule's clock; `tpot_s` None promises no pace;
-    `item` is the caller's own. `rows` are those of its answers that have not ended, once it is admitted. All of them
-    are in the accelerator's cache, or all `on_host`.
+    """One that is offered: `due` is when its first token is, by the schedule's clock; `tpot_s` None promises no pace.
+    `rows` are those of its answers that have not ended, once it is admitted. All of them are in the accelerator's
+    cache, or all `on_host`. A caller adds fields of its own in a subclass, and offers no others.
     """
 
     prompt_tokens: int
@@ -49,7 +49,6 @@ class Generation:
     answers: int = 1
     bulk: bool = False
     tenant: Tenant | None = None
-    item: Any = None
     rows: list[Row] = field(default_factory=list)
     on_host: bool = False
     first_at: float | None = None  # when its first token was there

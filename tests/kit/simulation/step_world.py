@@ -169,29 +169,26 @@ class StepDevice:
         self.schedule.ended(now, now - self.began, finished, arrived=arrived, compute_s=compute_s)
 
 
-@dataclass(slots=True, eq=False)
-class Sent:
-    """What became of one: `first_at` None where it was refused; `last_at` of each answer."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sent(Generation):
+    """And what became of it: `came_at`, its first token, is None where it was refused; `last_at` of each answer."""
 
     arrival: Arrival
-    generation: Generation
     device: str | None = None
-    first_at: float | None = None
+    came_at: float | None = None
     last_at: dict[int, float] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
 
     @property
     def late_first(self) -> bool:
-        return self.first_at is not None and self.first_at > self.generation.due + 1e-9
+        return self.came_at is not None and self.came_at > self.due + 1e-9
 
     @property
     def late_pace(self) -> bool:
-        pace_s = self.generation.pace_s
-        if pace_s is None or self.first_at is None:
+        pace_s = self.pace_s
+        if pace_s is None or self.came_at is None:
             return False
-        return any(
-            at - self.first_at > (self.counts[number] - 1) * pace_s + 1e-9 for number, at in self.last_at.items()
-        )
+        return any(at - self.came_at > (self.counts[number] - 1) * pace_s + 1e-9 for number, at in self.last_at.items())
 
     @property
     def in_time(self) -> bool:
@@ -231,7 +228,7 @@ class StepWorld:
         device, waits = self.devices[0], next(backlog)
         while True:
             runs = device.start(self.now)
-            while device.schedule.offer(self.now, self._sent(waits).generation):
+            while device.schedule.offer(self.now, self._sent(waits)):
                 waits = next(backlog)
             if runs:
                 self.now = device.ends()
@@ -240,7 +237,7 @@ class StepWorld:
 
     def _sent(self, arrival: Arrival) -> Sent:
         policy = self.policy
-        generation = Generation(
+        return Sent(
             arrival.prompt_tokens,
             arrival.most_tokens,
             self.now + policy.ttft_s,
@@ -248,15 +245,14 @@ class StepWorld:
             len(arrival.tokens),
             arrival.bulk,
             arrival.tenant,
+            arrival=arrival,
         )
-        generation.item = sent = Sent(arrival, generation)
-        return sent
 
     def _arrives(self, arrival: Arrival) -> None:
         sent = self._sent(arrival)
         self.sent.append(sent)
         for number, device in enumerate(self.devices):
-            if device.schedule.offer(self.now, sent.generation):
+            if device.schedule.offer(self.now, sent):
                 sent.device = device.name
                 if not device.runs:
                     self._start(number)
@@ -270,13 +266,13 @@ class StepWorld:
     def _ended(self, device: StepDevice) -> None:
         finished: list[Row] = []
         for row in device.picked():
-            generation = row.generation
-            if row not in generation.rows:
+            sent = row.generation
+            if row not in sent.rows:
                 continue
-            sent: Sent = generation.item
-            if sent.first_at is None:
-                sent.first_at = self.now
-                got = generation.rows
+            assert isinstance(sent, Sent)
+            if sent.came_at is None:
+                sent.came_at = self.now
+                got = sent.rows
             else:
                 got = [row]
             self.tokens += len(got)
