@@ -10,7 +10,7 @@ import numpy as np
 from deployments.embedding.frames import Answered, Offer, Offers, Report
 from deployments.embedding.request import Wanted
 from deployments.embedding.scheduler.scheduler import Scheduler
-from deployments.embedding.scheduler.state import Policy, Query, ReplicaState
+from deployments.embedding.scheduler.state import Policy, ReplicaState, ScheduledQuery
 from tests.kit.simulation.application import Application, Shape
 from tests.kit.simulation.arrivals import QUERY_TOKENS
 from tests.kit.simulation.device import Device
@@ -27,14 +27,14 @@ _STATE = ReplicaState(0.5, 0.9, 0.1, 90, 45, 96, 7, (0.0, 2.4e-4, 0.0, 0.27), 1.
 
 def admission(decisions: int = _DECISIONS) -> dict[str, Any]:
     """One `Scheduler.offer` that is admitted, 1,000 queries waiting; the clock's own time taken off."""
-    schedule = Scheduler[Query](_DEVICE.model, Policy(_SLO_S), QUERY_TOKENS)
-    schedule.offer(0.0, [Query(QUERY_TOKENS, _SLO_S)])
+    schedule = Scheduler[ScheduledQuery](_DEVICE.model, Policy(_SLO_S), QUERY_TOKENS)
+    schedule.offer(0.0, [ScheduledQuery(QUERY_TOKENS, _SLO_S)])
     schedule.start(0.0)
     for number in range(WAITING):
-        assert schedule.offer(0.0, [Query(QUERY_TOKENS, _SLO_S + number * 1e-4)])
+        assert schedule.offer(0.0, [ScheduledQuery(QUERY_TOKENS, _SLO_S + number * 1e-4)])
     clock, offers = [], []
     for number in range(decisions):
-        query = Query(QUERY_TOKENS, _SLO_S + (number * 7919 % WAITING) * 1e-4)
+        query = ScheduledQuery(QUERY_TOKENS, _SLO_S + (number * 7919 % WAITING) * 1e-4)
         before = perf_counter_ns()
         clock.append(perf_counter_ns() - before)
         before = perf_counter_ns()

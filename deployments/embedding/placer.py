@@ -147,7 +147,7 @@ class Placer:
                 depth = trial.depth(pool.name)
             slo_s, now = max(self.config.slo_s, request.allowed_s), loop.time()
             ask = self._ask(now, request, lengths[0])
-            for link in pool.by_finish(now, lengths, _ASKED, ask=ask, slo_s=slo_s, depth=depth):
+            for link in pool.soonest(now, lengths, _ASKED, ask=ask, slo_s=slo_s, depth=depth):
                 now = loop.time()  # the one before has been asked meanwhile
                 if not asks_all and (opens_s := link.view.opens_for_s(now, ask)) > 0:
                     if request.last_pool != pool.name:

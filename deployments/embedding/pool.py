@@ -111,7 +111,7 @@ class Pool(ReplicaSet[Link]):
             return self.config.alpha_s, self.config.beta_s
         return self.model.alpha_s, self.model.beta_s
 
-    def by_finish(
+    def soonest(
         self,
         now: float,
         lengths: Sequence[int],

@@ -23,7 +23,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from deployments.embedding.scheduler.state import Query
+from deployments.embedding.scheduler.state import ScheduledQuery
 from deployments.models.outputs import Outputs
 from deployments.models.tokenizer import TokenIds
 from deployments.serving.sessions import RouterSession
@@ -51,7 +51,7 @@ class QuerySession(RouterSession):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class OfferedQuery(Query):
+class OfferedQuery(ScheduledQuery):
     """One query that a Router offered, and where its answer goes."""
 
     session: QuerySession

@@ -16,7 +16,7 @@ from benchmarks.comparisons.generation import CASES, served, two_tenants
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.scheduler import Scheduler
-from deployments.embedding.scheduler.state import Policy, Query
+from deployments.embedding.scheduler.state import Policy, ScheduledQuery
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.scheduler import StepScheduler
@@ -138,7 +138,7 @@ def any_calls(seed: int) -> None:
     draw = random.Random(seed)
     schedule = Scheduler(CostModel.of_curve(*draw.choice([V100, XEON, ATLAS])), Policy(1.0), draw.choice([0, 600]))
     now, runs = 0.0, []
-    held: list[list[Query]] = []
+    held: list[list[ScheduledQuery]] = []
     for _ in range(2000):
         now += draw.choice([0.0, 0.001, 0.01, 0.1, 0.4])
         what = draw.random()
@@ -147,7 +147,7 @@ def any_calls(seed: int) -> None:
             left_s = draw.choice([0.3, 0.8, 1.0, 1.0, 5.0]) * (4 if deferrable else 1)
             tenant = draw.choice([None, Tenant("a"), Tenant("b")])
             queries = [
-                Query(draw.choice([4, 75, 300]), now + left_s, deferrable or bulk, bulk, tenant)
+                ScheduledQuery(draw.choice([4, 75, 300]), now + left_s, deferrable or bulk, bulk, tenant)
                 for _ in range(draw.choice([1, 1, 1, 2, 8]))
             ]
             how: dict[str, Any] = draw.choice([{}, {}, {}, {"depth": 12}, {"slo_s": 0.7}, {"again": True}])

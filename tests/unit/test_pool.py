@@ -38,7 +38,7 @@ async def test_those_that_finish_first_are_asked_first(states, order):
     for name, is_away, rank, state in states:
         links.append(ScriptedReplica(name, rank=rank, **state))
         links[-1].view.rank = (is_away, rank)
-    found = pool_of("accelerator", *links).by_finish(0.0, [75], 4, ask=Ask(75, 1.0, tenant=Tenant("mine")))
+    found = pool_of("accelerator", *links).soonest(0.0, [75], 4, ask=Ask(75, 1.0, tenant=Tenant("mine")))
     assert "".join(names(found)) == order
 
 
@@ -47,14 +47,14 @@ async def test_so_many_are_asked_and_none_that_has_stopped_or_was_sent_enough():
     pool = pool_of("accelerator", *links)
     links[0].view.asked(0.1)
     links[1].view.sent(1, 2, 1.1)
-    assert names(pool.by_finish(1.2, [75], 3, ask=Ask(75, 1.0), slo_s=1.0)) == ["c", "d"]
-    assert names(pool.by_finish(1.2, [75], 3, ask=Ask(75, 1.0), slo_s=2.0)) == ["c", "d", "b"]
-    assert names(pool.by_finish(1.2, [75], 1, ask=Ask(75, 1.0), slo_s=2.0)) == ["c"]
-    assert names(pool.by_finish(1.2, [75], 3, ask=Ask(75, 1.0), depth=2)) == ["c", "d"]
+    assert names(pool.soonest(1.2, [75], 3, ask=Ask(75, 1.0), slo_s=1.0)) == ["c", "d"]
+    assert names(pool.soonest(1.2, [75], 3, ask=Ask(75, 1.0), slo_s=2.0)) == ["c", "d", "b"]
+    assert names(pool.soonest(1.2, [75], 1, ask=Ask(75, 1.0), slo_s=2.0)) == ["c"]
+    assert names(pool.soonest(1.2, [75], 3, ask=Ask(75, 1.0), depth=2)) == ["c", "d"]
     pool.live = links[:3]
-    assert names(pool.by_finish(1.2, [75], 3, ask=Ask(75, 1.0), slo_s=1.0)) == ["c"]
+    assert names(pool.soonest(1.2, [75], 3, ask=Ask(75, 1.0), slo_s=1.0)) == ["c"]
     pool.live = links[:2]
-    assert names(pool.by_finish(1.2, [75], 3, ask=Ask(75, 1.0), slo_s=1.0)) == []
+    assert names(pool.soonest(1.2, [75], 3, ask=Ask(75, 1.0), slo_s=1.0)) == []
 
 
 def say(pool, links, **state):
@@ -65,7 +65,7 @@ def say(pool, links, **state):
 
 def asked(pool, most=99, tenant=None, **how):
     ask = Ask(75, 1.0, tenant=tenant)
-    return sorted(map(int, names(pool.by_finish(asyncio.get_running_loop().time(), [75], most, ask=ask, **how))))
+    return sorted(map(int, names(pool.soonest(asyncio.get_running_loop().time(), [75], most, ask=ask, **how))))
 
 
 def is_full(pool, tenant=None):

@@ -15,7 +15,7 @@ from deployments.admission.predictor import EndedRun, LinePredictor, Predictor
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.embedding.scheduler.scheduler import Scheduler
-from deployments.embedding.scheduler.state import Policy, Query
+from deployments.embedding.scheduler.state import Policy, ScheduledQuery
 
 MODEL = CostModel(0.0, 0.001, 0.0, 0.2)
 STEP = 0.01  # ms
@@ -42,15 +42,15 @@ def queue_of(*, slowdown=1.0, micro_batch_tokens=0, slo_s=1.0, model=MODEL, **po
 
 
 def query(ms, due=1.0, **how):
-    return Query(ms, due, **how)
+    return ScheduledQuery(ms, due, **how)
 
 
 def deferrable(ms, due=5.0, **how):
-    return Query(ms, due, deferrable=True, **how)
+    return ScheduledQuery(ms, due, deferrable=True, **how)
 
 
 def bulk(ms, due=600.0):
-    return Query(ms, due, deferrable=True, bulk=True)
+    return ScheduledQuery(ms, due, deferrable=True, bulk=True)
 
 
 def running(ms, *waiting, **how):
@@ -204,7 +204,7 @@ def test_bulk_gets_no_more_than_the_next_run_may_take_and_one_larger_one_by_itse
 )
 def test_several_deferrable_queries_that_an_idle_device_would_end_in_time_are_urgent(queue, offer, is_urgent):
     queue = copy.deepcopy(queue)
-    offer = [Query(one.tokens, one.due, one.deferrable, one.bulk, cost_s=one.tokens / 1000) for one in offer]
+    offer = [ScheduledQuery(one.tokens, one.due, one.deferrable, one.bulk, cost_s=one.tokens / 1000) for one in offer]
     first = offer[0].due
     queue.admission.promote(0.0, offer, sum(one.cost_s for one in offer))
     assert {(one.deferrable, one.due) for one in offer} == ({(False, 1.0)} if is_urgent else {(True, first)})
@@ -517,7 +517,7 @@ def test_when_the_next_run_begins(queue, now, wait_s):
 def test_a_pause_makes_nobody_late_who_was_admitted(offers, wait_s):
     queue = queue_of()
     for one in offers:
-        later = Query(one.tokens, 5.0 + one.due, one.deferrable, cost_s=one.tokens / 1000)
+        later = ScheduledQuery(one.tokens, 5.0 + one.due, one.deferrable, cost_s=one.tokens / 1000)
         queue._admit(5.0, [later], (1.0, 0.0), queue._by_finish)
     queue.demand.long_queries.mean_s = 1e-6  # somebody could still join
     assert queue.start_in_s(5.001) == pytest.approx(max(0.0, wait_s - 0.001))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.starvation import SHARE
-from deployments.embedding.scheduler.state import Policy, Query
+from deployments.embedding.scheduler.state import Policy, ScheduledQuery
 from deployments.models.outputs import TEXT
 from tests.kit.replica_world import (
     ATLAS,
@@ -88,14 +88,14 @@ def test_one_admission_looks_at_none_of_those_that_wait():
             return super().__iter__()
 
     queue = Scheduler(CostModel.of_curve(1e-4, 0.05), Policy(1.0), 8 * 75, proven(Device(1e-4, 0.05)))
-    queue.offer(0.0, [Query(75, 0.5)])
+    queue.offer(0.0, [ScheduledQuery(75, 0.5)])
     queue.start(0.0)
     for i in range(1000):
-        assert queue.offer(0.0, [Query(75, 0.9 + 1e-5 * i)])
+        assert queue.offer(0.0, [ScheduledQuery(75, 0.9 + 1e-5 * i)])
     for line in queue.queue._lines:
         line.queries = Counted(line.queries)
-    queue.offer(0.01, [Query(75, 1.0)])
-    queue.offer(0.01, [Query(75, 5.0, deferrable=True)])
+    queue.offer(0.01, [ScheduledQuery(75, 1.0)])
+    queue.offer(0.01, [ScheduledQuery(75, 5.0, deferrable=True)])
     queue.start_in_s(0.01)
     queue.state(0.01)
     assert Counted.walks == 0

@@ -45,7 +45,7 @@ from deployments.embedding.scheduler.current_run import CurrentRun, Outlook
 from deployments.embedding.scheduler.demand import Demand
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.run_queue import RunQueue
-from deployments.embedding.scheduler.state import Q, Query
+from deployments.embedding.scheduler.state import Q, ScheduledQuery
 
 _NEVER = math.inf
 
@@ -71,7 +71,9 @@ class Admission(ABC, Generic[Q]):
     demand: Demand
 
     @abstractmethod
-    def fitting(self, now: float, queries: Sequence[Query], total_s: float, outlook: Outlook, run_s: float) -> int:
+    def fitting(
+        self, now: float, queries: Sequence[ScheduledQuery], total_s: float, outlook: Outlook, run_s: float
+    ) -> int:
         """How many of the first of these have room; `total_s`: their cost; `run_s`: the most work of a run."""
 
     @abstractmethod
@@ -94,24 +96,24 @@ class Admission(ABC, Generic[Q]):
         """Tenants to which the device opens later than to others."""
         return ()
 
-    def promote(self, _now: float, _queries: Sequence[Query], _total_s: float) -> None:
+    def promote(self, _now: float, _queries: Sequence[ScheduledQuery], _total_s: float) -> None:
         """Make deferrable queries urgent where they would be better off."""
 
     def never(self, _cost_s: float, _left_s: float) -> bool:
         """A query of that cost does not end within `left_s` on an idle device either."""
         return False
 
-    def may_wait_s(self, _now: float, _query: Query, _f: float) -> float:
+    def may_wait_s(self, _now: float, _query: ScheduledQuery, _f: float) -> float:
         """Seconds that an idle device may wait before it starts what waits, this query among it."""
         return _NEVER
 
-    def deferrable_s(self, _now: float, _urgent: Sequence[Query]) -> tuple[float, float]:
+    def deferrable_s(self, _now: float, _urgent: Sequence[ScheduledQuery]) -> tuple[float, float]:
         """Deferrable work that a run takes behind these urgent queries; and the most with their share of any run, which
         is less only where the urgent ones would wait for it.
         """
         return _NEVER, _NEVER
 
-    def bulk_s(self, _now: float, _urgent: Sequence[Query]) -> float:
+    def bulk_s(self, _now: float, _urgent: Sequence[ScheduledQuery]) -> float:
         """The most bulk work of a run of these urgent queries."""
         return _NEVER
 
@@ -123,7 +125,9 @@ class DeadlineAdmission(Admission[Q]):
     is_probe: bool = False
     _probe: IdleProbe = field(default_factory=IdleProbe)
 
-    def fitting(self, now: float, queries: Sequence[Query], total_s: float, outlook: Outlook, run_s: float) -> int:
+    def fitting(
+        self, now: float, queries: Sequence[ScheduledQuery], total_s: float, outlook: Outlook, run_s: float
+    ) -> int:
         if self.limits.policy.depth == 0:
             return 0
         room_s = self._room_for(now, queries[0], outlook, run_s)
@@ -163,7 +167,7 @@ class DeadlineAdmission(Admission[Q]):
     def over_share(self) -> Sequence[str]:
         return self.demand.shares.named
 
-    def promote(self, now: float, queries: Sequence[Query], total_s: float) -> None:
+    def promote(self, now: float, queries: Sequence[ScheduledQuery], total_s: float) -> None:
         """Where the device is idle, they fit into the SLO, and are more work than the deferrable share of a run."""
         limits, first = self.limits, queries[0]
         slo_s = limits.policy.slo_s
@@ -179,13 +183,13 @@ class DeadlineAdmission(Admission[Q]):
         longest_s = _NEVER if policy.depth is None else policy.slo_s
         return min(limits.predictor.seconds(cost_s), limits.model.beta_s + cost_s) > min(left_s, longest_s)
 
-    def may_wait_s(self, now: float, query: Query, f: float) -> float:
+    def may_wait_s(self, now: float, query: ScheduledQuery, f: float) -> float:
         queue, predictor = self.queue, self.limits.predictor
         if query.deferrable:
             return predictor.fill_s(query.due - now) - self.limits.policy.slo_s
         return predictor.fill_s(queue.urgent[0].due - now) - f * predictor.seconds(queue.next_run_s)
 
-    def deferrable_s(self, now: float, urgent: Sequence[Query]) -> tuple[float, float]:
+    def deferrable_s(self, now: float, urgent: Sequence[ScheduledQuery]) -> tuple[float, float]:
         limits, predictor, urgent_s = self.limits, self.limits.predictor, sum(query.cost_s for query in urgent)
         fill_s = predictor.work_s(predictor.fill_s(limits.policy.bulk_share * limits.policy.slo_s)) - urgent_s
         if self.demand.has_urgent(now):
@@ -195,7 +199,7 @@ class DeadlineAdmission(Admission[Q]):
         most_s = predictor.work_s(predictor.fill_s(urgent[0].due - now)) - urgent_s
         return min(fill_s, most_s), most_s
 
-    def _may_share_last_pass(self, now: float, urgent: Sequence[Query], ahead_s: float) -> bool:
+    def _may_share_last_pass(self, now: float, urgent: Sequence[ScheduledQuery], ahead_s: float) -> bool:
         """Those urgent queries that may be in the last pass are in time also where others fill it. `ahead_s`: the work
         of all urgent ones.
         """
@@ -208,7 +212,7 @@ class DeadlineAdmission(Admission[Q]):
                 return False
         return True
 
-    def bulk_s(self, now: float, urgent: Sequence[Query]) -> float:
+    def bulk_s(self, now: float, urgent: Sequence[ScheduledQuery]) -> float:
         """Where runs of its own cost bulk little, it lengthens no urgent query's, unless none ran for an SLO."""
         limits = self.limits
         if not urgent:
@@ -225,7 +229,7 @@ class DeadlineAdmission(Admission[Q]):
             self._probe.back_off()
         self.is_probe = False
 
-    def _room_for(self, now: float, query: Query, outlook: Outlook, run_s: float) -> float:
+    def _room_for(self, now: float, query: ScheduledQuery, outlook: Outlook, run_s: float) -> float:
         if query.bulk:
             return max(self.bulk_room_s, 0.0 if self.queue.bulk_line.queries else query.cost_s)
         if query.deferrable:
@@ -258,7 +262,7 @@ class DeadlineAdmission(Admission[Q]):
                 left_s = min(left_s, line[0].due - now)
         return min(room_s, predictor.work_s((predictor.fill_s(left_s) - until_s) / f) - work_s)
 
-    def _deferrable_room_s(self, now: float, query: Query, outlook: Outlook) -> float:
+    def _deferrable_room_s(self, now: float, query: ScheduledQuery, outlook: Outlook) -> float:
         limits, queue, slo_s, (f, until_s) = self.limits, self.queue, self.limits.policy.slo_s, outlook
         left_s = limits.predictor.fill_s(query.due - now)
         with_it_s = f * limits.predictor.seconds(queue.next_run_s + query.cost_s)
@@ -272,7 +276,7 @@ class DeadlineAdmission(Admission[Q]):
             room_s = max(room_s, query.cost_s)  # one that is larger than the share is let through by itself
         return room_s
 
-    def _may_probe(self, now: float, queries: Sequence[Query], total_s: float) -> bool:
+    def _may_probe(self, now: float, queries: Sequence[ScheduledQuery], total_s: float) -> bool:
         """Whether an idle device admits these queries as a probe. Several at once must be in time if it is quick."""
         limits = self.limits
         in_time = limits.pacing.pause_s + limits.model.beta_s + total_s <= queries[0].due - now

@@ -12,7 +12,7 @@ from deployments.admission.least_squares import non_negative
 QUERY_TOKENS = 75  # of the paper's query, for which alpha stands
 _LEAST_TOKEN_S = 1e-10  # measured runs may all take the same; alpha, by which others divide, is never 0
 
-Run = tuple[Sequence[int], float]  # tokens of each query of a run, and the seconds that it took
+MeasuredRun = tuple[Sequence[int], float]  # tokens of each query of a run, and the seconds that it took
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class CostModel:
         return cls(0.0, alpha_s / QUERY_TOKENS, 0.0, beta_s)
 
     @classmethod
-    def fit(cls, runs: Sequence[Run]) -> CostModel:
+    def fit(cls, runs: Sequence[MeasuredRun]) -> CostModel:
         """Non-negative least squares over measured runs, each weighted by its own time: a tenth off is as bad for a
         short run as for a long one. Raises ValueError for no runs.
         """

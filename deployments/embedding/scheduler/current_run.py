@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from deployments.admission.predictor import EndedRun, LinePredictor
 from deployments.embedding.scheduler.cost_fit import CostFit
 from deployments.embedding.scheduler.limits import Limits
-from deployments.embedding.scheduler.state import Query
+from deployments.embedding.scheduler.state import ScheduledQuery
 
 _OVERDUE_SHARE = 0.25  # of what a run is late by: how long it is thought to need still
 _LEAST_OVERDUE = 0.25  # of the SLO: a shorter run that is overdue says nothing about longer ones
@@ -42,7 +42,7 @@ class CurrentRun:
     _planned_by: LinePredictor | None = None
     _answers: list[tuple[float, float]] = field(default_factory=list)  # of each query: predicted, actual seconds
 
-    def begin(self, now: float, queries: Sequence[Query]) -> None:
+    def begin(self, now: float, queries: Sequence[ScheduledQuery]) -> None:
         self._held_s = now - self.since
         self.is_running, self._began, self.since = True, now, now
         self.unanswered, self.bulk = len(queries), sum(query.bulk for query in queries)
@@ -54,7 +54,7 @@ class CurrentRun:
         self.predicted_s = self.limits.predictor.seconds(self.work_s)
         self._foresee()
 
-    def passed(self, now: float, queries: Sequence[Query]) -> None:
+    def passed(self, now: float, queries: Sequence[ScheduledQuery]) -> None:
         """These are answered. Their predictions are compared with what happened."""
         self._done_s += sum(query.cost_s for query in queries)
         for query in queries:

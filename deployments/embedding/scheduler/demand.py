@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from deployments.admission.fair_share import Account, Shares, Tenant
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.starvation import LongQueries
-from deployments.embedding.scheduler.state import Query
+from deployments.embedding.scheduler.state import ScheduledQuery
 
 _LEAST_OTHERS = 0.25  # of a run: the others have at least so much of it, also where the SLO is short
 # If no setting says what the others have of a run: half of beta, but no less and no more than these shares of the run.
@@ -49,12 +49,12 @@ class Demand:
         """An urgent query came lately."""
         return now - self._rho_at < _RHO_S
 
-    def open_account(self, now: float, tenant: Tenant, queries: Sequence[Query]) -> None:
+    def open_account(self, now: float, tenant: Tenant, queries: Sequence[ScheduledQuery]) -> None:
         account = self.shares.account(now, tenant)
         for query in queries:
             query.account = account
 
-    def note(self, now: float, queries: Sequence[Query], taken: int, total_s: float) -> None:
+    def note(self, now: float, queries: Sequence[ScheduledQuery], taken: int, total_s: float) -> None:
         """The first `taken` of these were admitted: for the fairness to tenants, and to long queries."""
         if (account := queries[0].account) is not None:
             account.count(total_s, total_s if taken == len(queries) else sum(query.cost_s for query in queries[:taken]))
@@ -96,7 +96,7 @@ class Demand:
             share = min(_LONGEST_OTHERS, max(_SHORTEST_OTHERS, _BETA_OTHERS * beta_s / max(most_s, 1e-9)))
         return min(share * most_s, max(in_time_s, _LEAST_OTHERS * most_s))
 
-    def prefers(self, query: Query) -> bool:
+    def prefers(self, query: ScheduledQuery) -> bool:
         """It gets room that is kept for long queries: it is deferrable, or its tenant asks for less than its share."""
         account = query.account
         return query.deferrable or (self.shares.has_level and account is not None and not account.is_over_share)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from deployments.embedding.scheduler.admission import Admission, Opening
 from deployments.embedding.scheduler.current_run import Outlook
-from deployments.embedding.scheduler.state import Q, Query
+from deployments.embedding.scheduler.state import Q, ScheduledQuery
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -20,7 +20,9 @@ class DepthAdmission(Admission[Q]):
 
     depth: int | None = None
 
-    def fitting(self, _now: float, queries: Sequence[Query], _total_s: float, _outlook: Outlook, _run_s: float) -> int:
+    def fitting(
+        self, _now: float, queries: Sequence[ScheduledQuery], _total_s: float, _outlook: Outlook, _run_s: float
+    ) -> int:
         """Without the places that the queries' tenant leaves to others."""
         first = queries[0]
         free, account = self._free(bulk=first.bulk), first.account

@@ -35,7 +35,7 @@ from deployments.embedding.scheduler.depth_admission import DepthAdmission
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.run_queue import RunQueue
 from deployments.embedding.scheduler.starvation import LongQueries
-from deployments.embedding.scheduler.state import Policy, Q, Query, Refusals, ReplicaState
+from deployments.embedding.scheduler.state import Policy, Q, Refusals, ReplicaState, ScheduledQuery
 
 _NOW_S = 0.0005  # who would wait for less starts: the loop's timers count milliseconds
 _HOLD_SLO = 0.01  # of the SLO: so long a run waits for what becomes of a part of a request
@@ -181,7 +181,7 @@ class Scheduler(Generic[Q]):
         if not is_running:
             self._start_by = min(self._start_by, now + max(0.0, admission.may_wait_s(now, queries[0], f)))
 
-    def _count_refused(self, count: int, query: Query, now: float) -> None:
+    def _count_refused(self, count: int, query: ScheduledQuery, now: float) -> None:
         if self.limits.policy.depth == 0:
             self.refusals.closed += count
         elif self.admission.never(query.cost_s, query.due - now):
@@ -228,7 +228,7 @@ class Scheduler(Generic[Q]):
         self.run.begin(now, run)
         return run
 
-    def passed(self, now: float, queries: Iterable[Query]) -> None:
+    def passed(self, now: float, queries: Iterable[ScheduledQuery]) -> None:
         """These queries of the running run are answered."""
         self.run.passed(now, list(queries))
 
@@ -246,13 +246,13 @@ class Scheduler(Generic[Q]):
             waits_s = (self.admission.may_wait_s(now, query, 1.0) for query in heads)
             self._start_by = now + max(0.0, min(waits_s, default=_NEVER))
 
-    def remove(self, queries: Iterable[Query]) -> None:
+    def remove(self, queries: Iterable[ScheduledQuery]) -> None:
         """Nobody wants these any more."""
         self._forget(queries)
         if not (self.queue.count or self.run.is_running):
             self._by_finish.is_probe = False  # it was called off
 
-    def _forget(self, queries: Iterable[Query]) -> None:
+    def _forget(self, queries: Iterable[ScheduledQuery]) -> None:
         """These do not wait any more."""
         gone = set(map(id, queries))
         if gone:

@@ -27,7 +27,7 @@ class Policy:
 
 
 @dataclass(slots=True, eq=False)
-class Query:
+class ScheduledQuery:
     """One query that is offered. `due` is its deadline, by the schedule's clock, in s. A caller adds fields of its own
     in a subclass, Q, and gets its queries back as such.
     """
@@ -48,7 +48,7 @@ class Query:
     was_idle: bool = field(init=False, repr=False)  # the device was, and later arrivals may still delay its start
 
 
-Q = TypeVar("Q", bound=Query)
+Q = TypeVar("Q", bound=ScheduledQuery)
 
 
 class ReplicaState(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from deployments.admission.predictor import LinePredictor
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.embedding.scheduler.scheduler import Scheduler
-from deployments.embedding.scheduler.state import Policy, Query
+from deployments.embedding.scheduler.state import Policy, ScheduledQuery
 from tests.kit.simulation.laws import BASES, LAWS, Base, Exact, overhead
 
 WARM_S, WARM_BURSTS_S = 30.0, 70.0  # that do not count
@@ -56,7 +56,7 @@ def arrivals(base: Base, law: Exact, style: str, load: str, seed: int) -> list[t
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Served(Query):
+class Served(ScheduledQuery):
     """`ended` is nan while it is not answered."""
 
     at: float
