@@ -9,7 +9,7 @@ from calibration.generation.overlap import Overlap
 from calibration.generation.promise_proof import PromiseProof
 from calibration.generation.request_capacity import Mix, SimulatedReplica
 from calibration.generation.step_report_model import (
-    GenerationReport,
+    GenerationCalibrationReport,
     OverlapReport,
     PromiseReport,
     ProofReport,
@@ -84,10 +84,10 @@ class GenerationResult(RunResult):
         found = [Overlap.of(fit.time, fit.host, room.blocks, context, fit.kv_token_s) for context in contexts]
         return [one for one in found if one is not None and one.context <= self.info["max_input_length"]]
 
-    def report(self, problem: str | None, written: WrittenReport) -> GenerationReport:
+    def report(self, problem: str | None, written: WrittenReport) -> GenerationCalibrationReport:
         """All that was found. `problem` says why the calibration refused, None where it did not."""
         promise = self.policy
-        return GenerationReport(
+        return GenerationCalibrationReport(
             **self.head(problem, written, proven=self.proven),
             settings=PromiseReport(
                 ttft_s=promise.ttft_s,

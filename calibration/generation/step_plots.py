@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from calibration.generation.overlap import largest_ratio
-from calibration.generation.step_report_model import GenerationReport, OverlapReport, ProofReport
+from calibration.generation.step_report_model import GenerationCalibrationReport, OverlapReport, ProofReport
 from calibration.report.plots import DOTS_PER_INCH, GREY, INK, LABEL_BOX, SLO, canvas, plain_axes, png
 from calibration.report.tables import POOLS
 
@@ -20,7 +20,7 @@ _MARKS = "osD^v<>P"
 _TIGHT = 0.10  # of the measured: between these lines
 
 
-def steps(report: GenerationReport, name: str) -> bytes:
+def steps(report: GenerationCalibrationReport, name: str) -> bytes:
     """Seconds that each planned step was predicted to take, over those that it took; both axes logarithmic."""
     pool = report.pools[name]
     figure, axes = canvas(height_in=6.0)
@@ -73,7 +73,7 @@ def overlaps(found: Sequence[OverlapReport], name: str) -> bytes:
     return png(figure, legend=True)
 
 
-def promises(report: GenerationReport) -> bytes | None:
+def promises(report: GenerationCalibrationReport) -> bytes | None:
     """The share of first tokens, and of answers, that came within so many seconds; None where no stream was sent."""
     if not report.streams:
         return None

@@ -9,12 +9,12 @@ import numpy as np
 from rich.console import Console
 
 from calibration.generation import step_plots
-from calibration.generation.step_report_model import GenerationReport, ProofReport, StepPoolReport
+from calibration.generation.step_report_model import GenerationCalibrationReport, ProofReport, StepPoolReport
 from calibration.report.page import html_pictures, html_table, number, seconds, show_report, text, write_report
 from calibration.report.tables import DASH, POOLS, Sheet, percent
 
 
-def write(folder: Path, report: GenerationReport) -> Path:
+def write(folder: Path, report: GenerationCalibrationReport) -> Path:
     """Write `report.json`, the pictures and `report.html` into `folder`; the path of the last."""
     pictures = {
         f"steps-{name}.png": (f"Predicted over measured steps, {POOLS[name]}", step_plots.steps(report, name))
@@ -32,12 +32,12 @@ def write(folder: Path, report: GenerationReport) -> Path:
     return write_report(folder, report, verdict(report), pictures, findings)
 
 
-def show(console: Console, report: GenerationReport) -> None:
+def show(console: Console, report: GenerationCalibrationReport) -> None:
     """The step times, whether a host pays, the streams and the verdict, for a terminal of 100 columns."""
     show_report(console, report, verdict(report), (_times(report), *_hosts(report), _streams(report)))
 
 
-def verdict(report: GenerationReport) -> str:
+def verdict(report: GenerationCalibrationReport) -> str:
     promise = report.settings
     if report.is_refused:
         return f"refused: {text(report.reason)}"
@@ -48,12 +48,12 @@ def verdict(report: GenerationReport) -> str:
     return f"estimated, not proven: {found}" if report.outcome == "estimated" else found
 
 
-def _measured(report: GenerationReport) -> dict[str, StepPoolReport]:
+def _measured(report: GenerationCalibrationReport) -> dict[str, StepPoolReport]:
     """The preferred pool first."""
     return {name: report.pools[name] for name in POOLS if name in report.pools and report.pools[name].step_time}
 
 
-def _times(report: GenerationReport) -> Sheet | None:
+def _times(report: GenerationCalibrationReport) -> Sheet | None:
     pools = _measured(report)
     if not pools:
         return None
@@ -89,7 +89,7 @@ def _times(report: GenerationReport) -> Sheet | None:
     )
 
 
-def _hosts(report: GenerationReport) -> list[Sheet]:
+def _hosts(report: GenerationCalibrationReport) -> list[Sheet]:
     """Of pools whose hosts hold a part of the cache: whether it pays."""
     return [_host(name, pool) for name, pool in _measured(report).items() if pool.overlaps]
 
@@ -117,7 +117,7 @@ def _host(name: str, pool: StepPoolReport) -> Sheet:
     return Sheet(f"Hybrid decoding: {POOLS[name]}", columns, rows, caption)
 
 
-def _streams(report: GenerationReport) -> Sheet | None:
+def _streams(report: GenerationCalibrationReport) -> Sheet | None:
     if not report.streams:
         return None
     rows = [

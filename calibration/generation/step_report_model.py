@@ -84,7 +84,7 @@ class ProofReport(ReportPart):
     paces_s: list[float]
 
 
-class GenerationReport(ReportHead):
+class GenerationCalibrationReport(ReportHead):
     """`report.json`. `capacity`: requests of the mix a second of which 99 % are admitted, in virtual time."""
 
     emulated_means = (

@@ -40,7 +40,7 @@ class _NotReached(WindveError):
     """Nobody answers there, or not as a windve service does."""
 
 
-class Reading(NamedTuple):
+class Snapshot(NamedTuple):
     """`/info` at a moment. `at`: seconds of a clock that only goes forward."""
 
     at: float
@@ -108,7 +108,7 @@ def _interval(word: str) -> float:
     return seconds
 
 
-def _next(address: str, key: str | None, before: dict[str, Reading]) -> RenderableType:
+def _next(address: str, key: str | None, before: dict[str, Snapshot]) -> RenderableType:
     """The next picture. `before`: the last reading of each Router, which is replaced."""
     try:
         now = _read(address, key)
@@ -118,7 +118,7 @@ def _next(address: str, key: str | None, before: dict[str, Reading]) -> Renderab
     return render(now, last)
 
 
-def _read(address: str, key: str | None) -> Reading:
+def _read(address: str, key: str | None) -> Snapshot:
     """Raises _NotReached."""
     request = urllib.request.Request(f"{address}/info")  # noqa: S310 - the scheme was checked
     if key is not None:
@@ -135,13 +135,13 @@ def _read(address: str, key: str | None) -> Reading:
         raise _NotReached(f"{address} does not answer: {getattr(error, 'reason', error)}") from None
     if not isinstance(info, dict) or "pools" not in (info.get("windve") or {}):
         raise _NotReached(f"{address}/info has no pools: no windve service answers there")
-    return Reading(time.monotonic(), info)
+    return Snapshot(time.monotonic(), info)
 
 
 # --- how it is shown ---
 
 
-def render(now: Reading, last: Reading | None) -> Group:
+def render(now: Snapshot, last: Snapshot | None) -> Group:
     """The picture of a reading. `last`: the one before it of the same Router, for what is told a second. Pure."""
     shown: list[RenderableType] = []
     former = {} if last is None else {model.get("model_id"): model for model in last.models}

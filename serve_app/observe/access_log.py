@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import orjson
 
-from serve_app.observe.facts import Ended, TracedRequest
+from serve_app.observe.facts import EndedRequest, TracedRequest
 
 logger = logging.getLogger("ray.serve")
 
@@ -24,7 +24,7 @@ _EVERY_S = 0.25
 _MOST_WAITING = 20_000  # lines, while the disk is slow
 
 
-def is_wanted(level: Level, traced: TracedRequest, ended: Ended, slo_s: float) -> bool:
+def is_wanted(level: Level, traced: TracedRequest, ended: EndedRequest, slo_s: float) -> bool:
     """Whether a level wants the line: `slow` what came after its deadline or failed by an error of ours, `errors` these
     and all that was not answered.
     """
@@ -38,7 +38,7 @@ def is_wanted(level: Level, traced: TracedRequest, ended: Ended, slo_s: float) -
     return ended.actual_s > slo_s if traced.facts is None else traced.facts.is_late(ended.actual_s, slo_s)
 
 
-def line(traced: TracedRequest, ended: Ended) -> dict[str, Any]:
+def line(traced: TracedRequest, ended: EndedRequest) -> dict[str, Any]:
     """What the log says of a request. Times are seconds."""
     common = {
         "time": datetime.fromtimestamp(traced.began_s, UTC).isoformat(timespec="milliseconds"),

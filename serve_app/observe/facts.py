@@ -62,7 +62,7 @@ class TracedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedRequest:
     """How it ended. `route`: one of ours, never what the client wrote. `status`: HTTP's number or gRPC's name."""
 
     route: str

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from deployments.errors import WindveError
 from serve_app.observe.access_log import Level, LineWriter, is_wanted, line
-from serve_app.observe.facts import Ended, TracedRequest, trace_id
+from serve_app.observe.facts import EndedRequest, TracedRequest, trace_id
 from serve_app.observe.tracer import Tracer
 from serve_app.web.admission_headers import waited_s
 
@@ -122,7 +122,7 @@ class Observer:
         return trace
 
     def _end(self, traced: TracedRequest, route: str, status: int | str, error: BaseException | None) -> None:
-        ended = Ended(route, status, asyncio.get_running_loop().time() - traced.started, error)
+        ended = EndedRequest(route, status, asyncio.get_running_loop().time() - traced.started, error)
         if traced.tenant is None and traced.facts is not None:
             traced.tenant = traced.facts.tenant  # of a stream each message asks who sends it
         config = self._configs.get(traced.model or "")

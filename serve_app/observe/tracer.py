@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.errors import SettingsError
 from deployments.settings import Traces
-from serve_app.observe.facts import Attributes, Ended, TracedRequest
+from serve_app.observe.facts import Attributes, EndedRequest, TracedRequest
 from serve_app.version import VERSION
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Tracer:
         span = self._tracer.start_span("request", parent, SpanKind.SERVER, start_time=_ns(began_s))
         return span if span.is_recording() else None
 
-    def end(self, traced: TracedRequest, ended: Ended) -> None:
+    def end(self, traced: TracedRequest, ended: EndedRequest) -> None:
         """The request has ended: its span and those within it are done."""
         from opentelemetry.context import Context
         from opentelemetry.trace import set_span_in_context
@@ -97,7 +97,7 @@ class Tracer:
         span.end(_ns(traced.began_s + ended.actual_s))
 
 
-def _about(traced: TracedRequest, ended: Ended) -> Attributes:
+def _about(traced: TracedRequest, ended: EndedRequest) -> Attributes:
     """OpenTelemetry's names where it has some (semantic conventions of HTTP, RPC and GenAI)."""
     told: dict[str, Any] = {"windve.request_id": traced.request_id, "windve.tenant": traced.tenant}
     if isinstance(ended.status, int):

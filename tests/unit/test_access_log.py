@@ -24,7 +24,7 @@ from serve_app.embedding.api import HttpApi
 from serve_app.embedding.facts import record_of
 from serve_app.embedding.routes import ALL_ROUTES, routes_of
 from serve_app.observe.access_log import LineWriter, is_wanted
-from serve_app.observe.facts import Ended, TracedRequest
+from serve_app.observe.facts import EndedRequest, TracedRequest
 from serve_app.proto.tei_pb2 import EmbedRequest, EncodeRequest, PredictRequest
 from tests.kit.asgi_client import ask
 from tests.kit.fake_router import FakeRouter
@@ -80,7 +80,7 @@ PLAIN = traced()
     ],
 )
 def test_which_level_wants_which_request(error, seconds, one, levels):
-    ended = Ended("POST /embed", 200, seconds, error)
+    ended = EndedRequest("POST /embed", 200, seconds, error)
     assert {level for level in LEVELS if is_wanted(level, one, ended, 1.0)} == levels
 
 

@@ -11,7 +11,7 @@ from deployments.generation.record import GenerationRecord
 from deployments.generation.request import Asked
 from deployments.generation.text.sampling import Sampling
 from serve_app.generation.facts import GenerationFacts
-from serve_app.observe.facts import Ended, TracedRequest
+from serve_app.observe.facts import EndedRequest, TracedRequest
 
 ROUTE = "POST /v1/completions"
 
@@ -67,7 +67,7 @@ def traced(found, error=None, ended_at=20.0):
 
     tracer = collector.observer._tracer
     request = TracedRequest(None, None, 10.0, 10.0, facts=found, span=tracer.begin({}, 10.0))
-    tracer.end(request, Ended(ROUTE, 200, ended_at - 10.0, error))
+    tracer.end(request, EndedRequest(ROUTE, 200, ended_at - 10.0, error))
     return collector
 
 

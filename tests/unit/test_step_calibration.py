@@ -18,7 +18,7 @@ from calibration.generation.generation_run import GenerationCalibration
 from calibration.generation.overlap import Overlap
 from calibration.generation.promise_proof import PromiseProof, PromiseStream
 from calibration.generation.request_capacity import Arrival, Mix, SimulatedReplica, capacity, longest_prompt, refused
-from calibration.generation.step_report_model import GenerationReport
+from calibration.generation.step_report_model import GenerationCalibrationReport
 from calibration.generation.step_series import MeasuredStep, StepFit, StepRoom, all_series, measure
 from calibration.generation.token_stream import ClientStream
 from calibration.load import Address
@@ -301,7 +301,7 @@ def test_a_run_finds_tries_and_proves_and_its_report_says_so(calibrate, tmp_path
         "report.json", "report.html", "steps-accelerator.png", "steps-cpu.png", "promises.png"
     }  # fmt: skip
     assert "EMULATED" in page
-    assert GenerationReport.model_validate_json((tmp_path / "report.json").read_text()) == made
+    assert GenerationCalibrationReport.model_validate_json((tmp_path / "report.json").read_text()) == made
     assert f"{found.capacity:.3g} requests a second" in said
     with pytest.raises(SettingsError, match="about an application that generates"):
         CalibrationReport.parse((tmp_path / "report.json").read_bytes(), "report.json")

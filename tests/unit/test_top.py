@@ -11,7 +11,7 @@ from rich.console import Console
 
 from serve_app.cli import top
 from serve_app.cli.main import main
-from serve_app.cli.top import Reading, render
+from serve_app.cli.top import Snapshot, render
 
 REPLICA = {
     "queries": 100,
@@ -55,8 +55,8 @@ def changed(*changes):
 
 def shown(now, last=None, since_s=2.0):
     console = Console(width=200, file=io.StringIO())
-    before = None if last is None else Reading(10.0, last)
-    console.print(render(Reading(10.0 + since_s, now), before))
+    before = None if last is None else Snapshot(10.0, last)
+    console.print(render(Snapshot(10.0 + since_s, now), before))
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
 
 
