@@ -34,7 +34,7 @@ from deployments.models.tokenising import ON_LOOP, estimated_tokens
 from deployments.models.tokenizer import Query, Token
 from deployments.models.tokenizer_cache import ask_once
 from deployments.models.tokenizer_check import checked_tokenizer
-from deployments.serving.router import BaseRouter, Handles, Host
+from deployments.serving.router import BaseRouter, Handles, RouterContext
 from deployments.settings import Settings
 
 _JOIN_S, _LOOK_S = 3.0, 0.01  # since the start; between two looks
@@ -52,12 +52,12 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         settings: Settings,
         topology: Topology,
         handles: Handles,
-        host: Host[ModelCard, Encoder] | None = None,
+        context: RouterContext[ModelCard, Encoder] | None = None,
     ) -> None:
-        host = host or _host(settings)
-        super().__init__(settings, topology, handles, host)
-        self.metrics = RouterMetrics(host.instruments)
-        self._encoder = host.tokenizer
+        context = context or _context(settings)
+        super().__init__(settings, topology, handles, context)
+        self.metrics = RouterMetrics(context.instruments)
+        self._encoder = context.tokenizer
         self._placer = Placer(self.pools)
         self._bulk = BulkQueue(self._placer)
 
@@ -323,11 +323,11 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         self.metrics.publish(self.config.slo_s, {name: pool.state() for name, pool in self.pools.items()})
 
 
-def _host(settings: Settings) -> Host[ModelCard, Encoder]:
+def _context(settings: Settings) -> RouterContext[ModelCard, Encoder]:
     """Within a replica of Serve."""
     card = read_model_card(settings.model)
     fast = checked_tokenizer(card, settings.model.tokenizer, ask_once)
-    return Host.of_serve(card, Encoder(card, auto_truncate=settings.limits.auto_truncate, fast=fast))
+    return RouterContext.of_serve(card, Encoder(card, auto_truncate=settings.limits.auto_truncate, fast=fast))
 
 
 def _too_late(timeout_s: float) -> DeadlineExceeded:

@@ -31,7 +31,7 @@ from deployments.generation.text.sampling import Picked
 from deployments.hardware.device_detector import CPU, Topology
 from deployments.models.tokenizer_cache import ask_once
 from deployments.models.tokenizer_check import checked_tokenizer
-from deployments.serving.router import BaseRouter, Handles, Host
+from deployments.serving.router import BaseRouter, Handles, RouterContext
 
 logger = logging.getLogger("ray.serve")
 
@@ -52,13 +52,13 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
         settings: GenerationSettings,
         topology: Topology,
         handles: Handles,
-        host: Host[GenerationCard, Tokenizer] | None = None,
+        context: RouterContext[GenerationCard, Tokenizer] | None = None,
     ) -> None:
-        host = host or _host(settings)
-        super().__init__(settings, topology, handles, host)
-        self.tokenizer = host.tokenizer
-        self.metrics = GenerationMetrics(host.instruments)
-        self._placer = GenerationPlacer(self.pools, host.card)
+        context = context or _context(settings)
+        super().__init__(settings, topology, handles, context)
+        self.tokenizer = context.tokenizer
+        self.metrics = GenerationMetrics(context.instruments)
+        self._placer = GenerationPlacer(self.pools, context.card)
 
     def _parse(self, user_config: Any) -> GenerationConfig:
         return GenerationConfig.parse(user_config)
@@ -235,10 +235,10 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
         self.metrics.publish(Promise(self.config.ttft_s, self.config.tpot_s), figures)
 
 
-def _host(settings: GenerationSettings) -> Host[GenerationCard, Tokenizer]:
+def _context(settings: GenerationSettings) -> RouterContext[GenerationCard, Tokenizer]:
     """Within a replica of Serve."""
     card = read_generation_card(settings.model)
-    return Host.of_serve(card, checked_tokenizer(card.model, settings.model.tokenizer, ask_once))
+    return RouterContext.of_serve(card, checked_tokenizer(card.model, settings.model.tokenizer, ask_once))
 
 
 def _spoken(request: GenerationRequest, new: list[NewToken]) -> Iterator[Piece]:

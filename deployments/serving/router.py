@@ -35,7 +35,7 @@ M = TypeVar("M", bound=Named)  # a card
 T = TypeVar("T")  # what makes tokens of texts
 
 
-class Host(NamedTuple, Generic[M, T]):
+class RouterContext(NamedTuple, Generic[M, T]):
     """What a Router finds where it runs: the names of its replica and node, Serve's metrics, and the model's files."""
 
     replica: str
@@ -45,7 +45,7 @@ class Host(NamedTuple, Generic[M, T]):
     tokenizer: T
 
     @classmethod
-    def of_serve(cls, card: M, tokenizer: T) -> Host[M, T]:
+    def of_serve(cls, card: M, tokenizer: T) -> RouterContext[M, T]:
         """Within a replica of Serve."""
         import ray
         from ray import serve
@@ -72,14 +72,14 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
 
     pool_type: type[P]
 
-    def __init__(self, settings: S, topology: Topology, handles: Handles, host: Host[M, Any]) -> None:
+    def __init__(self, settings: S, topology: Topology, handles: Handles, context: RouterContext[M, Any]) -> None:
         self.settings, self.topology = settings, topology
-        self.replica, self.card = host.replica, host.card
+        self.replica, self.card = context.replica, context.card
         self.config: C  # once `reconfigure` was called
         self.config_problem: str | None = None
         self.started = time.time()
         self.pools: dict[str, P] = {}
-        self._node, self._handles = host.node, handles
+        self._node, self._handles = context.node, handles
         self._trials = Trials()
 
     async def reconfigure(self, user_config: Any) -> None:

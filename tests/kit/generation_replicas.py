@@ -17,7 +17,7 @@ from deployments.generation.settings import GenerationSettings
 from deployments.generation.step_loop import StepLoop
 from deployments.hardware.device_detector import Topology
 from deployments.serving.frames import HEAD, WIRE
-from deployments.serving.router import Host
+from deployments.serving.router import RouterContext
 from deployments.serving.wire import RouterConnection, Server
 from tests.kit.simulation.application import NoInstruments
 
@@ -192,8 +192,8 @@ class Replica:
 def router_of(pools, args=ARGS, end_tokens=()):
     """A Router of these pools, the accelerator's first, whose replicas are yet to be followed."""
     topology = Topology(tuple(pools), dict.fromkeys(pools, 1), cpu_overflow=True, reason="a test")
-    host = Host("router", "n", NoInstruments(), Card(end_tokens), WORDS)
-    return GenerationRouter(GenerationSettings.parse(args), topology, {name: (name, None) for name in pools}, host)
+    context = RouterContext("router", "n", NoInstruments(), Card(end_tokens), WORDS)
+    return GenerationRouter(GenerationSettings.parse(args), topology, {name: (name, None) for name in pools}, context)
 
 
 def reach_of(replicas, late_s=lambda: 0.0):

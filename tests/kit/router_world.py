@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future
 from deployments.embedding.request import Wanted
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import read_model_card
-from deployments.serving.router import Host
+from deployments.serving.router import RouterContext
 from deployments.settings import Settings
 from tests.kit.replica_world import V100, proven
 from tests.kit.simulation import application
@@ -57,8 +57,8 @@ class World(Cluster):
         encoder = Encoder(_card(), auto_truncate=SETTINGS.limits.auto_truncate)
         encoder.tokenising._thread = encoder.tokenising._slow_thread = Inline()
         counts = {pool: len(replicas) for pool, replicas in self.pools.items()}
-        host = Host(name, "n", instruments or NoInstruments(), _card(), encoder)
-        router = SimulatedRouter(self, counts, host, SETTINGS)
+        context = RouterContext(name, "n", instruments or NoInstruments(), _card(), encoder)
+        router = SimulatedRouter(self, counts, context, SETTINGS)
         await router.reconfigure(self.config)
         await asyncio.sleep(0.3)
         return router

@@ -38,7 +38,7 @@ from deployments.models.tokenising import Tokenising
 from deployments.models.tokenizer import TokenIds
 from deployments.serving.frames import WIRE
 from deployments.serving.metrics import Instruments
-from deployments.serving.router import Host
+from deployments.serving.router import RouterContext
 from deployments.settings import RequestLimits, Settings
 from tests.kit.simulation.arrivals import Arrival
 from tests.kit.simulation.device import Device, Engine
@@ -173,10 +173,14 @@ class SimulatedRouter(Router):
     """The Router without Serve. `counts`: replicas by pool."""
 
     def __init__(
-        self, cluster: Cluster, counts: Mapping[str, int], host: Host[ModelCard, Encoder], settings: Settings
+        self,
+        cluster: Cluster,
+        counts: Mapping[str, int],
+        context: RouterContext[ModelCard, Encoder],
+        settings: Settings,
     ) -> None:
         topology = Topology(tuple(counts), dict(counts), len(counts) > 1, "simulated")
-        super().__init__(settings, topology, dict.fromkeys(counts, ("", cast("Any", None))), host)
+        super().__init__(settings, topology, dict.fromkeys(counts, ("", cast("Any", None))), context)
         self.cluster = cluster
         self.core = Core()
         self.open: set[asyncio.Task[None]] = set()
@@ -239,7 +243,7 @@ class Application(Cluster):
         card = SimpleNamespace(
             kinds=("embedding",), token_widths={}, outputs_for=lambda _: ("text",), name="none", max_tokens=_MAX_TOKENS
         )
-        host = Host(
+        context = RouterContext(
             f"router {number}",
             str(number % self.shape.nodes),
             cast("Instruments", NoInstruments()),
@@ -247,7 +251,7 @@ class Application(Cluster):
             cast("Encoder", _Encoder()),
         )
         counts = dict.fromkeys(self.shape.devices, self.shape.nodes)
-        return SimulatedRouter(self, counts, host, cast("Settings", SimpleNamespace(limits=RequestLimits())))
+        return SimulatedRouter(self, counts, context, cast("Settings", SimpleNamespace(limits=RequestLimits())))
 
     async def start(self) -> None:
         shape = self.shape
