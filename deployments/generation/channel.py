@@ -15,7 +15,7 @@ from deployments.serving.channel import RouterChannel
 from deployments.serving.frames import failure_of
 
 
-class Streaming:
+class PendingGeneration:
     """One generation at one replica.
 
     `outcome`: a future that is None once it is admitted, or says how it was refused; it raises ReplicaLost or
@@ -77,48 +77,50 @@ class Streaming:
             self.outcome.exception()  # seen, if nobody waits for it
 
 
-class GenerationChannel(RouterChannel[GenerationOffers, Streaming, GenerationReport]):
+class GenerationChannel(RouterChannel[GenerationOffers, PendingGeneration, GenerationReport]):
     """A Router's end, see its base."""
 
     outgoing, incoming = GenerationOffers, GenerationReport
 
-    def offer(self, offer: GenerationOffer, most_unread: int, on_token: Callable[[NewToken], None]) -> Streaming:
+    def offer(
+        self, offer: GenerationOffer, most_unread: int, on_token: Callable[[NewToken], None]
+    ) -> PendingGeneration:
         """Send it, with a number of its own."""
         self._numbers += 1
         offer.number = self._numbers
         self._outgoing().offers.append(offer)
-        streaming = self.pending[self._numbers] = Streaming(self._numbers, offer.answers, most_unread, on_token)
-        return streaming
+        pending = self.pending[self._numbers] = PendingGeneration(self._numbers, offer.answers, most_unread, on_token)
+        return pending
 
-    def stop(self, streaming: Streaming, answer: int) -> None:
+    def stop(self, pending: PendingGeneration, answer: int) -> None:
         """Nobody wants more of that answer."""
-        if self.pending.get(streaming.number) is streaming:
-            self._outgoing().stopped.append((streaming.number, answer))
-            self._end_answer(streaming, answer)
+        if self.pending.get(pending.number) is pending:
+            self._outgoing().stopped.append((pending.number, answer))
+            self._end_answer(pending, answer)
 
     def hear(self, report: GenerationReport) -> None:
         self._on_report(report)
         for refused in report.refused:
-            if (streaming := self.pending.pop(refused.number, None)) is not None:
-                streaming.refuse(refused)
+            if (pending := self.pending.pop(refused.number, None)) is not None:
+                pending.refuse(refused)
         for number in report.admitted:
-            if (streaming := self.pending.get(number)) is not None:
-                streaming.admit()
+            if (pending := self.pending.get(number)) is not None:
+                pending.admit()
         for token in report.tokens:
-            if (streaming := self.pending.get(token.number)) is not None:
-                self._add(streaming, token)
+            if (pending := self.pending.get(token.number)) is not None:
+                self._add(pending, token)
         for number, problem in report.failed:
-            if (streaming := self.pending.pop(number, None)) is not None:
-                streaming.fail(failure_of(report, number, problem))
+            if (pending := self.pending.pop(number, None)) is not None:
+                pending.fail(failure_of(report, number, problem))
 
-    def _add(self, streaming: Streaming, token: NewToken) -> None:
-        streaming.add(token)
-        if streaming.has_failed:
-            self.call_off(streaming)
+    def _add(self, pending: PendingGeneration, token: NewToken) -> None:
+        pending.add(token)
+        if pending.has_failed:
+            self.call_off(pending)
         elif token.finish is not None:
-            self._end_answer(streaming, token.answer)
+            self._end_answer(pending, token.answer)
 
-    def _end_answer(self, streaming: Streaming, answer: int) -> None:
-        streaming.unended.discard(answer)
-        if not streaming.unended:
-            self.pending.pop(streaming.number, None)
+    def _end_answer(self, pending: PendingGeneration, answer: int) -> None:
+        pending.unended.discard(answer)
+        if not pending.unended:
+            self.pending.pop(pending.number, None)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from deployments.admission.quota import Charge
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
+from deployments.serving.frames import known
 
 
 @dataclass(slots=True, eq=False)
-class Charged(Charge):
+class GenerationCharge(Charge):
     """One generation with a prompt of so many tokens. Device seconds are estimated by the replica's model of a step: of
     what each step takes anyway an answer pays its part.
     """
@@ -24,11 +25,11 @@ class Charged(Charge):
         """As a replica in that state computes it; in place of what was charged so far."""
         self.settle(0.0)
         load = StepLoad().with_chunk(0, self.prompt_tokens)
-        self._spend(self.prompt_tokens, _model(state), load, state)
+        self._spend(self.prompt_tokens, known(StepTime, state.model), load, state)
 
     def came(self, state: StepState, answer: int) -> None:
         """One token more of that answer."""
-        model, rows = _model(state), max(1, state.rows)
+        model, rows = known(StepTime, state.model), max(1, state.rows)
         load = StepLoad(kv_tokens=self.prompt_tokens + self.tokens[answer])
         self.tokens[answer] += 1
         self._spend(1, model, load, state, model.seconds(StepLoad(rows=rows)) / rows)
@@ -41,8 +42,3 @@ class Charged(Charge):
     def settle(self, total: float) -> None:
         Charge.settle(self, total)
         self.device_s = 0.0
-
-
-def _model(state: StepState) -> StepTime:
-    beta_s, row_s, kv_token_s, prompt_token_s, pair_s, knee = state.model[:6]
-    return StepTime(beta_s, row_s, kv_token_s, prompt_token_s, pair_s, int(knee))

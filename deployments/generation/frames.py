@@ -31,7 +31,7 @@ class GenerationOffer(Head):
     - `ids`: of the prompt, int32 [tokens]; in the head how many.
     - `end_tokens`: any of these ends an answer; empty: none does.
     - `tpot_s`: the pace that is promised; None: none is.
-    - The others are as in `request.Asked`.
+    - The others are as in `request.WantedGeneration`.
     """
 
     number: int
@@ -49,8 +49,8 @@ class GenerationOffer(Head):
 
 class GenerationOffers(Head):
     """One frame of a Router. `called_off`: numbers of offers that nobody waits for. `stopped`: (offer, answer) of
-    single answers that have ended at the Router. `settings`: see `GenerationPool.configure`. `asks`: the replica should
-    report its state at once.
+    single answers that have ended at the Router. `settings`: see `GenerationRouterConfig.policy`. `asks`: the replica
+    should report its state at once.
     """
 
     offers: list[GenerationOffer] = msgspec.field(default_factory=list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from deployments.generation.channel import GenerationChannel, Streaming
+from deployments.generation.channel import GenerationChannel, PendingGeneration
 from deployments.generation.frames import GenerationOffer, GenerationReport, NewToken
 from deployments.generation.scheduler.hybrid.host_cache import HostState
 from deployments.generation.scheduler.hybrid.planner import MODES
@@ -27,19 +27,21 @@ class GenerationLink(ReplicaLink[GenerationView, GenerationChannel]):
         """Generations of this Router that are there."""
         return 0 if self._channel is None else len(self._channel.pending)
 
-    def offer(self, offer: GenerationOffer, most_unread: int, on_token: Callable[[NewToken], None]) -> Streaming:
+    def offer(
+        self, offer: GenerationOffer, most_unread: int, on_token: Callable[[NewToken], None]
+    ) -> PendingGeneration:
         """Send the offer. Only while `is_live`."""
         assert self._channel is not None
-        streaming = self._channel.offer(offer, most_unread, on_token)
+        pending = self._channel.offer(offer, most_unread, on_token)
         self.view.sent(self._channel.frames, 1, len(offer.ids))
         if not self._watching:
             self._watch()
-        return streaming
+        return pending
 
-    def stop(self, streaming: Streaming, answer: int) -> None:
+    def stop(self, pending: PendingGeneration, answer: int) -> None:
         """Nobody wants more of that answer."""
         if self._channel is not None:
-            self._channel.stop(streaming, answer)
+            self._channel.stop(pending, answer)
 
     def describe(self) -> dict[str, Any]:
         """As `/info` shows it."""

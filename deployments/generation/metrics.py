@@ -3,7 +3,7 @@
 What means the same has the same name (`serving.metrics`), so that alerts and panels serve both kinds: a generation is
 counted as a query, a step as a run, and a row as a query of that run. docs/operations.md says what each one means.
 
-The Router has one `GenerationMetrics`. For each generation it calls::
+The Router has one `GenerationRouterMetrics`. For each generation it calls::
 
     streamed = metrics.begin(arrived_s, prompt_tokens=..., answers=..., promise=Promise(ttft_s, tpot_s), client=...)
     streamed.admitted("cpu")                # a replica has taken it
@@ -87,7 +87,7 @@ class GeneratorState(NamedTuple):
     host: HostState | None = None  # where it has a part of the cache
 
 
-class GenerationMetrics:
+class GenerationRouterMetrics:
     """A Router's. All methods are called from the event loop's own thread."""
 
     def __init__(self, instruments: Instruments) -> None:
@@ -191,7 +191,7 @@ class Streamed:
     may be slow, reads on.
     """
 
-    def __init__(self, metrics: GenerationMetrics, asked: _Asked) -> None:
+    def __init__(self, metrics: GenerationRouterMetrics, asked: _Asked) -> None:
         self._metrics, self._asked, self._pool = metrics, asked, NO_POOL
         self._answers = [_Answer() for _ in range(asked.answers)]
         self.first_at: float | None = None  # its first token came

@@ -24,15 +24,15 @@ from deployments.errors import (
     Unavailable,
     WindveError,
 )
-from deployments.generation.channel import Streaming
-from deployments.generation.charge import Charged
+from deployments.generation.channel import PendingGeneration
+from deployments.generation.charge import GenerationCharge
 from deployments.generation.frames import GenerationOffer, NewToken, RefusedOffer
 from deployments.generation.link import GenerationLink
 from deployments.generation.metrics import Streamed
 from deployments.generation.pool import GenerationPool
 from deployments.generation.record import Outcome
-from deployments.generation.request import Asked
-from deployments.generation.settings import GenerationConfig
+from deployments.generation.request import WantedGeneration
+from deployments.generation.settings import GenerationRouterConfig
 from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.view import GenerationView
@@ -51,13 +51,13 @@ _UNHURRIED = 0.75  # of the promise is left as it is offered: who refuses it the
 class GenerationRequest:
     """One generation on its way. Times are the loop's, in seconds. `due`: of its first token; `ends`: of all."""
 
-    asked: Asked
+    wanted: WantedGeneration
     texts: list[Detokenizer]
     started: float
     due: float
     ends: float
-    record: Streamed
-    charged: Charged | None
+    streamed: Streamed
+    charge: GenerationCharge | None
     link: GenerationLink | None = None  # where it is admitted
     offered: list[GenerationLink] = field(default_factory=list)  # to these it was
     is_second: bool = False  # it was admitted before, by a replica that died or failed
@@ -70,27 +70,27 @@ class GenerationRequest:
 
     @property
     def is_over(self) -> bool:
-        return len(self.ended) == self.asked.answers
+        return len(self.ended) == self.wanted.answers
 
     def over(self, error: BaseException | None) -> None:
         """It ends; by this error, if there is one."""
-        device_s = 0.0 if self.charged is None else self.charged.device_s
-        self.record.over(asyncio.get_running_loop().time(), error, device_s)
+        device_s = 0.0 if self.charge is None else self.charge.device_s
+        self.streamed.over(asyncio.get_running_loop().time(), error, device_s)
 
     def on_token(self, token: NewToken) -> None:
         """As its frame comes."""
         self.begun = True
-        if self.charged is not None and self.link is not None and self.link.view.state is not None:
-            self.charged.came(self.link.view.state, token.answer)
+        if self.charge is not None and self.link is not None and self.link.view.state is not None:
+            self.charge.came(self.link.view.state, token.answer)
         if token.answer not in self.ended:
-            self.record.arrived(asyncio.get_running_loop().time(), token.answer, 1)
+            self.streamed.arrived(asyncio.get_running_loop().time(), token.answer, 1)
 
 
 class Placed(NamedTuple):
     """Where it is admitted."""
 
     link: GenerationLink
-    streaming: Streaming
+    pending: PendingGeneration
 
 
 class GenerationPlacer:
@@ -99,22 +99,22 @@ class GenerationPlacer:
     def __init__(self, pools: Mapping[str, GenerationPool], card: GenerationCard) -> None:
         self.pools, self._card = pools, card
         self.ejections = Ejections(pools)
-        self.config: GenerationConfig  # the Router's, once it has one
+        self.config: GenerationRouterConfig  # the Router's, once it has one
         self.refused = 0
 
     async def place(self, request: GenerationRequest) -> Placed:
         """Raises Busy, InvalidInput, DeadlineExceeded or Unavailable."""
-        for pool, link in self._candidates(request):
-            record, clock = request.asked.record, asyncio.get_running_loop().time
+        for pool, link in self.candidates(request):
+            record, clock = request.wanted.record, asyncio.get_running_loop().time
             now = clock()
             offered = None if record is None else record.offer(pool.name, link.view.replica, now)
-            first_s = link.view.first_s(now, len(request.asked.ids))
-            request.record.predicted_s = now - request.started + first_s
+            first_s = link.view.first_s(now, len(request.wanted.ids))
+            request.streamed.predicted_s = now - request.started + first_s
             request.offered.append(link)
             found = await self._ask(request, pool, link)
             if offered is not None:
                 offered.ends(clock(), _outcome(found))
-            if isinstance(found, Streaming):
+            if isinstance(found, PendingGeneration):
                 self._admitted(request, pool, link)
                 return Placed(link, found)
             if found is None:
@@ -132,23 +132,23 @@ class GenerationPlacer:
 
     async def _ask(
         self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink
-    ) -> Streaming | RefusedOffer | None:
+    ) -> PendingGeneration | RefusedOffer | None:
         """What a replica decides; None: it hangs, it died, or it could not. Another may."""
         came = partial(self._came, request, pool, link)
-        streaming = link.offer(self._offer(request), self.config.max_buffered_tokens, came)
+        pending = link.offer(self._offer(request), self.config.max_buffered_tokens, came)
         try:
-            refused = await self._decision(request, link, streaming)
+            refused = await self._decision(request, link, pending)
         except (TimeoutError, WindveError) as error:
             logger.info("the %s pool's replica %s did not answer an offer: %r", pool.name, link.view.replica, error)
-            link.call_off(streaming)
+            link.call_off(pending)
             return None
         except BaseException:
-            link.call_off(streaming)
+            link.call_off(pending)
             raise
-        return streaming if refused is None else refused
+        return pending if refused is None else refused
 
     async def _decision(
-        self, request: GenerationRequest, link: GenerationLink, streaming: Streaming
+        self, request: GenerationRequest, link: GenerationLink, pending: PendingGeneration
     ) -> RefusedOffer | None:
         """What the replica says to an offer; None: it is admitted. As long as the replica says anything at all, it is
         alive, and decides on others. If it does not come to this offer in time, that is a refusal: come back after as
@@ -161,14 +161,14 @@ class GenerationPlacer:
         until = began + min(_ANSWERS_S, max(0.0, request.due - began) / 2)
         while True:
             ends = min(until, since + _ANSWERS_S) if clock() < until else since + _ANSWERS_S
-            await asyncio.wait([streaming.outcome], timeout=max(0.0, ends - clock()))
-            if streaming.outcome.done():
-                return streaming.outcome.result()
+            await asyncio.wait([pending.outcome], timeout=max(0.0, ends - clock()))
+            if pending.outcome.done():
+                return pending.outcome.result()
             now = clock()
             if now >= until and link.view.heard_at > began:
                 if now >= request.due or self._others(request):
-                    link.call_off(streaming)
-                    return RefusedOffer(streaming.number, opens_s=max(now - began, link.view.opens_s(now)))
+                    link.call_off(pending)
+                    return RefusedOffer(pending.number, opens_s=max(now - began, link.view.opens_s(now)))
                 until = request.due
             elif now >= since + _ANSWERS_S:
                 if link.view.heard_at < since:
@@ -184,10 +184,10 @@ class GenerationPlacer:
     def _admitted(self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink) -> None:
         if request.link is link:
             return
-        if request.charged is not None and request.link is None and link.view.state is not None:
-            request.charged.prompt(link.view.state)
+        if request.charge is not None and request.link is None and link.view.state is not None:
+            request.charge.prompt(link.view.state)
         request.link = link
-        request.record.admitted(pool.name)
+        request.streamed.admitted(pool.name)
 
     async def place_again(
         self, request: GenerationRequest, placed: Placed, error: ReplicaLost | EngineBroken
@@ -208,28 +208,28 @@ class GenerationPlacer:
         except WindveError as refusal:
             raise type(error)(f"{error}; no other replica takes this: {refusal}") from None
 
-    def _candidates(self, request: GenerationRequest) -> Iterator[tuple[GenerationPool, GenerationLink]]:
+    def candidates(self, request: GenerationRequest) -> Iterator[tuple[GenerationPool, GenerationLink]]:
         for pool in self.pools.values():
             now = asyncio.get_running_loop().time()
-            for link in islice(pool.soonest(now, len(request.asked.ids)), _ASKED):
+            for link in islice(pool.soonest(now, len(request.wanted.ids)), _ASKED):
                 if link.is_live and link is not request.broken:  # it may have died while others were asked
                     yield pool, link
 
     def _offer(self, request: GenerationRequest) -> GenerationOffer:
-        asked, now = request.asked, asyncio.get_running_loop().time()
+        wanted, now = request.wanted, asyncio.get_running_loop().time()
         request.hurried |= request.due - now < _UNHURRIED * (request.due - request.started)
         return GenerationOffer(
             number=0,
             left_s=max(0.0, request.due - now),
-            ids=asked.ids,
-            most_tokens=asked.most_tokens,
-            sampling=asked.sampling,
-            answers=asked.answers,
-            logprobs=asked.logprobs,
-            end_tokens=() if asked.ignore_end else self._card.end_tokens,
-            tpot_s=None if asked.bulk else self.config.tpot_s,
-            bulk=asked.bulk,
-            tenant=None if asked.client is None else asked.client.tenant,
+            ids=wanted.ids,
+            most_tokens=wanted.most_tokens,
+            sampling=wanted.sampling,
+            answers=wanted.answers,
+            logprobs=wanted.logprobs,
+            end_tokens=() if wanted.ignore_end else self._card.end_tokens,
+            tpot_s=None if wanted.bulk else self.config.tpot_s,
+            bulk=wanted.bulk,
+            tenant=None if wanted.client is None else wanted.client.tenant,
         )
 
     def _refusal(self, request: GenerationRequest) -> WindveError:
@@ -247,10 +247,10 @@ class GenerationPlacer:
 
     def _never(self, request: GenerationRequest, longest: int) -> WindveError:
         """An idle device would not do."""
-        asked, prompt = request.asked, len(request.asked.ids)
+        wanted, prompt = request.wanted, len(request.wanted.ids)
         allowed_s = request.due - request.started
-        if not asked.bulk and longest < prompt:
-            if asked.timeout_s is not None:
+        if not wanted.bulk and longest < prompt:
+            if wanted.timeout_s is not None:
                 less = f", or send at most {longest} tokens" if longest > 0 else ""
                 return DeadlineExceeded(
                     f"the first token after a prompt of {prompt} tokens takes longer than {allowed_s:g} s here, "
@@ -260,9 +260,9 @@ class GenerationPlacer:
                 f"a prompt of {prompt} tokens is too long for a first token within {allowed_s:g} s here; the longest "
                 f"is {longest} tokens; send less, or allow more time with the header x-request-timeout-ms"
             )
-        answers = f"{asked.answers} answers" if asked.answers > 1 else "an answer"
+        answers = f"{wanted.answers} answers" if wanted.answers > 1 else "an answer"
         return InvalidInput(
-            f"{answers} of up to {asked.most_tokens} tokens to a prompt of {prompt} can be generated by no replica "
+            f"{answers} of up to {wanted.most_tokens} tokens to a prompt of {prompt} can be generated by no replica "
             "here, even an idle one; ask for fewer tokens or fewer answers"
         )
 
@@ -275,18 +275,18 @@ class GenerationPlacer:
     def _views(self) -> list[GenerationView]:
         return [link.view for pool in self.pools.values() for link in pool.live]
 
-    def charge(self, charged: Charged, *, let_in: bool) -> None:
+    def charge(self, charge: GenerationCharge, *, let_in: bool) -> None:
         """The prompt at once, so that the next request finds less: as the first live replica computes it. Each Router
         that is connected to the replicas grants its part of a quota. Raises OverQuota.
         """
         views = self._views
         if not let_in:
-            charged.check(asyncio.get_running_loop().time(), self.routers)
+            charge.check(asyncio.get_running_loop().time(), self.routers)
         if views and views[0].state is not None:
-            charged.prompt(views[0].state)
+            charge.prompt(views[0].state)
 
 
-def _outcome(found: Streaming | RefusedOffer | None) -> Outcome:
+def _outcome(found: PendingGeneration | RefusedOffer | None) -> Outcome:
     """What a replica decided, in one word."""
     match found:
         case None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from deployments.generation.channel import GenerationChannel
@@ -13,17 +13,10 @@ _AWAY = 1.25  # a replica on another node counts as if its first token came so m
 
 
 class GenerationPool(ReplicaSet[GenerationLink]):
-    """`name` is "accelerator" or "cpu". Call `configure` before `connect`."""
+    """`name` is "accelerator" or "cpu". Call `put_in_force` before `connect`."""
 
     link_type = GenerationLink
     channel_type = GenerationChannel
-
-    def configure(self, policy: Mapping[str, Any]) -> None:
-        """Put a promise in force, and send it to every replica: `ttft_s`, `tpot_s` (s), `bulk_share` (0 to 1), `model`
-        and `host`, the fields of a `StepTime` and of a `HostTime` in their order, or None: what the replica measured at
-        its start.
-        """
-        self.put_in_force(policy)
 
     def soonest(self, now: float, tokens: int) -> Iterator[GenerationLink]:
         """The live replicas, the one first that would have the first token soonest; those that have stopped or are

@@ -11,7 +11,7 @@ Outcome = Literal["admitted", "refused", "never", "lost", "cancelled"]
 
 
 @dataclass(slots=True, eq=False)
-class Offered:
+class OfferRecord:
     """To one replica. Times are the loop's, s. `never`: an idle device would be late, too. `lost`: it died, failed or
     did not answer. `cancelled`: the request ended before it decided.
     """
@@ -32,14 +32,14 @@ class GenerationRecord:
     """`streamed`: its tokens by the clock; None until the Router begins it."""
 
     streamed: Streamed | None = None
-    offers: list[Offered] = field(default_factory=list)
+    offers: list[OfferRecord] = field(default_factory=list)
 
-    def offer(self, pool: str, replica: str, now: float) -> Offered:
+    def offer(self, pool: str, replica: str, now: float) -> OfferRecord:
         """It is offered to this replica."""
-        self.offers.append(Offered(pool, replica, now))
+        self.offers.append(OfferRecord(pool, replica, now))
         return self.offers[-1]
 
     @property
-    def admitted(self) -> Offered | None:
+    def admitted(self) -> OfferRecord | None:
         """Where it was admitted last."""
         return next((one for one in reversed(self.offers) if one.outcome == "admitted"), None)

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-from tokenizers import Tokenizer
+from typing import Literal
 
 from deployments.admission.quota import Client
 from deployments.generation.record import GenerationRecord
-from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.sampling import Picked, Sampling
 from deployments.models.tokenizer import TokenIds
-
-if TYPE_CHECKING:
-    from deployments.admission.trial import Trial
-    from deployments.generation.planned_steps import PlannedStep
 
 Finish = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WantedGeneration:
     """One generation as a request asks for it.
 
     - `ids`: of the prompt, at least one, all of them in the model's vocabulary.
@@ -59,7 +51,7 @@ class Asked:
 class Piece:
     """What came of one answer since its last piece.
 
-    - `answer`: its number, 0 to `Asked.answers` - 1.
+    - `answer`: its number, 0 to `WantedGeneration.answers` - 1.
     - `text`: what is certain now; it may be empty. A character that is not whole and what may be the beginning of a
       stop come with a later piece.
     - `tokens`: that were computed, an end token included. What comes behind a stop is none of them.
@@ -70,37 +62,3 @@ class Piece:
     text: str
     tokens: tuple[Picked, ...]
     finish: Finish | None = None
-
-
-class Generates(Protocol):
-    """The Router, as the API sees it. `tokenizer` is the model's own, as `checked_tokenizer` found it."""
-
-    card: GenerationCard
-    tokenizer: Tokenizer
-    started: float  # Unix time, s
-
-    @property
-    def live_pools(self) -> Mapping[str, bool]:
-        """Of each pool: whether it has a replica that can answer."""
-
-    @property
-    def load(self) -> int:
-        """Answers that are generated, and generations that wait."""
-
-    def describe(self) -> dict[str, Any]:
-        """Replicas, bounds, counters: what `/info` tells under `windve`."""
-
-    async def time_steps(
-        self, trial: Trial | None, pool: str, planned: Sequence[PlannedStep], times: int
-    ) -> dict[str, Any]:
-        """What planned steps take a replica: pool, replica, and of each step its seconds, or None where it does not
-        fit; fewer of both where they take long. Raises Forbidden, InvalidInput, Unavailable or EngineFailed.
-        """
-
-    async def begin(self, asked: Asked) -> AsyncGenerator[Piece, None]:
-        """The answers' pieces. The generation is admitted when this returns.
-
-        Raises Busy, InvalidInput, DeadlineExceeded or Unavailable before that; the generator raises EngineFailed,
-        ReplicaLost or TimedOut. Closing the generator frees its place at the replica, also before its first piece
-        was asked for: a generator function's body would not have begun then.
-        """

@@ -16,15 +16,15 @@ from tokenizers import Tokenizer
 
 from deployments.admission.trial import HEADER, Trial
 from deployments.errors import EngineBroken, Forbidden, InvalidInput, ReplicaLost, TimedOut, Unavailable, WindveError
-from deployments.generation.channel import Streaming
-from deployments.generation.charge import Charged
+from deployments.generation.channel import PendingGeneration
+from deployments.generation.charge import GenerationCharge
 from deployments.generation.frames import NewToken
-from deployments.generation.metrics import GenerationMetrics, GenerationPoolState, Promise
+from deployments.generation.metrics import GenerationPoolState, GenerationRouterMetrics, Promise
 from deployments.generation.placer import GenerationPlacer, GenerationRequest, Placed
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.pool import GenerationPool
-from deployments.generation.request import Asked, Finish, Piece
-from deployments.generation.settings import GenerationConfig, GenerationSettings
+from deployments.generation.request import Finish, Piece, WantedGeneration
+from deployments.generation.settings import GenerationRouterConfig, GenerationSettings
 from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard, read_generation_card
 from deployments.generation.text.sampling import Picked
@@ -39,11 +39,8 @@ _TIMED_S = 60.0  # a replica that takes longer to time planned steps hangs
 _BEGUN = Piece(0, "", ())  # is never given out
 
 
-class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, GenerationPool, GenerationCard]):
-    """One replica of the Router deployment. `handles[pool]` is (name, handle) of the pool's deployment.
-
-    It is what `request.Generates` describes.
-    """
+class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, GenerationPool, GenerationCard]):
+    """One replica of the Router deployment. `handles[pool]` is (name, handle) of the pool's deployment."""
 
     pool_type = GenerationPool
 
@@ -57,16 +54,16 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
         context = context or _context(settings)
         super().__init__(settings, topology, handles, context)
         self.tokenizer = context.tokenizer
-        self.metrics = GenerationMetrics(context.instruments)
+        self.metrics = GenerationRouterMetrics(context.instruments)
         self._placer = GenerationPlacer(self.pools, context.card)
 
-    def _parse(self, user_config: Any) -> GenerationConfig:
-        return GenerationConfig.parse(user_config)
+    def _parse(self, user_config: Any) -> GenerationRouterConfig:
+        return GenerationRouterConfig.parse(user_config)
 
-    def _put_in_force(self, config: GenerationConfig) -> str:
+    def _put_in_force(self, config: GenerationRouterConfig) -> str:
         self._placer.config = config
         for name, pool in self.pools.items():
-            pool.configure(config.policy(name))
+            pool.put_in_force(config.policy(name))
         return f"first token within {config.ttft_s:g} s, then {config.tpot_s:g} s a token"
 
     def _replicas_changed(self) -> None:
@@ -74,45 +71,46 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
 
     # --- the way of a generation --------------------------------------------------------------------------------------
 
-    async def begin(self, asked: Asked) -> AsyncGenerator[Piece, None]:
-        """The answers' pieces; admitted when this returns. Closing the generator frees its place at the replica.
+    async def begin(self, wanted: WantedGeneration) -> AsyncGenerator[Piece, None]:
+        """The answers' pieces. The generation is admitted when this returns.
 
         Raises Busy (OverQuota among it), InvalidInput, DeadlineExceeded or Unavailable; the generator raises
-        EngineFailed, ReplicaLost or TimedOut.
+        EngineFailed, ReplicaLost or TimedOut. Closing the generator frees its place at the replica, also before its
+        first piece was asked for.
         """
-        request = self._open(asked)
+        request = self._open(wanted)
         try:
-            if request.charged is not None:
-                self._placer.charge(request.charged, let_in=asked.let_in)
+            if request.charge is not None:
+                self._placer.charge(request.charge, let_in=wanted.let_in)
             placed = await self._placer.place(request)
         except BaseException as error:
-            if request.charged is not None:
-                request.charged.failed(error)
+            if request.charge is not None:
+                request.charge.failed(error)
             request.over(error)
             raise
         pieces = self._pieces(request, placed)
         await anext(pieces)  # it has begun, so that closing it always frees the place
         return pieces
 
-    def _open(self, asked: Asked) -> GenerationRequest:
-        config, now = self.config, asked.received
+    def _open(self, wanted: WantedGeneration) -> GenerationRequest:
+        config, now = self.config, wanted.received
         if now is None:
             now = asyncio.get_running_loop().time()
-        promise = Promise(None, None) if asked.bulk else Promise(asked.timeout_s or config.ttft_s, config.tpot_s)
-        record = self.metrics.begin(
+        promise = Promise(None, None) if wanted.bulk else Promise(wanted.timeout_s or config.ttft_s, config.tpot_s)
+        streamed = self.metrics.begin(
             now,
-            prompt_tokens=len(asked.ids),
-            answers=asked.answers,
+            prompt_tokens=len(wanted.ids),
+            answers=wanted.answers,
             promise=promise,
-            client=None if asked.client is None else asked.client.tenant.name,
+            client=None if wanted.client is None else wanted.client.tenant.name,
         )
-        texts = [Detokenizer(self.tokenizer, asked.stops) for _ in range(asked.answers)]
+        texts = [Detokenizer(self.tokenizer, wanted.stops) for _ in range(wanted.answers)]
         ends = now + config.request_timeout_s
         due = ends if promise.ttft_s is None else now + promise.ttft_s
-        charged = None if asked.client is None else Charged(asked.client.quota, prompt_tokens=len(asked.ids))
-        if asked.record is not None:
-            asked.record.streamed = record
-        return GenerationRequest(asked, texts, now, due, ends, record, charged)
+        charge = None if wanted.client is None else GenerationCharge(wanted.client.quota, prompt_tokens=len(wanted.ids))
+        if wanted.record is not None:
+            wanted.record.streamed = streamed
+        return GenerationRequest(wanted, texts, now, due, ends, streamed, charge)
 
     async def _pieces(self, request: GenerationRequest, placed: Placed) -> AsyncGenerator[Piece, None]:
         problem: BaseException | None = None
@@ -120,7 +118,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
             yield _BEGUN
             while not request.is_over:
                 try:
-                    new = await self._next(request, placed.streaming)
+                    new = await self._next(request, placed.pending)
                 except (ReplicaLost, EngineBroken) as error:
                     if request.begun:
                         raise
@@ -134,17 +132,17 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
             problem = asyncio.CancelledError() if isinstance(error, GeneratorExit) else error
             raise
         finally:
-            placed.link.call_off(placed.streaming)
+            placed.link.call_off(placed.pending)
             over = None if request.is_over else problem
-            if request.charged is not None:
-                request.charged.failed(over)
+            if request.charge is not None:
+                request.charge.failed(over)
             request.over(over)
 
-    async def _next(self, request: GenerationRequest, streaming: Streaming) -> list[NewToken]:
+    async def _next(self, request: GenerationRequest, pending: PendingGeneration) -> list[NewToken]:
         """Raises EngineFailed, ReplicaLost or TimedOut."""
         try:
             async with asyncio.timeout_at(request.ends):
-                return await streaming.tokens()
+                return await pending.tokens()
         except TimeoutError:
             timeout_s = self.config.request_timeout_s
             raise TimedOut(f"the answer has not ended within {timeout_s:g} s (request_timeout_s)") from None
@@ -153,19 +151,18 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
         """An answer has ended; at a stop, which the replica does not know, the rest of it is called off."""
         assert piece.finish is not None
         request.ended.add(piece.answer)
-        request.record.ended(piece.answer, piece.finish)
+        request.streamed.ended(piece.answer, piece.finish)
         if request.texts[piece.answer].stopped:
-            placed.link.stop(placed.streaming, piece.answer)
+            placed.link.stop(placed.pending, piece.answer)
 
     # --- calibration --------------------------------------------------------------------------------------------------
 
     async def time_steps(
         self, trial: Trial | None, pool: str, planned: Sequence[PlannedStep], times: int
     ) -> dict[str, Any]:
-        """What the route `/calibration/steps` answers: the seconds that each of these steps takes a replica of the pool
-        (`StepLoop.time_steps`), which admits nothing meanwhile.
-
-        Raises Forbidden, InvalidInput, Unavailable or EngineFailed.
+        """What the route `/calibration/steps` answers: pool, replica, and of each step the seconds that it takes there,
+        or None where it does not fit; fewer where they take long (`StepLoop.time_steps`). The replica admits nothing
+        meanwhile. Raises Forbidden, InvalidInput, Unavailable or EngineFailed.
         """
         if trial is None:
             raise Forbidden(f"steps are planned by calibrations only, with their secret in the header {HEADER}")

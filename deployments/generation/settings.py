@@ -1,12 +1,12 @@
 """The settings of an application that generates, typed as `deployments.settings` has them: unknown keys are errors.
 
-`GenerationSettings` is what the Serve config gives as `args`. `GenerationConfig` is the Router's `user_config`.
+`GenerationSettings` is what the Serve config gives as `args`. `GenerationRouterConfig` is the Router's `user_config`.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, astuple
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -97,7 +97,7 @@ class EmulatedWithHost(EmulatedTimes):
         return _EMULATED_BLOCKS if self.device is None else EMULATED_ACCELERATORS[self.device].blocks
 
 
-class _Generates(PoolPlace):
+class _GenerationEngineSettings(PoolPlace):
     """What both pools of an application that generates have."""
 
     # Of the cache, each of 128 tokens; auto: as many as the memory holds that the weights leave, half of a machine's
@@ -109,7 +109,7 @@ class _Generates(PoolPlace):
     emulated: EmulatedTimes | None = None
 
     @model_validator(mode="after")
-    def _emulated_is_described(self) -> _Generates:
+    def _emulated_is_described(self) -> Self:
         if self.engine == "emulated" and self.emulated is None:
             raise ValueError("engine: emulated needs `emulated: {beta_s: ..., row_s: ...}` beside it")
         if self.engine != "emulated" and self.emulated is not None:
@@ -117,7 +117,7 @@ class _Generates(PoolPlace):
         return self
 
 
-class GeneratingAccelerator(AcceleratorPlace, _Generates):
+class GenerationAcceleratorSettings(AcceleratorPlace, _GenerationEngineSettings):
     """As the accelerator of embeddings is placed. `num_cpu_blocks`: of the host's memory, for each replica. They hold
     keys and values of answers whose attention the host computes; 0: none.
     """
@@ -126,7 +126,7 @@ class GeneratingAccelerator(AcceleratorPlace, _Generates):
     emulated: EmulatedWithHost | None = None
 
     @model_validator(mode="after")
-    def _host_can_be_used(self) -> GeneratingAccelerator:
+    def _host_can_be_used(self) -> Self:
         if self.num_cpu_blocks and self.device == "none":
             raise ValueError("num_cpu_blocks helps an accelerator, and device is none: remove one of the two")
         if self.num_cpu_blocks and self.emulated is not None and self.emulated.host is None:
@@ -136,7 +136,7 @@ class GeneratingAccelerator(AcceleratorPlace, _Generates):
         return self
 
 
-class GeneratingCpu(CpuPlace, _Generates):
+class GenerationCpuSettings(CpuPlace, _GenerationEngineSettings):
     """As the CPU of embeddings is placed."""
 
     engine: Literal["torch", "emulated"] = "torch"
@@ -157,8 +157,8 @@ class GenerationLimits(BodyLimits):
 class GenerationSettings(OneModelSettings):
     """The application's `args`."""
 
-    accelerator: GeneratingAccelerator = GeneratingAccelerator()
-    cpu: GeneratingCpu = GeneratingCpu()
+    accelerator: GenerationAcceleratorSettings = GenerationAcceleratorSettings()
+    cpu: GenerationCpuSettings = GenerationCpuSettings()
     limits: GenerationLimits = GenerationLimits()
 
     @classmethod
@@ -167,19 +167,19 @@ class GenerationSettings(OneModelSettings):
         return parse_settings(cls, raw, "args")
 
 
-class CalibratedPool(Strict):
+class GenerationPoolConfig(Strict):
     """`step_time`: what its steps take; none: what each replica measures at its start."""
 
     step_time: StepTimeSettings | None = None
 
 
-class CalibratedAccelerator(CalibratedPool):
+class GenerationAcceleratorConfig(GenerationPoolConfig):
     """`host_time`: what the host's part takes; none: what each replica measures at its start."""
 
     host_time: HostTimeSettings | None = None
 
 
-class GenerationConfig(LogConfig):
+class GenerationRouterConfig(LogConfig):
     """The Router's `user_config`: the promise, and what an operator turns, live."""
 
     ttft_s: Seconds  # from a request's arrival to its first token; shorter: fewer are admitted, and shorter prompts
@@ -187,8 +187,8 @@ class GenerationConfig(LogConfig):
     request_timeout_s: Seconds = 600.0  # of a whole generation; later it is broken off
     max_buffered_tokens: PositiveInt = 1024  # of one generation that wait for a slow reader; one more breaks it off
     bulk_share: Share = 0.5  # of the cache and of a step that bulk generations may take
-    accelerator: CalibratedAccelerator = CalibratedAccelerator()
-    cpu: CalibratedPool = CalibratedPool()
+    accelerator: GenerationAcceleratorConfig = GenerationAcceleratorConfig()
+    cpu: GenerationPoolConfig = GenerationPoolConfig()
     trial: TrialGrant | None = None  # written by a calibration while it runs
 
     @property
@@ -207,17 +207,19 @@ class GenerationConfig(LogConfig):
         return None if found is None else found.host_time
 
     def policy(self, pool: str) -> dict[str, Any]:
-        """What the replicas of a pool are told (`GenerationPool.configure`)."""
+        """What the replicas of a pool are told. `model` and `host`: the fields of a `StepTime` and of a `HostTime` in
+        their order, or None: what the replica measured at its start.
+        """
         model, host = self.step_time(pool), self.host_time(pool)
         return {
             "ttft_s": self.ttft_s,
             "tpot_s": self.tpot_s,
             "bulk_share": self.bulk_share,
-            "model": None if model is None else list(model.as_tuple()),
+            "model": None if model is None else list(astuple(model)),
             "host": None if host is None else list(astuple(host)),
         }
 
     @classmethod
-    def parse(cls, raw: Any) -> GenerationConfig:
+    def parse(cls, raw: Any) -> GenerationRouterConfig:
         """A `user_config` as typed settings. Raises SettingsError that names the key."""
         return parse_settings(cls, raw, "user_config")

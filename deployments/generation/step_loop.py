@@ -132,8 +132,8 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             self.drop(list(session.admitted.values()), cut_off=True)
 
     def configure(self, session: GenerationSession, settings: dict[str, Any]) -> None:
-        """A Router's settings, first, and again whenever its config changes (`GenerationPool.configure`). One of a
-        neighbouring version may send more or fewer of them.
+        """A Router's settings, first, and again whenever its config changes (`GenerationRouterConfig.policy`).
+        One of a neighbouring version may send more or fewer of them.
         """
         self._identify(session, str(settings["router"]))
         bounds = {name: float(str(settings[name])) for name in ("ttft_s", "tpot_s", "bulk_share") if name in settings}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from deployments.generation.settings import GenerationConfig, GenerationSettings
+from deployments.generation.settings import GenerationRouterConfig, GenerationSettings
 from deployments.generation.text.model_card import read_generation_card
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 
@@ -33,6 +33,6 @@ class GenerationArgs:
         """Look at the model's files, fetching them if need be. Raises SettingsError."""
         read_generation_card(self.shared.model)
 
-    def router_configs(self, raw: Any) -> dict[str, GenerationConfig]:
+    def router_configs(self, raw: Any) -> dict[str, GenerationRouterConfig]:
         """The model's `user_config` of the Router. Raises SettingsError."""
-        return {name: GenerationConfig.parse(raw) for name in self.models}
+        return {name: GenerationRouterConfig.parse(raw) for name in self.models}

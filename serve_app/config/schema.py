@@ -21,12 +21,18 @@ from pydantic.json_schema import models_json_schema
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.embedding.config import RouterConfig
-from deployments.generation.settings import GenerationConfig, GenerationSettings
+from deployments.generation.settings import GenerationRouterConfig, GenerationSettings
 from deployments.settings import Settings, Strict
 from serve_app.config.models import EMBEDDINGS, GENERATION, SHARED_CONFIG, SeveralSettings
 
 PATH = Path(__file__).with_name("schema.json")
-_OURS: tuple[type[BaseModel], ...] = (Settings, SeveralSettings, RouterConfig, GenerationSettings, GenerationConfig)
+_OURS: tuple[type[BaseModel], ...] = (
+    Settings,
+    SeveralSettings,
+    RouterConfig,
+    GenerationSettings,
+    GenerationRouterConfig,
+)
 _STRICT_OF_RAY = (
     "ServeApplicationSchema",
     "DeploymentSchema",
@@ -52,7 +58,7 @@ def schema() -> dict[str, Any]:
     kinds["SeveralRouterConfig"] = _config_of_several(kinds["RouterConfig"])
     kinds["ServeApplicationSchema"]["allOf"] = [
         _application(EMBEDDINGS, ["Settings", "SeveralSettings"], ["RouterConfig", "SeveralRouterConfig"]),
-        _application(GENERATION, ["GenerationSettings"], ["GenerationConfig"]),
+        _application(GENERATION, ["GenerationSettings"], ["GenerationRouterConfig"]),
     ]
     about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Serve config of windve"}
     return {**about, **_without_titles(root), "$defs": _without_titles(kinds)}

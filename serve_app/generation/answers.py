@@ -79,7 +79,7 @@ def _named(choice: _Choice, names: TokenNames, tokens: Sequence[Picked]) -> list
     return found
 
 
-class Head(NamedTuple):
+class ReplyHead(NamedTuple):
     """What each part of an answer says. `name`: its id's end."""
 
     name: str
@@ -101,7 +101,7 @@ class Reply(ABC):
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, head: Head, before: Sequence[str], names: TokenNames | None) -> None:
+    def __init__(self, head: ReplyHead, before: Sequence[str], names: TokenNames | None) -> None:
         """`before`: what is put before each choice. `names`: None where no logprobs are asked for."""
         self.prompt_tokens = head.prompt_tokens
         self.says_usage = self.says_usage_always = False  # in a stream: at its end, and in each chunk

@@ -8,11 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from deployments.generation.request import Asked, Generates
+from deployments.generation.request import WantedGeneration
+from deployments.generation.router import GenerationRouter
 from deployments.generation.settings import GenerationSettings
 from deployments.models.tokenizer import Token, Tokenizer
 from serve_app.api_keys import ApiKeys
-from serve_app.generation.answers import ChatReply, Head, Reply, TextReply, TokenNames, fingerprint
+from serve_app.generation.answers import ChatReply, Reply, ReplyHead, TextReply, TokenNames, fingerprint
 from serve_app.generation.document import document
 from serve_app.generation.group import Generations
 from serve_app.generation.request_builder import RequestBuilder
@@ -70,7 +71,7 @@ class CompletionsApi(ModelApi):
 
     def __init__(
         self,
-        router: Generates,
+        router: GenerationRouter,
         options: ApiOptions,
         api_keys: ApiKeys | None = None,
         observer: Observer | None = None,
@@ -113,7 +114,7 @@ class CompletionsApi(ModelApi):
         reply = ChatReply(self._head(asked, wanted, request), [""] * asked.n, self._names_for(wanted))
         return await self._generate(asked, wanted, reply, request)
 
-    async def _wanted(self, asked: CompletionRequest | ChatRequest, request: HttpRequest) -> list[Asked]:
+    async def _wanted(self, asked: CompletionRequest | ChatRequest, request: HttpRequest) -> list[WantedGeneration]:
         headers = admission(request.headers)
         received = asyncio.get_running_loop().time() - headers.get("waited_s", 0.0)
         prompts = await self.asking.prompts(asked)
@@ -122,15 +123,15 @@ class CompletionsApi(ModelApi):
     async def _parsed(self, kind: type[Body], request: HttpRequest) -> Body:
         return kind.parse(await request.body(self._options.max_body_bytes), self._options.rules)
 
-    def _head(self, asked: CompletionOptions, wanted: Sequence[Asked], request: HttpRequest) -> Head:
+    def _head(self, asked: CompletionOptions, wanted: Sequence[WantedGeneration], request: HttpRequest) -> ReplyHead:
         prompt_tokens = sum(len(one.ids) for one in wanted)
-        return Head(request.named(asked.request_id), self._rules.model, self._fingerprint, prompt_tokens)
+        return ReplyHead(request.named(asked.request_id), self._rules.model, self._fingerprint, prompt_tokens)
 
-    def _names_for(self, wanted: Sequence[Asked]) -> TokenNames | None:
+    def _names_for(self, wanted: Sequence[WantedGeneration]) -> TokenNames | None:
         return None if wanted[0].logprobs is None else self.names
 
     async def _generate(
-        self, asked: CompletionOptions, wanted: Sequence[Asked], reply: Reply, request: HttpRequest
+        self, asked: CompletionOptions, wanted: Sequence[WantedGeneration], reply: Reply, request: HttpRequest
     ) -> Answer:
         generations = Generations(self._router, asked.n, request.traced)
         try:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from deployments.generation.metrics import Streamed
-from deployments.generation.record import GenerationRecord, Offered
-from deployments.generation.request import Asked
+from deployments.generation.record import GenerationRecord, OfferRecord
+from deployments.generation.request import WantedGeneration
 from serve_app.observe.facts import Attributes, Phase
 
 
@@ -16,7 +16,7 @@ class GenerationFacts:
     so far.
     """
 
-    def __init__(self, model: str, wanted: Sequence[Asked], sent: Callable[[], int]) -> None:
+    def __init__(self, model: str, wanted: Sequence[WantedGeneration], sent: Callable[[], int]) -> None:
         self.model = model
         self._wanted, self._sent = wanted, sent
         self._records = [one.record for one in wanted if one.record is not None]
@@ -60,10 +60,10 @@ class GenerationFacts:
 
     def phases(self, now: float) -> Iterator[Phase]:
         """What it went through until it ended, `now`."""
-        for number, (asked, record) in enumerate(zip(self._wanted, self._records, strict=True)):
+        for number, (wanted, record) in enumerate(zip(self._wanted, self._records, strict=True)):
             if record.streamed is None:
                 return
-            sizes: Attributes = {"windve.tokens": len(asked.ids)}
+            sizes: Attributes = {"windve.tokens": len(wanted.ids)}
             begun = record.streamed.arrived_at
             offered = record.offers[0].at if record.offers else now
             if number == 0 and record.offers:
@@ -103,7 +103,7 @@ def _streamed(record: GenerationRecord, streamed: Streamed, now: float) -> Itera
     yield Phase("stream", first, over, told, failed)
 
 
-def _place(offer: Offered) -> Attributes:
+def _place(offer: OfferRecord) -> Attributes:
     return {"windve.pool": offer.pool, "windve.replica": offer.replica}
 
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from deployments.errors import WindveError
 from deployments.generation.record import GenerationRecord
-from deployments.generation.request import Asked, Generates, Piece
+from deployments.generation.request import Piece, WantedGeneration
+from deployments.generation.router import GenerationRouter
 from serve_app.generation.facts import GenerationFacts
 from serve_app.observe.facts import TracedRequest
 
@@ -17,14 +18,14 @@ from serve_app.observe.facts import TracedRequest
 class Generations:
     """Each has `answers` answers, whose choices are numbered through."""
 
-    def __init__(self, router: Generates, answers: int, traced: TracedRequest | None = None) -> None:
+    def __init__(self, router: GenerationRouter, answers: int, traced: TracedRequest | None = None) -> None:
         """`traced`: is told of them, for the access log and traces."""
         self.tokens = 0  # of all answers so far
         self._router, self._answers, self._traced = router, answers, traced
         self._begun: list[AsyncGenerator[Piece, None]] = []
 
-    async def begin(self, wanted: Sequence[Asked]) -> None:
-        """All are admitted when this returns. Raises what `Generates.begin` raises; the others end by the same then."""
+    async def begin(self, wanted: Sequence[WantedGeneration]) -> None:
+        """All are admitted when this returns. Raises what `GenerationRouter.begin` does; the others end by it."""
         if self._traced is not None:
             wanted = [replace(one, record=GenerationRecord()) for one in wanted]
             self._traced.facts = GenerationFacts(self._router.card.name, wanted, lambda: self.tokens)

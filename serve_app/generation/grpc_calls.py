@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.errors import EmptyInput, InvalidInput
-from deployments.generation.request import Asked, Piece
+from deployments.generation.request import Piece, WantedGeneration
 from deployments.generation.router import GenerationRouter
 from deployments.generation.text.sampling import Picked
 from deployments.serve_adapter.grpc_handlers import TIME_LEFT
@@ -69,19 +69,19 @@ class GenerationCalls(GrpcService):
     async def _answers(
         self, request: Received, context: RayServegRPCContext, scope: CallScope
     ) -> AsyncGenerator[GenerateResponse, None]:
-        asked = await self._asked(request, context, scope)
-        generations = Generations(self._router, asked.answers, scope.traced)
+        wanted = await self._wanted(request, context, scope)
+        generations = Generations(self._router, wanted.answers, scope.traced)
         try:
-            await generations.begin([asked])
+            await generations.begin([wanted])
             async with aclosing(generations.pieces()) as pieces:
                 async for answer, piece in pieces:
-                    yield self._message(answer, piece, logprobs=asked.logprobs is not None)
-            usage = Usage(prompt_tokens=len(asked.ids), completion_tokens=generations.tokens)
+                    yield self._message(answer, piece, logprobs=wanted.logprobs is not None)
+            usage = Usage(prompt_tokens=len(wanted.ids), completion_tokens=generations.tokens)
             yield GenerateResponse(usage=usage)
         finally:
             await generations.close()
 
-    async def _asked(self, request: Received, context: RayServegRPCContext, scope: CallScope) -> Asked:
+    async def _wanted(self, request: Received, context: RayServegRPCContext, scope: CallScope) -> WantedGeneration:
         """Raises InvalidInput, Unauthorized or EngineFailed."""
         received = asyncio.get_running_loop().time()
         client = self.let_in(context)
@@ -92,8 +92,8 @@ class GenerationCalls(GrpcService):
         if left_ms is not None and int(left_ms) / 1000 < admission.get("timeout_s", self._router.config.ttft_s):
             admission["timeout_s"] = max(1, int(left_ms)) / 1000
         prompts = await self._asking.prompts(parsed)
-        (asked,) = self._asking.wanted(parsed, prompts, admission, client=client, received=received)
-        return asked
+        (wanted,) = self._asking.wanted(parsed, prompts, admission, client=client, received=received)
+        return wanted
 
     def _parsed(self, request: Any, model: str | None) -> CompletionRequest | ChatRequest:
         """Raises InvalidInput, EmptyInput or UnknownModel."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from deployments.admission.quota import Client
 from deployments.errors import ContextExceeded
-from deployments.generation.request import Asked, Generates
+from deployments.generation.request import WantedGeneration
+from deployments.generation.router import GenerationRouter
 from deployments.generation.text.prompt_encoder import PromptEncoder
 from deployments.models.tokenizer import TokenIds
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
@@ -16,7 +17,7 @@ from serve_app.generation.requests import ChatRequest, CompletionRequest, Comple
 class RequestBuilder:
     """Of one model."""
 
-    def __init__(self, router: Generates, rules: CompletionRules, *, parse_special_tokens: bool) -> None:
+    def __init__(self, router: GenerationRouter, rules: CompletionRules, *, parse_special_tokens: bool) -> None:
         """`parse_special_tokens`: see `PromptEncoder`. Raises SettingsError where the chat template cannot be used."""
         self.rules = rules
         self._card = router.card
@@ -47,13 +48,13 @@ class RequestBuilder:
         *,
         client: Client | None,
         received: float,
-    ) -> list[Asked]:
-        """One generation a prompt. `admission`: what the headers say (`requests.admission`). `received`: as in `Asked`.
-        Raises ContextExceeded or InvalidInput.
+    ) -> list[WantedGeneration]:
+        """One generation a prompt. `admission`: what the headers say (`admission_headers`). `received`: as in
+        `WantedGeneration`. Raises ContextExceeded or InvalidInput.
         """
         param = "messages" if isinstance(asked, ChatRequest) else "prompt"
         return [
-            Asked(
+            WantedGeneration(
                 ids=ids,
                 most_tokens=self._most_tokens(asked.most_tokens, len(ids), param),
                 sampling=asked.sampling(self._card.defaults),

@@ -175,7 +175,7 @@ class CompletionOptions(Fields):
 
     @property
     def alternatives(self) -> int | None:
-        """For `Asked.logprobs`."""
+        """For `WantedGeneration.logprobs`."""
         return None
 
     def sampling(self, defaults: Sampling) -> Sampling:

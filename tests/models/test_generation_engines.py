@@ -22,7 +22,7 @@ from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import UNTIMED, Chunk, Work
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
-from deployments.generation.settings import GeneratingAccelerator, GeneratingCpu
+from deployments.generation.settings import GenerationAcceleratorSettings, GenerationCpuSettings
 from deployments.generation.step_loop import StepLoop
 from deployments.generation.step_run import StepWork, probe_work
 from deployments.generation.text.model_card import read_generation_card
@@ -43,12 +43,12 @@ def saved(folder, family="llama", **changes):
 
 
 def settings(**more):
-    return GeneratingCpu.model_validate({"dtype": "float32", "blocks": 24, **more})
+    return GenerationCpuSettings.model_validate({"dtype": "float32", "blocks": 24, **more})
 
 
 def with_host(**more):
     own = {"dtype": "float32", "device": "cpu", "blocks": 6, "num_cpu_blocks": 16}
-    return GeneratingAccelerator.model_validate({**own, **more})
+    return GenerationAcceleratorSettings.model_validate({**own, **more})
 
 
 def generate(engine, offers):
@@ -187,14 +187,14 @@ def test_a_device_that_is_emulated_by_its_name_has_its_host(tmp_path):
     named = {"engine": "emulated", "emulated": {"device": "neo-t4-llama-2-7b", "beta_s": 0.001}}
     known = EMULATED_ACCELERATORS["neo-t4-llama-2-7b"]
     engine = create_step_engine(
-        card, GeneratingAccelerator.model_validate({**named, "num_cpu_blocks": 9}), "emulated", 1
+        card, GenerationAcceleratorSettings.model_validate({**named, "num_cpu_blocks": 9}), "emulated", 1
     )
     assert (engine.blocks, engine.num_cpu_blocks, engine.model.beta_s) == (known.blocks, 9, 0.001)
     assert measure_host(engine, card) == known.host_time
     found = engine.steps.step(PlannedStep(cached=200, host_rows=2, copied=1).work(known.blocks, card, 9).work)
     assert found.logits.shape == (2, VOCABULARY)
     assert found.compute_s.host_s == pytest.approx(known.host_time.seconds(2, 402))
-    alone = create_step_engine(card, GeneratingAccelerator.model_validate(named), "emulated", 1)
+    alone = create_step_engine(card, GenerationAcceleratorSettings.model_validate(named), "emulated", 1)
     assert (alone.num_cpu_blocks, measure_host(alone, card)) == (0, None)
 
 

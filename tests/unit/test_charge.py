@@ -4,7 +4,7 @@ import pytest
 
 from deployments.admission.quota import Quota
 from deployments.errors import Busy, OverQuota
-from deployments.generation.charge import Charged
+from deployments.generation.charge import GenerationCharge
 from deployments.generation.scheduler.state import StepState
 
 # A step takes 1 s, a quarter for each row but the first, 1/128 for each token that is read, 1/64 for each of a prompt.
@@ -23,7 +23,7 @@ def token_s(rows, read):
 )
 def test_a_prompt_and_each_token_are_paid(unit, prompt, tokens):
     quota = Quota(1000.0, unit)
-    charged = Charged(quota, prompt_tokens=64)
+    charged = GenerationCharge(quota, prompt_tokens=64)
     full = quota._left
     charged.prompt(STATE)
     spent = [full - quota._left]
@@ -40,7 +40,7 @@ def test_a_prompt_and_each_token_are_paid(unit, prompt, tokens):
 
 
 def test_where_nobody_pays_device_seconds_are_counted():
-    charged = Charged(None, prompt_tokens=64)
+    charged = GenerationCharge(None, prompt_tokens=64)
     charged.check(0.0, 1)
     charged.came(STATE._replace(rows=0), 0)  # the state was sent before it ran
     assert charged.device_s == pytest.approx(token_s(1, 64))
@@ -50,7 +50,7 @@ def test_where_nobody_pays_device_seconds_are_counted():
 @pytest.mark.parametrize(("spent", "waits"), [(4.0, False), (6.0, True)])
 def test_who_has_spent_more_than_its_quota_waits(spent, waits):
     quota = Quota(1.0, "device_seconds")
-    charged = Charged(quota, prompt_tokens=64)
+    charged = GenerationCharge(quota, prompt_tokens=64)
     charged.check(0.0, 1)
     quota.spend(spent)
     if not waits:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deployments.embedding.metrics import EmbedderMetrics, RouterMetrics
-from deployments.generation.metrics import GenerationMetrics, GeneratorMetrics
+from deployments.generation.metrics import GenerationRouterMetrics, GeneratorMetrics
 from k8s.dashboard import GRID, MANIFEST, manifest, queries
 
 RAYS_LABELS = ("application", "deployment", "replica", "model", "SessionName", "ip")  # and `OfModel`'s
@@ -68,7 +68,7 @@ def test_it_and_the_alerts_ask_only_for_metrics_and_labels_that_windve_has():
     about = dict.fromkeys(("engine", "dtype", "version"), "")
     RouterMetrics(told)
     EmbedderMetrics(told, "cpu", about)
-    GenerationMetrics(told)
+    GenerationRouterMetrics(told)
     GeneratorMetrics(told, "cpu", about)
     alerts = yaml.safe_load(MANIFEST.with_name("alerts.yaml").read_text())["spec"]["groups"]
     exprs = [query.expr for _, query in queries()] + [rule["expr"] for group in alerts for rule in group["rules"]]

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from deployments.embedding.config import CostConfig, RouterConfig
 from deployments.embedding.metrics import EmbedderMetrics, RouterMetrics
-from deployments.generation.metrics import GenerationMetrics, GeneratorMetrics
+from deployments.generation.metrics import GenerationRouterMetrics, GeneratorMetrics
 from deployments.settings import Autoscaled, CpuSettings, EmulatedDevice, Settings
 from serve_app.cli.main import main
 from serve_app.config.models import SeveralSettings
@@ -175,7 +175,7 @@ def test_each_metric_is_explained():
     told = SimpleNamespace(Counter=instrument, Gauge=instrument)
     RouterMetrics(told)
     EmbedderMetrics(told, "cpu", {})
-    GenerationMetrics(told)
+    GenerationRouterMetrics(told)
     GeneratorMetrics(told, "cpu", {})
     table = (ROOT / "docs" / "operations.md").read_text().partition("\n## Metrics\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"`(windve_\w+)`", table)) == names

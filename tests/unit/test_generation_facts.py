@@ -8,7 +8,7 @@ from test_tracer import Collector, seconds
 
 from deployments.errors import Busy, EngineFailed
 from deployments.generation.record import GenerationRecord
-from deployments.generation.request import Asked
+from deployments.generation.request import WantedGeneration
 from deployments.generation.text.sampling import Sampling
 from serve_app.generation.facts import GenerationFacts
 from serve_app.observe.facts import EndedRequest, TracedRequest
@@ -32,7 +32,7 @@ def recorded(times, *, promise=PROMISE, error=None, lost=False, over=20.0):
 
 
 def facts(*records, sent=0):
-    wanted = [Asked(np.arange(30, dtype=np.int32), 50, Sampling(0.0), record=record) for record in records]
+    wanted = [WantedGeneration(np.arange(30, dtype=np.int32), 50, Sampling(0.0), record=record) for record in records]
     return GenerationFacts("m", wanted, lambda: sent)
 
 

@@ -19,7 +19,7 @@ from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client, Quota
 from deployments.errors import Busy, EngineFailed, ReplicaLost, WindveError
 from deployments.generation import pool as pool_module
-from deployments.generation.request import Asked
+from deployments.generation.request import WantedGeneration
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepTime
 from deployments.generation.text.sampling import Sampling
@@ -67,7 +67,7 @@ class World:
     def ask(self, length, tokens, leaves_s, reads_s, **more):
         ids = np.random.default_rng(len(self.clients)).integers(8, VOCABULARY, length).astype(np.int32)
         client = Client(Tenant("t"), self.quota) if more.pop("named", False) else None
-        asked = Asked(ids, tokens, Sampling(0.0), client=client, **more)
+        asked = WantedGeneration(ids, tokens, Sampling(0.0), client=client, **more)
         seen = SimpleNamespace(asked=asked, tokens={}, ends={}, problem=None, left=False)
         self.clients.append(seen)
         seen.task = asyncio.get_running_loop().create_task(self._client(seen, leaves_s, reads_s))

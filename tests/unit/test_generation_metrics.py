@@ -7,8 +7,8 @@ from test_metrics import Written
 
 from deployments.errors import Busy, DeadlineExceeded, EngineFailed, InvalidInput, ReplicaLost
 from deployments.generation.metrics import (
-    GenerationMetrics,
     GenerationPoolState,
+    GenerationRouterMetrics,
     GeneratorMetrics,
     GeneratorState,
     Promise,
@@ -26,7 +26,7 @@ class Told:
 
     def __init__(self):
         self.written = Written()
-        self.metrics = GenerationMetrics(self.written)
+        self.metrics = GenerationRouterMetrics(self.written)
 
     def begin(self, promise=PROMISE, answers=1, client=None):
         return self.metrics.begin(10.0, prompt_tokens=30, answers=answers, promise=promise, client=client)

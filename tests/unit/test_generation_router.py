@@ -32,7 +32,7 @@ from deployments.generation.channel import GenerationChannel
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.record import GenerationRecord
 from deployments.generation.replica import Generator
-from deployments.generation.request import Asked
+from deployments.generation.request import WantedGeneration
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.text.sampling import Sampling
@@ -68,7 +68,7 @@ async def service(monkeypatch, *pools, args=ARGS, end_tokens=(), **config):
 
 def asked(length=10, tokens=8, seed=0, **more):
     ids = np.random.default_rng(seed).integers(0, VOCABULARY, length).astype(np.int32)
-    return Asked(**{"ids": ids, "most_tokens": tokens, "sampling": Sampling(0.0), **more})
+    return WantedGeneration(**{"ids": ids, "most_tokens": tokens, "sampling": Sampling(0.0), **more})
 
 
 def expected(one):

@@ -9,7 +9,7 @@ import serve_app
 from deployments.errors import SettingsError
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduler.step_time import HostTime, StepLoad
-from deployments.generation.settings import GeneratingAccelerator, GenerationConfig
+from deployments.generation.settings import GenerationAcceleratorSettings, GenerationRouterConfig
 from serve_app.config.generation import GenerationArgs
 from serve_app.config.service_config import args_of, check_config, load_config
 
@@ -77,17 +77,19 @@ def test_each_pool_has_a_deployment_of_its_own():
 
 def test_what_a_calibration_found_of_a_host_is_sent_to_the_accelerators_replicas():
     host = {"row_s": 1e-4, "kv_token_s": 2e-6, "copy_token_s": 1e-6, "layers": 28}
-    config = GenerationConfig.parse({"ttft_s": 1.0, "tpot_s": 0.1, "accelerator": {"host_time": host}})
+    config = GenerationRouterConfig.parse({"ttft_s": 1.0, "tpot_s": 0.1, "accelerator": {"host_time": host}})
     assert HostTime(*config.policy("accelerator")["host"]) == HostTime(**host)
     assert config.policy("cpu")["host"] is None
-    assert GenerationConfig.parse({"ttft_s": 1.0, "tpot_s": 0.1}).policy("accelerator")["host"] is None
+    assert GenerationRouterConfig.parse({"ttft_s": 1.0, "tpot_s": 0.1}).policy("accelerator")["host"] is None
 
 
 @pytest.mark.parametrize("name", EMULATED_ACCELERATORS)
 def test_a_device_that_is_known_is_emulated_by_its_name(name):
     device = EMULATED_ACCELERATORS[name]
     emulated = {"device": name, "noise": 0.01, "kv_token_s": 1e-6}
-    found = GeneratingAccelerator.model_validate({"engine": "emulated", "emulated": emulated, "num_cpu_blocks": 100})
+    found = GenerationAcceleratorSettings.model_validate(
+        {"engine": "emulated", "emulated": emulated, "num_cpu_blocks": 100}
+    )
     assert found.emulated.host.host_time == device.host_time
     assert (found.emulated.beta_s, found.emulated.kv_token_s) == (device.step_time.beta_s, 1e-6)
     assert found.emulated.blocks == device.blocks > 0

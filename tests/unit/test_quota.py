@@ -1,11 +1,12 @@
 """What one API key may use in all, in simulated time."""
 
 import random
+from dataclasses import astuple
 
 import pytest
 
 from deployments.admission.quota import Quota
-from deployments.generation.charge import Charged
+from deployments.generation.charge import GenerationCharge
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step_time import StepTime
 
@@ -66,8 +67,8 @@ def test_how_long_a_request_waits(asks, waits):
 
 def test_an_answer_pays_for_what_it_reads_not_for_what_others_of_its_request_read():
     model = StepTime(0.1, 0.0, 0.001, 0.0, 0.0)
-    state = StepState(0.0, 0.0, 0.0, 9, 9, 2, 0, 5, model.as_tuple(), 2.0, 0.0, (0, 0))
-    charged = Charged(Quota(1.0, "device_seconds"), prompt_tokens=100)
+    state = StepState(0.0, 0.0, 0.0, 9, 9, 2, 0, 5, astuple(model), 2.0, 0.0, (0, 0))
+    charged = GenerationCharge(Quota(1.0, "device_seconds"), prompt_tokens=100)
     for _ in range(3):
         for answer in range(2):
             charged.came(state, answer)

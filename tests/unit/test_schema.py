@@ -71,9 +71,11 @@ def test_it_takes_each_form_of_a_setting(replicas):
 
 def test_a_setting_has_its_comment_or_those_above_it_as_description():
     kinds = VALIDATOR.schema["$defs"]
-    said = {name: kinds[name]["properties"] for name in ("CpuSettings", "ModelSettings", "GeneratingCpu")}
+    said = {name: kinds[name]["properties"] for name in ("CpuSettings", "ModelSettings", "GenerationCpuSettings")}
     assert said["CpuSettings"]["cores"]["description"] == "for each instance"
     assert said["CpuSettings"]["engine"]["description"] == "auto: the quickest of those installed"
     assert said["ModelSettings"]["max_tokens"]["description"].startswith("lowers the model's own limit")
-    assert said["GeneratingCpu"]["blocks"]["description"].startswith("Of the cache, each of 128 tokens; auto: as many")
-    assert said["GeneratingCpu"]["max_num_batched_tokens"]["description"].startswith("most in one step")
+    assert said["GenerationCpuSettings"]["blocks"]["description"].startswith(
+        "Of the cache, each of 128 tokens; auto: as many"
+    )
+    assert said["GenerationCpuSettings"]["max_num_batched_tokens"]["description"].startswith("most in one step")

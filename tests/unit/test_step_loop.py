@@ -1,6 +1,7 @@
-"""A replica that generates, without Ray: the product's Stepper and StepSchedule, an emulated device, virtual time."""
+"""A replica that generates, without Ray: the product's StepLoop and StepScheduler, an emulated device, virtual time."""
 
 import asyncio
+import dataclasses
 import itertools
 from unittest.mock import Mock
 
@@ -534,7 +535,7 @@ async def test_settings_put_a_model_in_force_until_they_withdraw_it():
     router.tell(settings={**SETTINGS, "ttft_s": 1.5})  # says nothing of the model
     assert (schedule.policy.ttft_s, schedule.learning.slowdown) == (1.5, 4.0)
     other, host = StepTime(0.08, 0.002, 4e-6, 0.002, 4e-8, 4), HostTime(0.5, 1e-6, 0.0, 3)
-    router.tell(settings={**SETTINGS, "model": list(other.as_tuple()), "host": [0.5, 1e-6, 0.0, 3]})
+    router.tell(settings={**SETTINGS, "model": [*dataclasses.astuple(other)], "host": [0.5, 1e-6, 0.0, 3]})
     assert (schedule.model, schedule.host.time) == (other, host)
     assert schedule.learning == schedule.scatter == Learning(calibrated=True)
     router.tell(settings=SETTINGS)

@@ -1,5 +1,7 @@
 """What the schedule of a device that generates promises, computes and learns."""
 
+from dataclasses import astuple
+
 import pytest
 
 from deployments.generation.scheduler.answer_lengths import AnswerLengths
@@ -370,7 +372,7 @@ def test_what_routers_are_told():
     assert told.opens_s == pytest.approx(first_s - 16.0)
     assert (told.prompt_token_s, told.free_blocks, told.blocks) == (1 / 32, 50 - 2 - 3, 50)
     assert (told.rows, told.waiting, told.steps) == (2, 1, 1)
-    assert (told.model, told.slowdown, told.margin) == (schedule.model.as_tuple(), 2.0, 0.5)
+    assert (told.model, told.slowdown, told.margin) == (astuple(schedule.model), 2.0, 0.5)
 
 
 # --- for whom room is kept --------------------------------------------------------------------------------------------

@@ -115,7 +115,6 @@ def test_linear_layers_and_attention():
     assert model.linear_s(StepLoad(3, 0, 5)) == 1.0 + 4 * 0.125
     assert HostTime(0.5, 0.25).seconds(2, 8) == 3.0
     assert HostTime(0.5, 0.25) == HostTime(0.5, 0.25, 0.0, 1)
-    assert model.as_tuple() == (1.0, 0.5, 0.25, 0.125, 2.0, 4)
 
 
 def test_a_fit_needs_steps():

@@ -13,14 +13,14 @@ from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.step import Chunk, Computed, DeviceLogits, Logits, Steps, Work
 from deployments.generation.scheduler.step_time import HostTime, StepTime
-from deployments.generation.settings import EmulatedWithHost, GeneratingAccelerator, GeneratingCpu
+from deployments.generation.settings import EmulatedWithHost, GenerationAcceleratorSettings, GenerationCpuSettings
 from deployments.generation.text.model_card import GenerationCard
 from deployments.hardware.device_detector import quick_cpu_dtype
 
 _CPU_SHARE, _ACCELERATOR_SHARE = 0.5, 0.85  # of the memory that the weights leave, for the cache
 _MOST_ON_CPU = 32  # texts as long as the model takes: more rows would read the cache too slowly anyway
 
-PoolOfDevices = GeneratingAccelerator | GeneratingCpu
+PoolOfDevices = GenerationAcceleratorSettings | GenerationCpuSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def create_step_engine(
 
 
 def _host_blocks(settings: PoolOfDevices) -> int:
-    return settings.num_cpu_blocks if isinstance(settings, GeneratingAccelerator) else 0
+    return settings.num_cpu_blocks if isinstance(settings, GenerationAcceleratorSettings) else 0
 
 
 class _Causal(Protocol):

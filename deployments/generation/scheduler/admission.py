@@ -19,14 +19,14 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 
 from deployments.admission.fair_share import Account
 from deployments.admission.probe import IdleProbe
 from deployments.generation.scheduler.block_pool import BLOCK
-from deployments.generation.scheduler.forecast import Forecast, Outlook, Pace, Prompt
+from deployments.generation.scheduler.forecast import Forecast, Pace, Prediction, Prompt
 from deployments.generation.scheduler.hybrid.strategy import HostStrategy
 from deployments.generation.scheduler.kept_room import KeptRoom
 from deployments.generation.scheduler.sequences import Generation
@@ -50,7 +50,7 @@ class StepAdmission:
     _refused_full: int = 0
     _refused_never: int = 0
 
-    def decide(self, now: float, generation: Generation) -> Outlook | None:
+    def decide(self, now: float, generation: Generation) -> Prediction | None:
         """What admitting it is like, and it is to be `on_host` or not. None: it is refused, and knows `opens_s`."""
         queue = self.queue
         self.reserve.offered(generation)
@@ -62,19 +62,19 @@ class StepAdmission:
         kept = self._kept_beside(now, generation, account)
         fits = self._choose_cache(generation, kept)
         queue.crowded |= generation.on_host or not fits
-        outlook = self._outlook(now, generation, kept) if fits else None
-        admitted = outlook is not None and (generation.bulk or outlook.kept or self._is_probe(now))
+        prediction = self._predicted(now, generation, kept) if fits else None
+        admitted = prediction is not None and (generation.bulk or prediction.kept or self._is_probe(now))
         generation.on_host &= admitted
         if not generation.bulk:
             helped = partial(self._helped, now, generation)
             self.reserve.decided(now, generation, account, self._cost_s(generation), helped, admitted=admitted)
         if not admitted:
             self._refused_full += 1
-            generation.opens_s = self._opens_s(now, generation, outlook)
+            generation.opens_s = self._opens_s(now, generation, prediction)
             return None
         if queue.is_idle:
             self._last_end = now  # what comes between ends counts from here
-        return outlook
+        return prediction
 
     def ended(self, now: float) -> None:
         """A generation has ended."""
@@ -110,14 +110,14 @@ class StepAdmission:
         typical = self.reserve.typical(now, queue.policy)
         kept = self._kept_beside(now, typical)
         fits = self._choose_cache(typical, kept)
-        outlook = self._outlook(now, typical, kept)
-        first_s = float(outlook.first_s[0])
+        prediction = self._predicted(now, typical, kept)
+        first_s = float(prediction.first_s[0])
         prompt_token_s = learning.slowdown * queue.model.prompt_token_s
-        opens_s = 0.0 if outlook.kept and fits else self._opens_s(now, typical, outlook)
+        opens_s = 0.0 if prediction.kept and fits else self._opens_s(now, typical, prediction)
         return StepState(
             opens_s, max(0.0, first_s - prompt_token_s * typical.prompt_tokens), prompt_token_s,
             max(0, queue.block_count - queue.room.reserved), queue.block_count, len(queue.running), len(queue.waiting),
-            queue.steps, queue.model.as_tuple(), learning.slowdown, learning.margin,
+            queue.steps, astuple(queue.model), learning.slowdown, learning.margin,
             (self._refused_full, self._refused_never), self.host_strategy.state(queue),
         )  # fmt: skip
 
@@ -141,19 +141,19 @@ class StepAdmission:
                 return True
         return False
 
-    def _opens_s(self, now: float, generation: Generation, outlook: Outlook | None) -> float:
+    def _opens_s(self, now: float, generation: Generation, prediction: Prediction | None) -> float:
         """Until this one, which is refused, would be admitted: one generation ends before, or as many as hold the
         blocks that are missing, and the first token is in time.
         """
         queue, reserved = self.queue, self.queue.room.reserved
-        late_s = 0.0 if outlook is None else float(outlook.first_s[0]) - (generation.due - now)
+        late_s = 0.0 if prediction is None else float(prediction.first_s[0]) - (generation.due - now)
         missing = min(generation.most_blocks, generation.most_blocks - (queue.block_count - reserved))
         each = max(1, reserved // max(1, len(queue.running) + len(queue.waiting)))
         return max(late_s, math.ceil(max(1, missing) / each) * self.mean_gap_s, queue.model.beta_s)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
-    def _alone(self, generation: Generation, left_s: float, slow: float) -> Outlook:
+    def _alone(self, generation: Generation, left_s: float, slow: float) -> Prediction:
         """On an idle device, `slow` times as slow as its model."""
         prompts = [_prompt(generation, left_s)]
         return Forecast(self.queue.model, slow, 0.0, self.queue.policy.longest_step_s, [], prompts).look()
@@ -184,7 +184,7 @@ class StepAdmission:
         answers_s = generation.answers * lengths.mean(generation.most_tokens) * token_s
         return model.prompt_token_s * prompt + model.pair_s * prompt**2 / 2 + answers_s
 
-    def _outlook(self, now: float, generation: Generation, kept: Sequence[Generation]) -> Outlook:
+    def _predicted(self, now: float, generation: Generation, kept: Sequence[Generation]) -> Prediction:
         """With it among the others, and with those that room is `kept` for."""
         queue = self.queue
         waiting = [one for one in queue.waiting if not one.bulk]
@@ -195,11 +195,11 @@ class StepAdmission:
         free_s, longest_s = queue.until_free(now), queue.policy.longest_step_s
         forecast = Forecast(queue.model, self._slow, free_s, longest_s, self._paces(now), left)
         for share in self.host_strategy.shares(queue, generation):
-            outlook = replace(forecast, host=share).look()
-            if outlook.kept:
+            prediction = replace(forecast, host=share).look()
+            if prediction.kept:
                 break
         at = waiting.index(generation) - sum(not prompt.tokens for prompt in prompts[: waiting.index(generation)])
-        return Outlook(outlook.first_s[at:], outlook.kept)
+        return Prediction(prediction.first_s[at:], prediction.kept)
 
     def _paces(self, now: float) -> list[Pace]:
         """Of the rows that run, and of those whose prompt the running step ends."""

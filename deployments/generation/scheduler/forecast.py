@@ -107,14 +107,14 @@ class Forecast:
     prompts: Sequence[Prompt]
     host: HostShare = NO_HOST
 
-    def look(self) -> Outlook:
+    def look(self) -> Prediction:
         """First tokens as they are predicted, and whether all promises hold."""
         running = _Steps(self, self.paces)
         firsts, _ = running.firsts()
         joined = _Steps(self, [*self.paces, *self._later(firsts, running)])
         later, sure = joined.firsts(firsts)  # no prompt is sooner because others join
         kept = joined.keeps_firsts(later, sure=sure) and joined.keeps_paces()
-        return Outlook(np.maximum(firsts, later), kept)
+        return Prediction(np.maximum(firsts, later), kept)
 
     def _later(self, firsts: Numbers, running: _Steps) -> list[Pace]:
         """The answers of the prompts that wait."""
@@ -126,7 +126,7 @@ class Forecast:
         ]
 
 
-class Outlook(NamedTuple):
+class Prediction(NamedTuple):
     """`first_s`: float64 [prompts], seconds until each one's first token; `kept`: all promises hold."""
 
     first_s: Numbers

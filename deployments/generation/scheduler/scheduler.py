@@ -75,11 +75,11 @@ class StepScheduler(StepQueue):
 
     def offer(self, now: float, generation: Generation) -> bool:
         """Admit it, or refuse it: then it has changed nothing, and knows `opens_s`."""
-        outlook = self.admission.decide(now, generation)
-        if outlook is None:
+        prediction = self.admission.decide(now, generation)
+        if prediction is None:
             return False
         generation.rows = [Row(generation, number) for number in range(generation.answers)]
-        generation.predicted_s = float(outlook.first_s[0])
+        generation.predicted_s = float(prediction.first_s[0])
         self.caches[generation.on_host].admit(generation)
         insort(self.waiting, generation, key=attrgetter("order"))
         return True

@@ -5,7 +5,7 @@ the attention takes its host. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -83,10 +83,6 @@ class StepTime:
             fits = self.seconds(load.with_chunk(start, middle)) <= within_s
             low, high = (middle, high) if fits else (low, middle)
         return low
-
-    def as_tuple(self) -> tuple[float, ...]:
-        """In the order of the fields, for a frame."""
-        return astuple(self)
 
     @classmethod
     def fit(cls, steps: Iterable[tuple[StepLoad, float]]) -> Self:
