@@ -5,7 +5,7 @@ counted as a query, a step as a run, and a row as a query of that run. docs/oper
 
 The Router has one `GenerationRouterMetrics`. For each generation it calls::
 
-    streamed = metrics.begin(arrived_s, prompt_tokens=..., answers=..., promise=Promise(ttft_s, tpot_s), client=...)
+    streamed = Streamed(metrics, arrived_at, Promise(ttft_s, tpot_s), prompt_tokens=..., answers=..., client=...)
     streamed.admitted("cpu")                # a replica has taken it
     streamed.arrived(now, answer, tokens)   # with each frame that brings tokens of an answer: 0 .. answers - 1
     streamed.ended(answer, "stop")          # one answer has its last token
@@ -115,12 +115,6 @@ class GenerationRouterMetrics:
         self._slo: Gauge = instruments.Gauge("windve_slo_seconds", "The latency that is promised")
         self._tpot: Gauge = instruments.Gauge("windve_tpot_seconds", "The time for each further token that is promised")
 
-    def begin(
-        self, arrived_s: float, *, prompt_tokens: int, answers: int, promise: Promise, client: str | None = None
-    ) -> Streamed:
-        """A generation has arrived. `client`: the name of its API key, if it has one."""
-        return Streamed(self, _Asked(arrived_s, prompt_tokens, answers, promise, client))
-
     def count(self, name: str, step: float, *tags: str) -> None:
         """Of the counter windve_NAME; `tags` are the pool, and what else it has."""
         self._tallies[name].add(step, *tags)
@@ -155,14 +149,6 @@ class GenerationRouterMetrics:
                 gauge.set(float(getattr(state, key)), {"pool": pool})
 
 
-class _Asked(NamedTuple):
-    arrived_s: float
-    prompt_tokens: int
-    answers: int
-    promise: Promise
-    client: str | None
-
-
 class _Answer:
     """What has come of one."""
 
@@ -188,24 +174,26 @@ class _Answer:
 
 class Streamed:
     """One generation while it is streamed. Times are the Router's clock, when a frame arrives: not when a client, which
-    may be slow, reads on.
+    may be slow, reads on. `client`: the name of its API key, if it has one.
     """
 
-    def __init__(self, metrics: GenerationRouterMetrics, asked: _Asked) -> None:
-        self._metrics, self._asked, self._pool = metrics, asked, NO_POOL
-        self._answers = [_Answer() for _ in range(asked.answers)]
+    def __init__(
+        self,
+        metrics: GenerationRouterMetrics,
+        arrived_at: float,
+        promise: Promise,
+        *,
+        prompt_tokens: int,
+        answers: int,
+        client: str | None,
+    ) -> None:
+        self.arrived_at, self.promise = arrived_at, promise
+        self._metrics, self._prompt_tokens, self._client, self._pool = metrics, prompt_tokens, client, NO_POOL
+        self._answers = [_Answer() for _ in range(answers)]
         self.first_at: float | None = None  # its first token came
         self.over_at: float | None = None
         self.is_broken = False  # by an error of ours
         self.predicted_s: float | None = None  # from its arrival to its first token, as it was offered last
-
-    @property
-    def arrived_at(self) -> float:
-        return self._asked.arrived_s
-
-    @property
-    def promise(self) -> Promise:
-        return self._asked.promise
 
     @property
     def tokens(self) -> int:
@@ -215,7 +203,7 @@ class Streamed:
     @property
     def first_s(self) -> float | None:
         """From its arrival to its first token."""
-        return None if self.first_at is None else self.first_at - self._asked.arrived_s
+        return None if self.first_at is None else self.first_at - self.arrived_at
 
     @property
     def pace_s(self) -> float | None:
@@ -230,23 +218,23 @@ class Streamed:
     @property
     def is_late(self) -> bool:
         """Its first token or the pace of an answer is later than promised."""
-        pairs = zip((self.first_s, self.pace_s), self._asked.promise, strict=True)
+        pairs = zip((self.first_s, self.pace_s), self.promise, strict=True)
         return any(took_s is not None and allowed_s is not None and took_s > allowed_s for took_s, allowed_s in pairs)
 
     def admitted(self, pool: str) -> None:
         """By a replica of that pool; a second time, where the first one died."""
         if self._pool == NO_POOL:
-            self._metrics.count("prompt_tokens", self._asked.prompt_tokens, pool)
+            self._metrics.count("prompt_tokens", self._prompt_tokens, pool)
         self._pool = pool
 
     def arrived(self, now: float, answer: int, tokens: int) -> None:
         """So many more of that answer's tokens; at least one."""
         if self.first_at is None:
             self.first_at = now
-            if (allowed_s := self._asked.promise.ttft_s) is not None:
-                self._metrics.first_token(self._pool, now - self._asked.arrived_s, allowed_s)
+            if (allowed_s := self.promise.ttft_s) is not None:
+                self._metrics.first_token(self._pool, now - self.arrived_at, allowed_s)
                 if self.predicted_s is not None and self._metrics.recent.wants_finish():
-                    self._metrics.recent.finished(self.predicted_s, now - self._asked.arrived_s, self._pool)
+                    self._metrics.recent.finished(self.predicted_s, now - self.arrived_at, self._pool)
         self._answers[answer].more(now, tokens)
         self._metrics.count("answer_tokens", tokens, self._pool)
 
@@ -255,7 +243,7 @@ class Streamed:
         found = self._answers[answer]
         found.ended = why
         self._metrics.count("answers", 1, self._pool, why)
-        if (allowed_s := self._asked.promise.tpot_s) is None:
+        if (allowed_s := self.promise.tpot_s) is None:
             return
         if found.tokens > 1:
             self._metrics.pace(self._pool, found.pace_s, found.gap_s)
@@ -285,17 +273,17 @@ class Streamed:
         ):
             if holds:
                 self._metrics.recent.add(name)
-        if self._asked.client is not None:
-            self._charge(self._asked.client, error, device_s)
+        if self._client is not None:
+            self._charge(self._client, error, device_s)
 
     def _breaks_promise(self, now: float, outcome: str) -> bool:
-        allowed_s = self._asked.promise.ttft_s
-        late = self._pool != NO_POOL and allowed_s is not None and now - self._asked.arrived_s > allowed_s
+        allowed_s = self.promise.ttft_s
+        late = self._pool != NO_POOL and allowed_s is not None and now - self.arrived_at > allowed_s
         return outcome == ERROR or (outcome == CANCELLED and late)
 
     def _charge(self, client: str, error: BaseException | None, device_s: float) -> None:
         if error is None:
-            self._metrics.tenants.used(client, 1, tokens=self._asked.prompt_tokens + self.tokens, device_s=device_s)
+            self._metrics.tenants.used(client, 1, tokens=self._prompt_tokens + self.tokens, device_s=device_s)
         else:
             self._metrics.tenants.refused(client, error, 1)
 

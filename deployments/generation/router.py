@@ -19,7 +19,7 @@ from deployments.errors import EngineBroken, Forbidden, InvalidInput, ReplicaLos
 from deployments.generation.channel import PendingGeneration
 from deployments.generation.charge import GenerationCharge
 from deployments.generation.frames import NewToken
-from deployments.generation.metrics import GenerationPoolState, GenerationRouterMetrics, Promise
+from deployments.generation.metrics import GenerationPoolState, GenerationRouterMetrics, Promise, Streamed
 from deployments.generation.placer import GenerationPlacer, GenerationRequest, Placed
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.pool import GenerationPool
@@ -97,11 +97,12 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
         if now is None:
             now = asyncio.get_running_loop().time()
         promise = Promise(None, None) if wanted.bulk else Promise(wanted.timeout_s or config.ttft_s, config.tpot_s)
-        streamed = self.metrics.begin(
+        streamed = Streamed(
+            self.metrics,
             now,
+            promise,
             prompt_tokens=len(wanted.ids),
             answers=wanted.answers,
-            promise=promise,
             client=None if wanted.client is None else wanted.client.tenant.name,
         )
         texts = [Detokenizer(self.tokenizer, wanted.stops) for _ in range(wanted.answers)]

@@ -12,6 +12,7 @@ from deployments.generation.metrics import (
     GeneratorMetrics,
     GeneratorState,
     Promise,
+    Streamed,
 )
 from deployments.generation.scheduler.hybrid.host_cache import HostState
 
@@ -29,7 +30,7 @@ class Told:
         self.metrics = GenerationRouterMetrics(self.written)
 
     def begin(self, promise=PROMISE, answers=1, client=None):
-        return self.metrics.begin(10.0, prompt_tokens=30, answers=answers, promise=promise, client=client)
+        return Streamed(self.metrics, 10.0, promise, prompt_tokens=30, answers=answers, client=client)
 
     def of(self, name):
         self.metrics.publish(PROMISE, {})
