@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,6 +37,9 @@ class OwnTokenizer:
     texts: Sequence[Sequence[int]]
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]]  # token ids and token types; no types where it gives none
     backend: str | None
+
+
+Ask = Callable[[Question], OwnTokenizer | str]
 
 
 def ask(question: Question) -> OwnTokenizer | str:

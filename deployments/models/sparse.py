@@ -11,7 +11,7 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 
-Rows = npt.NDArray[np.float32]  # shape [queries, numbers]
+from deployments.models.outputs import Rows
 
 
 def pack(weights: Rows) -> Rows:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
 from deployments.models.disk_cache import KeptFile, state_of_files
-from deployments.models.reference_tokenizer import OwnTokenizer, Question, ask
-
-Ask = Callable[[Question], OwnTokenizer | str]
+from deployments.models.reference_tokenizer import Ask, OwnTokenizer, Question, ask
 
 
 def ask_once(question: Question, ask: Ask = ask) -> OwnTokenizer | str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -20,7 +20,7 @@ from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import bad_model
 from deployments.models.model_kind import SCORING
-from deployments.models.reference_tokenizer import OwnTokenizer, Question, ask
+from deployments.models.reference_tokenizer import Ask, OwnTokenizer, Question, ask
 from deployments.models.tokenizer_files import add_ends, read_tokenizer
 from deployments.models.tokenizer_probes import ENGLISH, ODD, PAIRS, PLAIN
 
@@ -32,7 +32,6 @@ _REMEDY = (
     "one of the two is not this model's: set it to file (tokenizer.json as it is) or transformers, "
     "whichever the model was trained with"
 )
-Ask = Callable[[Question], OwnTokenizer | str]
 Texts = Mapping[str, str]
 
 
