@@ -29,6 +29,7 @@ class Openings(Generic[L]):
 
     def put(self, link: L, opens_at: float, now: float) -> None:
         """It said that it opens then; in the past: that it is open."""
+        self._advance(now)  # also where nobody asks which are open: what is past is not kept
         if opens_at <= now:
             self._opens_at.pop(link, None)
             self._open.setdefault(link)

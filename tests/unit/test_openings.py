@@ -34,6 +34,16 @@ def test_who_opened_and_says_the_same_time_again_is_closed():
     assert list(openings.open(5.0)) == ["a"]
 
 
+def test_what_is_past_is_not_kept_though_nobody_asks_who_is_open():
+    """A small pool never asks, and each report of a full replica says another time."""
+    openings = Openings()
+    for number in range(1000):
+        openings.put("a", 0.01 * number + 0.3, 0.01 * number)
+    assert len(openings._next) <= 31
+    assert list(openings.open(10.28)) == []
+    assert list(openings.open(10.3)) == ["a"]
+
+
 def test_who_has_gone_does_not_open():
     openings = of(a=1.0, b=2.0, c=1.0)
     openings.keep(["c"])
