@@ -53,6 +53,10 @@ class Hedges:
         self.left -= queries
         return True
 
+    def give_back(self, queries: int) -> None:
+        """Nobody had room for so many."""
+        self.left = min(self.MOST, self.left + queries)
+
 
 @dataclass(slots=True, eq=False)
 class Placement:
@@ -157,6 +161,8 @@ class Placement:
                 placed = await self.placer.place(self.request, left, self.parts, avoided=self.avoided, partial=True)
             if placed:
                 self.again.update(left)
+            else:
+                self.placer.hedges.give_back(len(left))
         return []
 
 

@@ -233,6 +233,17 @@ async def test_so_many_may_be_offered_elsewhere():
     assert [hedges.spend(101), hedges.spend(100), hedges.spend(1)] == [False, True, False]
 
 
+async def test_what_has_no_room_elsewhere_leaves_the_budget_to_those_that_have():
+    a1, a2 = replicas(hangs, refuses)
+    placer = placer_of(a1, a2)
+    placer.hedges.left = 0.8  # and 0.2 for each that is offered
+    with pytest.raises(DeadlineExceeded):
+        await placer.answer(request_of(75))
+    a1.scripts[:] = [hangs]
+    assert len(await placer.answer(request_of(75))) == 1
+    assert len(a2.heard) == 2
+
+
 async def test_parts_are_called_off_where_another_is_lost_while_they_are_placed():
     a1, a2 = replicas(admits(2, says_nothing), dies)
     a1.scripts += [admits(3)]
