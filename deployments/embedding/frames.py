@@ -54,8 +54,8 @@ class Offer(Head):
 class Offers(Head):
     """One frame of a Router. `offers` are in the order in which they were made; `called_off` and `confirmed` are
     numbers of offers, the latter of parts whose rest is admitted elsewhere. `refused_s`: planned device seconds of work
-    that the Router refused without asking, by tenant; `refused_sizes`: how many such queries, by their tokens.
-    `settings`: see `Pool.configure`. `asks`: the replica should report its state at once.
+    that the Router refused without asking and an idle device would admit, by tenant; `refused_sizes`: how many such
+    queries, by their tokens. `settings`: see `Pool.configure`. `asks`: the replica should report its state at once.
     """
 
     offers: list[Offer] = msgspec.field(default_factory=list)

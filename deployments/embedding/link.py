@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +71,15 @@ class Link(ReplicaLink[View, Channel]):
         if self._channel is not None:
             self._channel.confirm(pending)
 
-    def refuse_here(self, lengths: Sequence[int], tenant: Tenant | None) -> None:
-        """Queries of so many tokens are refused without asking the replica, which is told with the next frame."""
-        if self._channel is not None:
-            self._channel.note_refused(self.view.model.work_s(lengths), tenant, lengths)
+    def refuse_here(self, lengths: Sequence[int], allowed_s: float, tenant: Tenant | None) -> None:
+        """Queries of so many tokens are refused without asking the replica. It is told with the next frame of those
+        that it would admit if it were idle.
+        """
+        if self._channel is None:
+            return
+        model, most_s = self.view.model, math.inf if self.pool.by_count else self.view.idle_room_s(allowed_s)
+        if lengths := [tokens for tokens in lengths if model.cost_s(tokens) <= most_s]:
+            self._channel.note_refused(model.work_s(lengths), tenant, lengths)
 
     def describe(self) -> dict[str, Any]:
         """As `/info` shows it."""

@@ -151,7 +151,7 @@ class Placer:
                 now = loop.time()  # the one before has been asked meanwhile
                 if not asks_all and (opens_s := link.view.opens_for_s(now, ask)) > 0:
                     if request.last_pool != pool.name:
-                        link.refuse_here(lengths, request.tenant)
+                        link.refuse_here(lengths, request.allowed_s, request.tenant)
                     self._note_full(request, pool, link, lengths, opens_s)
                 elif link.is_live:
                     yield pool, link

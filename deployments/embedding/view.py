@@ -117,11 +117,14 @@ class View(ReplicaView[ReplicaState]):
 
     def most_queries(self, tokens: float, slo_s: float) -> float:
         """Queries of so many tokens that it would admit at once if it were idle."""
+        return max(0.0, self.idle_room_s(slo_s)) / max(1e-9, self.model.cost_s(round(tokens)))
+
+    def idle_room_s(self, left_s: float) -> float:
+        """Work with so much time left that it would admit if it were idle, in planned device seconds."""
         state = self.state
         slowdown, margin, depth = (1.0, 0.0, None) if state is None else (state.slowdown, state.margin, state.depth)
         predictor = LinePredictor(slowdown * self.model.beta_s, slowdown, margin)
-        limits = Limits(self.model, Policy(slo_s, depth=depth), 0, predictor)
-        return max(0.0, limits.idle_room_s(slo_s)) / max(1e-9, self.model.cost_s(round(tokens)))
+        return Limits(self.model, Policy(left_s, depth=depth), 0, predictor).idle_room_s(left_s)
 
     def bulk_room_s(self, *, by_count: bool) -> float:
         """Planned device seconds of bulk queries that it has room for, by its last state and what was sent since."""

@@ -103,7 +103,7 @@ class ScriptedReplica:
     def confirm(self, pending):
         self.confirmed.append(pending.number)
 
-    def refuse_here(self, lengths, tenant):
+    def refuse_here(self, lengths, _allowed_s, tenant):
         self.refused.append((self.view.model.work_s(lengths), tenant))
 
     def configure(self):

@@ -158,6 +158,20 @@ def test_what_a_tenant_leaves_others_have_as_soon_as_it_is_forgotten(figure):
     assert ratio >= 0.9
 
 
+@pytest.mark.parametrize("micro_batch_queries", [None, 8])
+@pytest.mark.parametrize("told_apart", [True, False])
+def test_what_no_idle_device_admits_takes_no_room_from_others(told_apart, micro_batch_queries):
+    """Half of the capacity is asked for, beside long texts that would take 1.1 s of a device, by an SLO of 1 s."""
+    names = [Tenant(name) if told_apart else None for name in ("short", "long")]
+    short = list(poisson(0.5 * Load(V100, 1.0).capacity, 25, allowed_s=1.0, tenant=names[0], seed=1))
+    long = [one._replace(tokens=4500) for one in poisson(2.0, 25, allowed_s=1.0, tenant=names[1], seed=2)]
+    alone, beside = (
+        sum(one.in_time for one in World(Device(*V100, micro_batch_queries)).serve(all_) if one.arrival.tokens == 75)
+        for all_ in (short, [*short, *long])
+    )
+    assert beside >= 0.99 * alone
+
+
 @settings(max_examples=5, deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 5.0]), min_size=2, max_size=8),

@@ -224,7 +224,7 @@ async def test_what_is_said_of_an_offer_goes_to_its_connection():
     pending = link.offer(offer(75))
     del channel.told[:]
     link.confirm(pending)
-    link.refuse_here([75, 20], None)
+    link.refuse_here([75, 20, 795], 1.0, None)  # an idle one would refuse the last, too
     link.call_off(pending)
     refused = ("note_refused", link.view.model.work_s([75, 20]), None, [75, 20])
     assert channel.told == [("confirm", pending), refused, ("call_off", pending)]
@@ -232,7 +232,7 @@ async def test_what_is_said_of_an_offer_goes_to_its_connection():
     channel.breaks()
     for word, what in (
         ("confirm", [pending]),
-        ("refuse_here", [[75, 20], None]),
+        ("refuse_here", [[75, 20], 1.0, None]),
         ("call_off", [pending]),
         ("configure", []),
     ):

@@ -409,6 +409,25 @@ def test_what_a_tenant_asked_for_and_got():
     assert account.waiting_s == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize(
+    ("ms", "allowed_s", "rule", "asked_s"),
+    [
+        ([593], 1.0, {}, 0.593),
+        ([595], 1.0, {}, 0.0),
+        ([10], 0.25, {}, 0.0),
+        ([200, 593], 1.0, {}, 0.793),
+        ([200, 595], 1.0, {}, 0.2),
+        ([595], 0.25, {"admission": "depth", "depth": 1}, 0.595),  # a count promises no time
+    ],
+)
+def test_what_an_idle_device_refuses_too_is_not_asked_of_it(ms, allowed_s, rule, asked_s):
+    """No room that others leave would help it, and it is in no run that comes."""
+    queue = running(300, **rule)
+    queue.offer(0.2, [query(one, 0.2 + allowed_s, tenant=Tenant("a")) for one in ms], partial=True)
+    assert queue.demand.shares.accounts["a"].offered_s == pytest.approx(asked_s)
+    assert queue.demand.rho == pytest.approx(asked_s / 3)
+
+
 # --- probes -----------------------------------------------------------------------------------------------------------
 
 

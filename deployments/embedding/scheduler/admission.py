@@ -103,6 +103,10 @@ class Admission(ABC, Generic[Q]):
         """A query of that cost does not end within `left_s` on an idle device either."""
         return False
 
+    def most_s(self, _left_s: float) -> float:
+        """The largest cost of a query with so much time left that an idle device admits."""
+        return _NEVER
+
     def may_wait_s(self, _now: float, _query: ScheduledQuery, _f: float) -> float:
         """Seconds that an idle device may wait before it starts what waits, this query among it."""
         return _NEVER
@@ -182,6 +186,9 @@ class DeadlineAdmission(Admission[Q]):
         limits, policy = self.limits, self.limits.policy
         longest_s = _NEVER if policy.depth is None else policy.slo_s
         return min(limits.predictor.seconds(cost_s), limits.model.beta_s + cost_s) > min(left_s, longest_s)
+
+    def most_s(self, left_s: float) -> float:
+        return self.limits.idle_room_s(left_s)
 
     def may_wait_s(self, now: float, query: ScheduledQuery, f: float) -> float:
         queue, predictor = self.queue, self.limits.predictor

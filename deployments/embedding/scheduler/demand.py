@@ -54,15 +54,17 @@ class Demand:
         for query in queries:
             query.account = account
 
-    def note(self, now: float, queries: Sequence[ScheduledQuery], taken: int, total_s: float) -> None:
-        """The first `taken` of these were admitted: for the fairness to tenants, and to long queries."""
+    def note(self, now: float, queries: Sequence[ScheduledQuery], taken: int, most_s: float) -> None:
+        """The first `taken` of these were admitted: for the fairness to tenants, and to long queries. No room that is
+        kept would help one that costs more than `most_s`: an idle device refuses it, too.
+        """
+        used_s, refused = sum(query.cost_s for query in queries[:taken]), queries[taken:]
+        wanted_s = [query.cost_s for query in refused if query.cost_s <= most_s]
+        asked_s = used_s + sum(wanted_s)
         if (account := queries[0].account) is not None:
-            account.count(total_s, total_s if taken == len(queries) else sum(query.cost_s for query in queries[:taken]))
-        refused = queries[taken:]
-        # No room that is kept would help a query that an idle device refuses, too.
-        if refused and any(query.cost_s > self.limits.idle_room_s(query.due - now) for query in refused):
-            return
-        self.long_queries.offered(now, total_s / len(queries), refused=bool(refused))
+            account.count(asked_s, used_s)
+        if len(wanted_s) == len(refused):
+            self.long_queries.offered(now, asked_s / len(queries), refused=bool(refused))
 
     @property
     def reserve_s(self) -> float:

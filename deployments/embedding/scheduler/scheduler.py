@@ -136,14 +136,16 @@ class Scheduler(Generic[Q]):
                 admission.promote(now, queries, total_s)
         else:
             admission, self._by_trial.depth = self._by_trial, depth
-        if not (again or first.deferrable):
-            self.demand.arrives(now, total_s)
+        most_s = admission.most_s(first.due - now)
+        asked_s = sum(query.cost_s for query in queries if query.cost_s <= most_s)
+        if asked_s and not (again or first.deferrable):
+            self.demand.arrives(now, asked_s)
         taken = admission.fitting(now, queries, total_s, outlook, run_s)
         if 0 < taken < len(queries):
             later = outlook[0], outlook[1] + (0.0 if first.bulk else self._hold_s)  # its run may wait for the rest
             taken = admission.fitting(now, queries, total_s, later, run_s) if partial else 0
         if depth is None and not first.deferrable:
-            self.demand.note(now, queries, taken, total_s)
+            self.demand.note(now, queries, taken, most_s)
         if taken:
             self._admit(now, queries[:taken], outlook, admission)
         if taken < len(queries):
