@@ -424,8 +424,15 @@ def test_what_an_idle_device_refuses_too_is_not_asked_of_it(ms, allowed_s, rule,
     """No room that others leave would help it, and it is in no run that comes."""
     queue = running(300, **rule)
     queue.offer(0.2, [query(one, 0.2 + allowed_s, tenant=Tenant("a")) for one in ms], partial=True)
-    assert queue.demand.shares.accounts["a"].offered_s == pytest.approx(asked_s)
+    assert queue.demand.shares.accounts.get("a", Account(1.0)).offered_s == pytest.approx(asked_s)
     assert queue.demand.rho == pytest.approx(asked_s / 3)
+
+
+def test_nobody_leaves_room_to_a_tenant_whose_queries_are_deferrable_or_in_vain():
+    queue = running(300)
+    for make, ms, due, name in ((deferrable, 50, 9.0, "a"), (query, 595, 1.2, "b"), (query, 50, 1.2, "c")):
+        queue.offer(0.2, [make(ms, due, tenant=Tenant(name))])
+    assert set(queue.demand.shares.accounts) == {"c"}
 
 
 # --- probes -----------------------------------------------------------------------------------------------------------

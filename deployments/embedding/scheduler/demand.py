@@ -49,14 +49,26 @@ class Demand:
         """An urgent query came lately."""
         return now - self._rho_at < _RHO_S
 
-    def open_account(self, now: float, tenant: Tenant, queries: Sequence[ScheduledQuery]) -> None:
-        account = self.shares.account(now, tenant)
-        for query in queries:
-            query.account = account
+    def offered(
+        self, now: float, queries: Sequence[ScheduledQuery], most_s: float, *, tenant: Tenant | None, again: bool
+    ) -> None:
+        """These urgent queries ask for this device, but for those that cost more than `most_s`: an idle device refuses
+        them, too. A tenant that asks in vain only has no account: nobody leaves room to it. `again`: another replica of
+        the pool has counted them as arriving.
+        """
+        asked_s = sum(query.cost_s for query in queries if query.cost_s <= most_s)
+        if not asked_s:
+            return
+        if tenant is not None:
+            account = self.shares.account(now, tenant)
+            for query in queries:
+                query.account = account
+        if not again:
+            self.arrives(now, asked_s)
 
     def note(self, now: float, queries: Sequence[ScheduledQuery], taken: int, most_s: float) -> None:
         """The first `taken` of these were admitted: for the fairness to tenants, and to long queries. No room that is
-        kept would help one that costs more than `most_s`: an idle device refuses it, too.
+        kept would help those that cost more than `most_s`.
         """
         used_s, refused = sum(query.cost_s for query in queries[:taken]), queries[taken:]
         wanted_s = [query.cost_s for query in refused if query.cost_s <= most_s]

@@ -130,16 +130,14 @@ class Scheduler(Generic[Q]):
         run_s = self.limits.run_s if slo_s is None else self.limits.run_within_s(slo_s)
         if depth is None:
             admission = self.admission
-            if first.tenant is not None:
-                self.demand.open_account(now, first.tenant, queries)
             if first.deferrable:
                 admission.promote(now, queries, total_s)
         else:
             admission, self._by_trial.depth = self._by_trial, depth
         most_s = admission.most_s(first.due - now)
-        asked_s = sum(query.cost_s for query in queries if query.cost_s <= most_s)
-        if asked_s and not (again or first.deferrable):
-            self.demand.arrives(now, asked_s)
+        if not first.deferrable:
+            tenant = first.tenant if depth is None else None
+            self.demand.offered(now, queries, most_s, tenant=tenant, again=again)
         taken = admission.fitting(now, queries, total_s, outlook, run_s)
         if 0 < taken < len(queries):
             later = outlook[0], outlook[1] + (0.0 if first.bulk else self._hold_s)  # its run may wait for the rest
