@@ -83,6 +83,8 @@ def test_the_first_token_comes_of_the_prompt(most_tokens, answers, paces):
         (STEPS, {}, [pace(1.0, 2.0, left=50)], [2], [4.0]),
         (STEPS, {"longest_s": 2.0}, [], [8], [9.0]),  # at least so many steps as the longest ones
         (STEPS, {"longest_s": 2.0, "free_s": 1.0}, [], [8], [10.0]),
+        (STEPS, {"most_tokens": 4}, [], [2, 4, 4], [2.0, 5.0, 8.0]),  # in one step, in two, in three
+        (STEPS, {"most_tokens": 5}, [pace(99.0, left=9)], [8], [6.0]),  # the answer is in each of the two
         (ROWS, {}, [pace(1.5, 10.0, left=5)] * 3, [2], [2 * 1.5 + 1.0]),
         (READS, {}, [pace(2.0, 10.0, left=5, length=4)], [2], [4.5]),
         (PAIRS, {}, [], [(2, 3.0), (2, 5.0)], [2.75, 5.0]),

@@ -80,6 +80,16 @@ def test_short_prompts_that_are_due_together_end_in_one_step():
     assert all(one.in_time for one in admitted)
 
 
+def test_prompts_that_a_step_has_time_for_but_no_room_are_in_time():
+    """On a quick device: what is computed at once has a bound that counts tokens."""
+    policy = StepPolicy(2.0, 0.1)
+    schedule = StepScheduler(WEIGHTS, policy, 2000)
+    sent = StepWorld([StepDevice("one", WEIGHTS, schedule)], policy).run([Arrival(0.0, 4000, 1)] * 50)
+    admitted = [one for one in sent if one.device]
+    assert len(admitted) > 10
+    assert all(one.in_time for one in admitted)
+
+
 @pytest.mark.parametrize("bursts", [False, True], ids=["Poisson", "bursts"])
 @pytest.mark.parametrize("rate", [4, 12])
 def test_a_noisy_device_is_in_time_and_nearly_as_good_as_one_that_knows_all(rate, bursts):

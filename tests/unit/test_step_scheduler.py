@@ -92,16 +92,16 @@ def test_answers_of_one_token_end_with_their_prompt(answers):
 @pytest.mark.parametrize(
     ("one", "left_s", "never"),
     [
-        (paced(9 * BLOCK, BLOCK), 99.0, False),
-        (paced(9 * BLOCK, BLOCK + 2), 99.0, True),  # eleven blocks
+        (paced(9 * BLOCK, BLOCK), 999.0, False),
+        (paced(9 * BLOCK, BLOCK + 2), 999.0, True),  # eleven blocks
         (paced(4 * BLOCK, BLOCK, bulk=True), 0.0, False),
         (paced(4 * BLOCK, BLOCK + 2, bulk=True), 99.0, True),  # more than its half
         (paced(1, 1, answers=8), 16.0, False),
         (paced(1, 1, answers=9), 16.0, True),  # more than are computed in one step
-        (paced(64), 2.0, False),
-        (paced(64), 1.99, True),
-        (paced(64, pace_s=1.0), 2.0, False),
-        (paced(64, pace_s=0.99), 2.0, True),
+        (paced(64), 8 + 1.0, False),  # in eight steps
+        (paced(64), 8 + 0.99, True),
+        (paced(64, pace_s=1.0), 9.0, False),
+        (paced(64, pace_s=0.99), 9.0, True),
     ],
 )
 def test_what_an_idle_device_never_does(one, left_s, never):
@@ -149,10 +149,10 @@ def test_when_first_tokens_come_is_predicted_by_what_is_due_before():
 
 def test_what_is_left_of_a_prompt_reads_all_that_comes_before():
     schedule = exact(policy=StepPolicy(64.0, 64.0, max_num_batched_tokens=64), pair_s=1 / 1024)
-    assert admitted(schedule, 0.0, paced(128, 1, due=60.0)).predicted_s == 1.0 + 2.0 + 128 * 64 / 1024
+    assert admitted(schedule, 0.0, paced(128, 1, due=60.0)).predicted_s == 2.0 + 2.0 + 128 * 64 / 1024
     schedule.next_step(0.0)
     schedule.ended(4.0, 4.0)
-    assert admitted(schedule, 4.0, paced(64, 1, due=70.0)).predicted_s == 1.0 + 2.0 + 64 * (64 + 32 + 32) / 1024
+    assert admitted(schedule, 4.0, paced(64, 1, due=70.0)).predicted_s == 2.0 + 2.0 + 64 * (64 + 32 + 32) / 1024
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,12 @@ class StepAdmission:
     def _alone(self, generation: Generation, left_s: float, slow: float) -> Prediction:
         """On an idle device, `slow` times as slow as its model."""
         prompts = [_prompt(generation, left_s)]
-        return Forecast(self.queue.model, slow, 0.0, self.queue.policy.longest_step_s, [], prompts).look()
+        return self._forecast(slow, 0.0, [], prompts).look()
+
+    def _forecast(self, slow: float, free_s: float, paces: Sequence[Pace], prompts: Sequence[Prompt]) -> Forecast:
+        model, policy = self.queue.model, self.queue.policy
+        most_tokens = policy.max_num_batched_tokens
+        return Forecast(model, slow, free_s, policy.longest_step_s, paces, prompts, most_tokens=most_tokens)
 
     def _helped(self, now: float, generation: Generation) -> bool:
         """Its prompt leaves an idle device some of the time that it has."""
@@ -192,8 +197,7 @@ class StepAdmission:
             insort(waiting, one, key=attrgetter("order"))
         prompts = [_prompt(one, one.due - now) for one in waiting]
         left = [prompt for prompt in prompts if prompt.tokens]
-        free_s, longest_s = queue.until_free(now), queue.policy.longest_step_s
-        forecast = Forecast(queue.model, self._slow, free_s, longest_s, self._paces(now), left)
+        forecast = self._forecast(self._slow, queue.until_free(now), self._paces(now), left)
         for share in self.host_strategy.shares(queue, generation):
             prediction = replace(forecast, host=share).look()
             if prediction.kept:

@@ -6,8 +6,9 @@ takes no longer than t.
 
 Each step gives each running answer a token. So the work until t is
 
-    n(t) steps      as many as the answer whose token is due soonest needs by t. They hold B answers, which read K
-                    tokens; K grows by B with each step, and falls when an answer has all the tokens that it may get.
+    n(t) steps      as many as the answer whose token is due soonest needs by t, and as hold the prompts: a step takes
+                    `most_tokens`. They hold B answers, which read K tokens; K grows by B with each step, and falls when
+                    an answer has all the tokens that it may get.
     prompts         those whose first token is due by t, and those ahead of the answer whose token is due at t. They go
                     into these steps, in chunks. All others can wait.
 
@@ -96,7 +97,8 @@ NO_HOST = HostShare(0.0, 0.0, twice=False)
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """Of a device that is free in `free_s`, whose steps take `slow` times as long as `model` says and are to take
-    `longest_s` at most. `prompts` are in the order of `due_s`. All times are seconds from now.
+    `longest_s` at most and compute `most_tokens` at most, rows among them. `prompts` are in the order of `due_s`. All
+    times are seconds from now.
     """
 
     model: StepTime
@@ -106,6 +108,7 @@ class Forecast:
     paces: Sequence[Pace]
     prompts: Sequence[Prompt]
     host: HostShare = NO_HOST
+    most_tokens: float = math.inf
 
     def look(self) -> Prediction:
         """First tokens as they are predicted, and whether all promises hold."""
@@ -145,6 +148,9 @@ class _Steps:
         self._upto = np.arange(1, len(forecast.prompts) + 1)[:, None]
         self._tokens = np.cumsum([0.0, *(prompt.tokens for prompt in forecast.prompts)])
         self._pairs = np.cumsum([0.0, *(prompt.pairs for prompt in forecast.prompts)])
+        # [prompts]: steps that hold so many prompts, beside the answers that are there before each one's first token.
+        room = np.maximum(1.0, forecast.most_tokens - np.count_nonzero(self._ahead < self._upto, axis=1))
+        self._fewest = np.maximum(1.0, np.ceil(np.cumsum(np.diff(self._tokens) / room) - _TINY))
 
     def steps_by(self, at_s: Numbers, prompts: Counts | float = math.inf) -> Numbers:
         """[m]: n(t), of times [m], for the answers of the first so many `prompts` [m, 1] less one: the others have no
@@ -185,7 +191,7 @@ class _Steps:
 
     def firsts(self, earliest_s: Numbers | float = 0.0) -> tuple[Numbers, bool]:
         """[prompts]: when each one's first token is there, not before `earliest_s`; False: it may be later."""
-        at_s = np.maximum(self.ends_s(np.ones((len(self._firsts_due), 1)), self._upto)[:, 0], earliest_s)
+        at_s = np.maximum(self.ends_s(self._fewest[:, None], self._upto)[:, 0], earliest_s)
         for _ in range(_ROUNDS):
             later_s = np.maximum(at_s, self._first_by(at_s))
             if (later_s <= at_s + _TINY).all():
@@ -206,7 +212,8 @@ class _Steps:
         """[prompts]: when each one's first token is there, if the answers get the tokens before that are due by `at_s`
         [prompts]. The step that ends the prompt holds all answers, too.
         """
-        return self.ends_s(self.steps_by(at_s, self._upto)[:, None] + 1, self._upto)[:, 0]
+        steps = np.maximum(self.steps_by(at_s, self._upto) + 1, self._fewest)
+        return self.ends_s(steps[:, None], self._upto)[:, 0]
 
     def keeps_paces(self) -> bool:
         """Each answer's tokens are in time. Between two steps at which an answer comes or has all its tokens, deadlines
