@@ -115,6 +115,17 @@ def test_what_is_never_in_time_is_refused_for_good():
     assert schedule.state(50.0).refusals == (0, 1)
 
 
+@pytest.mark.parametrize("other", [{"most": 200 * BLOCK}, {"tokens": 900, "most": 100, "bulk": True}])
+def test_room_is_kept_for_what_is_usual_of_those_that_may_get_a_promise(other):
+    """Else it would be for what is too long to fit, and whoever is offered beside it would be refused."""
+    schedule = exact(20)
+    schedule.remove(0.0, admitted(schedule, 0.0, paced()))
+    for _ in range(50):
+        schedule.offer(0.0, paced(**other))
+    usual = schedule.admission.reserve.typical(0.0, schedule.policy)
+    assert (usual.prompt_tokens, usual.most_tokens) == (64, 50)
+
+
 @pytest.mark.parametrize(("slowdown", "latest_s"), [(1.0, 2.0), (3.0, 2.0), (0.5, 1.0)])
 def test_never_is_said_by_how_quick_a_device_is_known_to_be(slowdown, latest_s):
     schedule = exact()

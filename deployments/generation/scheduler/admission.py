@@ -53,11 +53,12 @@ class StepAdmission:
     def decide(self, now: float, generation: Generation) -> Prediction | None:
         """What admitting it is like, and it is to be `on_host` or not. None: it is refused, and knows `opens_s`."""
         queue = self.queue
-        self.reserve.offered(generation)
         if self.never(generation, generation.due - now):
             generation.never = True
             self._refused_never += 1
             return None
+        if not generation.bulk:
+            self.reserve.offered(generation)
         account = self.reserve.account(now, generation)
         kept = self._kept_beside(now, generation, account)
         fits = self._choose_cache(generation, kept)

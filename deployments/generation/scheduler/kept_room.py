@@ -31,6 +31,7 @@ class KeptRoom:
     _long: LongPrompts = field(default_factory=LongPrompts)
 
     def offered(self, generation: Generation) -> None:
+        """One that gets a promise, if there is room: no bulk, and none that an idle device could not serve."""
         weight = _AVERAGED if self._prompt else 1.0
         self._prompt += weight * (generation.prompt_tokens - self._prompt)
         self._most += weight * (generation.most_tokens - self._most)
