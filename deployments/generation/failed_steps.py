@@ -1,21 +1,23 @@
 """What becomes of the generations of a step that failed.
 
 a step fails        answers of which tokens have come end with its error; a few tokens of nobody's run through the
-                    model (`StepLoop.probe_work`)
-these fail, too     the engine is broken: prompts are told so, and Routers offer them elsewhere, once; the replica's
-                    health check fails until a step succeeds
+                    model (`StepLoop.probe_work`). So where it gives an answer no numbers, for this one
+these fail, too,    the engine is broken: prompts are told so, and Routers offer them elsewhere, once; the replica's
+or hang             health check fails until a step succeeds
 these succeed       a prompt was bad. If the step had but one, it is told its own error. Of several nobody knows which:
                     Routers offer them elsewhere, once, and so those that were not in the step
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from deployments.errors import EngineFailed
 from deployments.generation.step import OfferedGeneration
 from deployments.generation.step_timing import Timed
+from deployments.serving.sessions import PROBE_TIMEOUT_S, later
 
 if TYPE_CHECKING:
     from deployments.generation.step_loop import StepLoop
@@ -35,7 +37,7 @@ class FailedSteps:
     def __init__(self, loop: StepLoop) -> None:
         self._loop = loop
         self._failed: list[_Failed] = []  # until the probe has ended
-        self._probes = False
+        self._limit: asyncio.TimerHandle | None = None  # of the probe that runs
 
     def add(
         self, generations: Sequence[OfferedGeneration], in_step: Collection[OfferedGeneration], sentence: str
@@ -48,18 +50,27 @@ class FailedSteps:
         self._loop.drop(prompts, cut_off=True)
         suspects = [one for one in prompts if one in in_step]
         self._failed += [_Failed(one, sentence, suspects == [one]) for one in prompts]
-        if self._probes:
+        if self._limit is not None:
             return
         if (work := self._loop.probe_work()) is None:
             self._tell(is_broken=False)
         else:
-            self._probes = True
+            before_s = self._loop.schedule.until_free(self._loop.now())
+            self._limit = later(before_s + PROBE_TIMEOUT_S, self._hangs)
             self._loop.run_step(work, self._probed)
 
     def _probed(self, found: Timed | EngineFailed) -> None:
-        self._probes, is_broken = False, isinstance(found, EngineFailed)
-        self._loop.problem = str(found) if is_broken else None
-        self._tell(is_broken=is_broken)
+        self._over(str(found) if isinstance(found, EngineFailed) else None)
+
+    def _hangs(self) -> None:
+        self._over(f"the engine has not computed a few tokens within {PROBE_TIMEOUT_S:g} s")
+
+    def _over(self, problem: str | None) -> None:
+        """The probe has ended, or has taken too long: then it may still end."""
+        if self._limit is not None:
+            self._limit.cancel()
+        self._limit, self._loop.problem = None, problem
+        self._tell(is_broken=problem is not None)
 
     def _tell(self, *, is_broken: bool) -> None:
         failed, self._failed = self._failed, []

@@ -19,13 +19,11 @@ from deployments.serve_adapter.autoscaling import UTILIZATION
 from deployments.serve_adapter.replica_process import freeze_gc
 from deployments.serving.frames import WIRE
 from deployments.serving.metrics import Instruments, OfModel, publish_periodically
-from deployments.serving.sessions import RouterSessions
+from deployments.serving.sessions import PROBE_TIMEOUT_S, RouterSessions
 from deployments.serving.wire import Server
 from deployments.settings import OneModelSettings
 
 logger = logging.getLogger("ray.serve")
-
-_PROBE_TIMEOUT_S = 5.0
 
 S = TypeVar("S", bound=OneModelSettings)
 T = TypeVar("T")
@@ -150,7 +148,7 @@ class Replica(ABC, Generic[S]):
                     f"(batch_timeout_s: {self._settings.batch_timeout_s:g}): the device hangs"
                 )
             return
-        await asyncio.wait_for(self._probe(), _PROBE_TIMEOUT_S)
+        await asyncio.wait_for(self._probe(), PROBE_TIMEOUT_S)
 
     async def _probe(self) -> None:
         """Run a little through the model of an idle engine. Raises what that does."""

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+PROBE_TIMEOUT_S = 5.0  # an engine that is well has computed by then what only tells whether it is
+
 
 class Connection(Protocol):
     """What a replica needs of its end of a Router's connection (`wire.RouterConnection`)."""

@@ -356,6 +356,28 @@ async def test_a_probe_disturbs_no_answer():
     assert router.tokens[number, 0] == answer_to(prompt(300, 1), 20)
 
 
+async def test_prompts_of_a_step_that_failed_do_not_wait_for_an_engine_that_hangs():
+    stepper, device = world()
+    router = Router(stepper)
+    device.problem = RuntimeError("out of memory")
+    lost = router.ask(prompt(10, 1))
+    await asyncio.sleep(0.001)
+    device.slow = 1000.0
+    await asyncio.sleep(5.0)
+    assert stepper.running_s > 4.9
+    assert not router.failed
+    await asyncio.sleep(0.1)
+    assert (router.failed, router.broken) == ({lost: "out of memory"}, [lost])
+    assert "within 5 s" in stepper.problem
+    device.slow = 1.0
+    await asyncio.sleep(30.0)
+    assert stepper.problem is None  # it was slow
+    number = router.ask(prompt(10, 2), 5)
+    await stepper.drained()
+    assert router.tokens[number, 0] == answer_to(prompt(10, 2), 5)
+    assert nothing_is_reserved(stepper)
+
+
 async def test_what_nobody_could_have_in_time_is_refused_for_good_with_the_longest_prompt():
     stepper, _ = world()
     router = Router(stepper)
