@@ -350,7 +350,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         if generation.gone or picked == []:
             return []
         if picked is None:
-            self.fail([generation], f"the engine gave {_NO_NUMBERS} for this prompt")
+            self._failed_steps.add([generation], [generation], f"the engine gave {_NO_NUMBERS} for this prompt")
             return []
         ended = set()
         for answer, one in zip(generation.drawn_from(chunk), picked, strict=True):

@@ -34,6 +34,7 @@ from deployments.generation.record import GenerationRecord
 from deployments.generation.replica import Generator
 from deployments.generation.request import WantedGeneration
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
+from deployments.generation.scheduler.step import Computed
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.text.sampling import Sampling
 from deployments.serving import replica_set
@@ -471,6 +472,17 @@ async def test_when_one_of_two_engines_breaks_the_other_answers_all(monkeypatch)
     first, second = Replica("a"), Replica("b")
     async with service(monkeypatch, [first, second]) as router:
         assert await stream(router, 120, 20.0, 40, [first]) == {True: 120}
+
+
+async def test_an_engine_that_gives_nothing_but_what_is_no_number_is_broken_too(monkeypatch):
+    first, second = Replica("a"), Replica("b")
+    step = first.device.steps.step
+    monkeypatch.setattr(first.device.steps, "step", lambda work: Computed(step(work).logits * np.nan))
+    async with service(monkeypatch, [first, second]) as router:
+        assert await stream(router, 40, 20.0, 0, []) == {True: 40}
+        assert [link.view.replica for link in router.pools["accelerator"].ejected()] == ["a"]
+        assert first.stepper.problem == "the engine gave no finite numbers"
+        await freed(first, second)
 
 
 async def test_when_both_accelerators_break_the_cpu_answers_what_it_can(monkeypatch):
