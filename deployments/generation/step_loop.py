@@ -72,7 +72,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         self._compute, self._on_step, self._on_failure = compute, on_step, on_failure
         self._steps: deque[Step] = deque()  # that run: the second one begins in the engine when the first one ends
         self._compose_s = 0.0  # that it takes to compose a step
-        self._stopped: list[Row] = []  # rows that are to end with the step that runs
+        self._stopped: list[Row] = []  # rows that are to end with the next step that is somebody's
         self._inbox = OfferInbox(self)
         self._timing = StepTiming(self)
         self._failed_steps = FailedSteps(self)
@@ -176,7 +176,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         self._tell(session).refused.append(RefusedOffer(offer.number, never, longest, opens_s, why))
 
     def _stop(self, generation: OfferedGeneration | None, number: int) -> None:
-        """Nobody wants more of this one answer; its row ends with the step."""
+        """Nobody wants more of this one answer; its row ends with the next step."""
         if generation is None or not 0 <= number < generation.answers:
             return
         answer = generation.each_answer[number]
@@ -275,7 +275,6 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
             self._start_over(error)
         self._steps.popleft()
-        self._stopped = []
         if self._steps:
             self._steps[0].began = now
             self._look_ahead_soon(self._steps[0])
@@ -328,9 +327,10 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         except BaseException as error:  # noqa: BLE001
             in_step = [offered(chunk.row) for chunk in step.chunks]
             self._failed_steps.add(self._begun(step), in_step, self._on_failure(error))
-        ends = [*finished, *self._stopped]
+        stopped, self._stopped = self._stopped, []
+        ends = [*finished, *stopped]
         self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, compute_s=compute_s)
-        for row in [*(chunk.row for chunk in [*step.chunks, *arrived]), *self._stopped]:
+        for row in [*(chunk.row for chunk in [*step.chunks, *arrived]), *stopped]:
             if not (generation := offered(row)).rows:
                 generation.session.admitted.pop(generation.offer.number, None)
 

@@ -377,6 +377,24 @@ async def test_prompts_of_a_step_that_failed_do_not_wait_for_an_engine_that_hang
     assert nothing_is_reserved(stepper)
 
 
+async def test_an_answer_that_is_stopped_while_tokens_of_nobodys_run_ends_with_the_next_step():
+    stepper, device = world()
+    router = Router(stepper)
+    device.problem = RuntimeError("out of memory")
+    router.ask(prompt(10, 1))
+    kept = router.ask(prompt(10, 3), 40, answers=2)
+    async with asyncio.timeout(1):
+        while not router.tokens.get((kept, 0)):  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(0.001)
+    assert [step.tell is not None for step in stepper._steps] == [True]
+    router.tell(stopped=[(kept, 0)])
+    await asyncio.sleep(0.1)
+    assert stepper.state().rows == 1
+    await stepper.drained()
+    assert router.tokens[kept, 1] == answer_to(prompt(10, 3), 40)
+    assert nothing_is_reserved(stepper)
+
+
 async def test_what_nobody_could_have_in_time_is_refused_for_good_with_the_longest_prompt():
     stepper, _ = world()
     router = Router(stepper)
