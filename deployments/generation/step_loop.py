@@ -25,7 +25,7 @@ from deployments.generation.offer_inbox import OfferInbox
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepState
-from deployments.generation.scheduler.step import UNTIMED
+from deployments.generation.scheduler.step import UNTIMED, load_of
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.step import Answer, GenerationSession, OfferedGeneration, Step, offered
 from deployments.generation.step_run import Compute, Found, StepWork, probe_work
@@ -299,7 +299,9 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
 
     def run_step(self, work: StepWork, tell: Callable[[Timed | EngineFailed], None]) -> None:
         """Begin a step that is nobody's; `tell` is called as it ends."""
-        self._begin(Step((), work, self.now(), 0.0, tell=tell))
+        now = self.now()
+        self.schedule.lend(now, load_of(work.work.chunks))
+        self._begin(Step((), work, now, 0.0, tell=tell))
 
     def _timed(self, step: Step, found: Found | BaseException) -> Timed | EngineFailed:
         if isinstance(found, BaseException):

@@ -395,6 +395,19 @@ async def test_an_answer_that_is_stopped_while_tokens_of_nobodys_run_ends_with_t
     assert nothing_is_reserved(stepper)
 
 
+async def test_what_is_offered_while_tokens_of_nobodys_run_comes_behind_them():
+    stepper, _ = world()
+    router, left_s = Router(stepper), 0.03
+    first = router.ask(prompt(10, 1), 1, left_s)
+    await stepper.drained()
+    probe = asyncio.get_running_loop().create_task(stepper.probe())
+    await asyncio.sleep(0)
+    second = router.ask(prompt(10, 2), 1, left_s)
+    await probe
+    assert first in router.admitted
+    assert not router.refused[second].never
+
+
 async def test_what_nobody_could_have_in_time_is_refused_for_good_with_the_longest_prompt():
     stepper, _ = world()
     router = Router(stepper)
@@ -613,7 +626,7 @@ def works(*planned):
 def told(schedule):
     """All that it has learned."""
     learned = (schedule.learning, schedule.scatter, schedule.room.lengths)
-    return (*map(repr, learned), schedule.steps, repr(schedule.state(0.0)))
+    return (*map(repr, learned), schedule.steps, repr(schedule.state(1000.0)))
 
 
 async def test_planned_steps_are_timed_once_what_runs_has_ended_and_nothing_is_admitted_or_learned():

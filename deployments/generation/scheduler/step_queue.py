@@ -53,6 +53,7 @@ class StepQueue:
     counted: CountedStep | None = None  # it runs
     began: float = 0.0  # the step that was composed last
     since: float = 0.0  # the end of the last one
+    lent_until: float = 0.0  # to a step of nobody's
     stalled: Sequence[Row] = ()  # rows that wait for a block in the step that was composed last
     crowded: bool = False  # since then somebody who was offered found no room on the accelerator
 
@@ -73,5 +74,10 @@ class StepQueue:
         return self.began + self.learning.slowdown * self.planned_s
 
     def until_free(self, now: float) -> float:
-        """Seconds until all steps end that are composed."""
-        return max(0.0, self.ends_at - now) if self.step or self.counted else 0.0
+        """Seconds until all steps end that are composed, and one of nobody's."""
+        ends_at = self.ends_at if self.step or self.counted else now
+        return max(0.0, ends_at - now, self.lent_until - now)
+
+    def lend(self, now: float, load: StepLoad) -> None:
+        """A step of nobody's, with this load, comes behind those that are composed."""
+        self.lent_until = now + self.until_free(now) + self.learning.slowdown * self.model.seconds(load)
