@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from deployments.generation.text import detokenizer
 from deployments.generation.text.detokenizer import Detokenizer
 
 BYTES = pre_tokenizers.ByteLevel.alphabet()
@@ -66,6 +67,33 @@ def test_nothing_comes_after_a_stop(tokenizer):
     pieces, stopped = streamed(tokenizer, "one STOP two", [" STOP", "two"])
     assert "".join(pieces) == "one"
     assert stopped
+
+
+@pytest.mark.parametrize("silent", ["<end>", "\ufffd"])
+def test_thousands_of_tokens_without_text_are_not_decoded_again_with_each_more(tokenizer, monkeypatch, silent):
+    """With `ignore_eos` a model may say nothing else."""
+    held = []
+
+    class Counting:
+        def __init__(self, **more):
+            self.stream, self.count = decoders.DecodeStream(**more), 0
+
+        def step(self, *what):
+            text = self.stream.step(*what)
+            self.count = 0 if text else self.count + 1
+            held.append(self.count)
+            return text
+
+    monkeypatch.setattr(detokenizer, "DecodeStream", Counting)
+    made = Tokenizer.from_str(tokenizer.to_str())
+    made.add_special_tokens(["<end>"])
+    token, *_ = made.encode("<end>" if silent == "<end>" else "🙂").ids
+    for count in [*range(60, 70), 1000]:  # it begins anew at each byte of the character
+        stream = Detokenizer(made)
+        texts = [stream.add(one) for one in [*made.encode("a").ids, *[token] * count, *made.encode("🙂bc").ids]]
+        assert texts[0] == "a"
+        assert "".join(texts[1:]).lstrip("\ufffd") == "🙂bc"
+    assert max(held) < 70
 
 
 @settings(deadline=None)

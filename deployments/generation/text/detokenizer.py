@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+_MOST_SILENT = 64  # tokens without text, special ones or half characters: the library decodes all anew with each more
+_HALF = 3  # of them may be half a character
+
 
 class Detokenizer:
     """One answer's. `stopped`: one of the `stops` (none is empty) has come; nothing from it on is given out."""
@@ -17,11 +20,19 @@ class Detokenizer:
         self._tokenizer, self._decoded = tokenizer, DecodeStream(skip_special_tokens=True)
         self._stops = tuple(stops)
         self._held = ""
+        self._silent: list[int] = []  # tokens since the last text
         self.stopped = False
 
     def add(self, token: int) -> str:
         """The text that is certain now. Nothing once it has stopped."""
-        return "" if self.stopped else self._given(self._decode(token) or "")
+        if self.stopped:
+            return ""
+        piece = self._decode(token) or ""
+        self._silent = [] if piece else [*self._silent, token]
+        if len(self._silent) > _MOST_SILENT:
+            self._decoded, self._silent = DecodeStream(skip_special_tokens=True), self._silent[-_HALF:]
+            piece = "".join(self._decode(one) or "" for one in self._silent)
+        return self._given(piece)
 
     def _decode(self, token: int) -> str | None:
         try:
