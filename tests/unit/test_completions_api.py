@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import copy
+import dataclasses
 import json
 import math
 import re
@@ -290,6 +292,18 @@ def test_what_is_refused_is_an_error_of_openai_s_shape(api, world, path, changes
     assert (reply.status, told["param"], told["code"]) == (status, param, code)
     assert told["message"].startswith(sentence)
     assert world.asked == []
+
+
+@pytest.mark.parametrize(("path", "body"), [(TEXT, {"prompt": "a<|im_end|>"}), (CHAT, ASK)])
+def test_tokens_that_only_the_tokenizer_has_are_refused(world, opened, path, body):
+    """Of the model they would be out of bounds, and break the step of others."""
+    other = copy.copy(world)
+    known = world.tokenizer.token_to_id("<|im_end|>")
+    other.card = dataclasses.replace(world.card, model=dataclasses.replace(world.card.model, vocab_size=known))
+    reply = post(opened(router=other), path, body)
+    assert reply.status == 400
+    assert f"token id {known} is outside this model's vocabulary of {known}" in reply.json["error"]["message"]
+    assert not world.asked
 
 
 def test_without_a_word_of_its_length_an_answer_gets_what_is_left_of_the_context(api, world):

@@ -51,10 +51,7 @@ class PromptEncoder:
 
     def of_ids(self, ids: Sequence[int]) -> TokenIds:
         """As they are. Raises InvalidInput for ids that are not in the vocabulary."""
-        known = self._card.model.vocab_size
-        if (largest := max(ids)) >= known:
-            raise InvalidInput(f"token id {largest} is outside this model's vocabulary of {known}", param="prompt")
-        return np.array(ids, np.int32)
+        return self._known(np.array(ids, np.int32))
 
     async def of_chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> TokenIds:
         """By the model's chat template, with the beginning of an answer behind.
@@ -87,6 +84,13 @@ class PromptEncoder:
         ids = make() if characters <= ON_LOOP else await asyncio.get_running_loop().run_in_executor(self._thread, make)
         if not len(ids):
             raise EmptyInput("the prompt holds nothing that the model's tokenizer knows", param="prompt")
+        return self._known(ids)
+
+    def _known(self, ids: TokenIds) -> TokenIds:
+        """The same. Some tokenizers have more tokens than their model: one of these would break the step of others."""
+        known = self._card.model.vocab_size
+        if (largest := ids.max()) >= known:
+            raise InvalidInput(f"token id {largest} is outside this model's vocabulary of {known}", param="prompt")
         return ids
 
     def _encode(self, text: str, *, ends: bool, param: str) -> TokenIds:
