@@ -41,7 +41,7 @@ _SOONER_S = 0.02  # a Router that was told when there is room is told again if t
 _AVERAGED = 0.1  # of the way to the latest one: what it takes to compose a step
 _WAKES_S = 0.0015  # later than asked for the event loop calls, at most, where nothing else holds it up
 _PAUSED = "a calibration measures this device"
-_NO_NUMBERS = "no finite numbers"
+_NO_NUMBERS = "the engine gave no finite numbers"
 
 
 class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
@@ -299,15 +299,14 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
 
     def run_step(self, work: StepWork, tell: Callable[[Timed | EngineFailed], None]) -> None:
         """Begin a step that is nobody's; `tell` is called as it ends."""
-        now = self.now()
-        self.schedule.lend(now, load_of(work.work.chunks))
+        self.schedule.lend(now := self.now(), load_of(work.work.chunks))
         self._begin(Step((), work, now, 0.0, tell=tell))
 
     def _timed(self, step: Step, found: Found | BaseException) -> Timed | EngineFailed:
         if isinstance(found, BaseException):
             return EngineFailed(self._on_failure(found))
         if None in found.picked:
-            return EngineFailed(f"the engine gave {_NO_NUMBERS}")
+            return EngineFailed(_NO_NUMBERS)
         return Timed(self.now() - step.began, found.compute_s.host_s)
 
     def _account(self, now: float, step: Step, found: Found | BaseException) -> None:
@@ -330,8 +329,8 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             in_step = [offered(chunk.row) for chunk in step.chunks]
             self._failed_steps.add(self._begun(step), in_step, self._on_failure(error))
         stopped, self._stopped = self._stopped, []
-        ends = [*finished, *stopped]
-        self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, compute_s=compute_s)
+        times = now, now - step.began
+        self.schedule.ended(*times, [*finished, *stopped], whole=whole, arrived=numbers, compute_s=compute_s)
         for row in [*(chunk.row for chunk in [*step.chunks, *arrived]), *stopped]:
             if not (generation := offered(row)).rows:
                 generation.session.admitted.pop(generation.offer.number, None)
@@ -352,7 +351,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         if generation.gone or picked == []:
             return []
         if picked is None:
-            self._failed_steps.add([generation], [generation], f"the engine gave {_NO_NUMBERS} for this prompt")
+            self._failed_steps.add([generation], [generation], f"{_NO_NUMBERS} for this prompt")
             return []
         ended = set()
         for answer, one in zip(generation.drawn_from(chunk), picked, strict=True):
