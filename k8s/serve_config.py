@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 from serve_app.config.models import GENERATION
 from serve_app.config.service_config import router_config
 
@@ -69,7 +70,8 @@ def for_overlay(
 ) -> dict[str, Any]:
     """The Serve config `source` for a cluster of so many workers with a device each (none: with CPUs alone).
 
-    `before` is the overlay's config as it was; its `user_config` stays if a calibration wrote it. Pure.
+    `before` is the overlay's config as it was; its `user_config` stays if a calibration of the same model wrote it.
+    Pure.
     """
     config = copy.deepcopy(source)
     config["http_options"]["host"] = "0.0.0.0"  # noqa: S104 - a NetworkPolicy says who gets there
@@ -78,17 +80,28 @@ def for_overlay(
     if application["import_path"] == GENERATION:
         args["model"] = {"id": _GENERATES}
     args["api_keys"] = API_KEYS
-    args["accelerator"] = {"device": device} if device == "none" else {"device": device, "replicas": replicas}
-    args["cpu"]["replicas"] = copy.copy(replicas)  # YAML would refer to the same one
+    here = {"device": device, "replicas": replicas}
+    args["accelerator"] = {"device": device} if device == "none" else {**args.get("accelerator", {}), **here}
+    args["cpu"] = {**args.get("cpu", {}), "replicas": copy.copy(replicas)}  # YAML would refer to the same one
     args["wait_for_nodes_s"] = _WAIT_FOR_NODES_S
     (router,) = application["deployments"]
     user_config = router.pop("user_config")
     router["graceful_shutdown_timeout_s"] = _SHUTDOWN_S
     if device == "none":
         user_config.pop("accelerator", None)
-    calibrated = router_config(before["applications"][0]) if before else None
-    router["user_config"] = calibrated if calibrated and "calibration" in calibrated else user_config
+    router["user_config"] = (before and _calibrated(before["applications"][0], args)) or user_config
     return config
+
+
+def _calibrated(application: dict[str, Any], args: dict[str, Any]) -> dict[str, Any] | None:
+    """The Router's `user_config`, where a calibration of the models that `args` name wrote some of it."""
+    if any(application["args"].get(key) != args.get(key) for key in ("model", "models")):
+        return None
+    found = router_config(application) or {}
+    parts = [found, *filter(None, (found.get("models") or {}).values())]
+    pools = [part.get(pool) or {} for part in parts for pool in (ACCELERATOR, CPU)]
+    written = any("calibration" in part for part in parts) or any("step_time" in pool for pool in pools)
+    return found if written else None
 
 
 if __name__ == "__main__":

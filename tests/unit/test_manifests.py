@@ -114,6 +114,39 @@ def test_what_a_calibration_wrote_stays_and_nothing_else_does():
     assert made(calibrated) != made()
 
 
+def test_what_a_calibration_wrote_of_another_model_goes():
+    calibrated = made()
+    router_config(calibrated["applications"][0]).update(slo_s=7.0, calibration={"at": "now"})
+    calibrated["applications"][0]["args"]["model"] = {"id": "other"}
+    assert made(calibrated) == made()
+
+
+@pytest.mark.parametrize(
+    ("overlay", "wrote"),
+    [
+        ("gpu", {"models": {"m": {"calibration": {"at": "now"}}}}),
+        ("generation-gpu", {"cpu": {"step_time": {"beta_s": 1}}}),
+    ],
+)
+def test_what_a_calibration_wrote_of_one_of_several_models_or_of_generation_stays(overlay, wrote):
+    def made(before=None):
+        return serve_config.for_overlay(serve_config.OVERLAYS[overlay].config, before, device="cuda", replicas=3)
+
+    calibrated = made()
+    router_config(calibrated["applications"][0]).update(wrote)
+    assert made(calibrated) == calibrated
+
+
+def test_what_the_source_says_of_a_pool_stays_and_it_may_say_nothing():
+    source = serve_config.OVERLAYS["gpu"].config
+    args = source["applications"][0]["args"]
+    args["accelerator"] = {"device": "auto", "dtype": "float16"}
+    del args["cpu"]
+    found = serve_config.for_overlay(source, None, device="cuda", replicas=3)["applications"][0]["args"]
+    assert found["accelerator"] == {"device": "cuda", "dtype": "float16", "replicas": 3}
+    assert found["cpu"] == {"replicas": 3}
+
+
 def test_no_depth_is_guessed_and_without_an_accelerator_there_is_no_model_of_one():
     user_config = router_config(made()["applications"][0])
     assert user_config["admission"] == "deadline"
