@@ -6,15 +6,17 @@ import argparse
 import http.client
 import json
 import math
+import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from deployments.errors import WindveError
@@ -22,6 +24,7 @@ from serve_app.api_keys import read_keys
 
 _TIMEOUT_S = 10.0
 _UNAUTHORIZED = 401
+_WIDE = 200  # columns
 _COLUMNS = (
     "pool", "replicas", "in flight", "waiting", "room", "answered", "refused", "slowdown", "safety margin", "learned",
 )  # fmt: skip
@@ -61,19 +64,36 @@ def main(words: Sequence[str]) -> None:
     """Raises WindveError where the service is not reached at first; later that is shown, and it is asked again."""
     wanted = _parser().parse_args(words)
     key = None if wanted.key is None else read_keys(wanted.key, "--key")[0].key
-    console, address = Console(highlight=False), wanted.url.rstrip("/")
+    console, address = _console(), wanted.url.rstrip("/")
     last = _read(address, key)
     if wanted.once:
         console.print(render(last, None))
         return
     before = {last.router: last}
-    with Live(render(last, None), console=console, screen=console.is_terminal, auto_refresh=False) as live:
-        try:
-            while True:
-                time.sleep(wanted.every)
-                live.update(_next(address, key, before), refresh=True)
-        except KeyboardInterrupt:
-            return
+    if not console.is_terminal or console.is_dumb_terminal:  # one picture behind the other
+        console.print(render(last, None))
+        _watch(lambda: console.print(_next(address, key, before)), wanted.every)
+        return
+    with Live(render(last, None), console=console, screen=True, auto_refresh=False) as live:
+        _watch(lambda: live.update(_next(address, key, before), refresh=True), wanted.every)
+
+
+def _console() -> Console:
+    """A file or a pipe has no edge at which figures would be cut, unless COLUMNS gives it one."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDE
+    return console
+
+
+def _watch(show: Callable[[], None], every_s: float) -> None:
+    """Until Ctrl-C."""
+    try:
+        while True:
+            time.sleep(every_s)
+            show()
+    except KeyboardInterrupt:
+        return
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,6 +115,13 @@ def _parser() -> argparse.ArgumentParser:
 def _url(word: str) -> str:
     if not word.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(f"should begin with http:// or https://, not '{word}'")
+    try:
+        parts = urlsplit(word)
+        is_whole = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise argparse.ArgumentTypeError(f"should look like http://127.0.0.1:8000, not '{word}'")
     return word
 
 
@@ -169,7 +196,8 @@ def _head(model: Mapping[str, Any]) -> Text:
 
 
 def _table(ours: Mapping[str, Any], before: Mapping[str, Any] | None, since_s: float) -> Table:
-    table = Table(*_COLUMNS, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    columns = (Column(name, overflow="fold") for name in _COLUMNS)  # on a narrow terminal no figure is cut
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, pool in ours["pools"].items():
         members = list(pool["replicas"].values())
         rate = _rate(pool, None if before is None else before["pools"].get(name), since_s)
