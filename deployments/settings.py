@@ -235,6 +235,16 @@ class OneModelSettings(ApplicationSettings):
     def emulated(self) -> bool:
         return self._used_pools()[0].engine == "emulated"
 
+    def check_slo(self, slo_s: float, key: str) -> None:
+        """A batch may take as long as the SLO. Raises SettingsError where its replica would be taken for hung."""
+        timeout_s = min(pool.batch_timeout_s for pool in self._used_pools())
+        if slo_s > timeout_s:
+            raise SettingsError(
+                key,
+                f"a batch may take as long, {slo_s:g} s, and batch_timeout_s takes a replica for hung after "
+                f"{timeout_s:g} s: raise that as well",
+            )
+
 
 class SharedSettings(ApplicationSettings):
     """What `args` say of embeddings, whether by one model or by several."""
@@ -302,17 +312,18 @@ def _first_problem(root: str, invalid: ValidationError) -> SettingsError:
     by_key: dict[str, list[dict[str, Any]]] = {}
     for found in invalid.errors(include_url=False):
         path = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in found["loc"] if not _is_branch(part)]
-        key = "".join([root, *path])
+        key = "".join([root, *path[: -1 if found["type"] == "invalid_key" else None]])
         by_key.setdefault(key, []).append(dict(found))
     key, problems = min(by_key.items(), key=lambda item: item[1][0]["type"] != "extra_forbidden")
     match problems[0]["type"]:
         case "extra_forbidden":
             new_name = next((new for old, new in RENAMED.items() if key.endswith(f".{old}")), None)
             return SettingsError(key, f"is called {new_name} now" if new_name else "there is no such setting")
-        case "missing":
-            return SettingsError(key, "missing")
-        case "string_too_short":
-            return SettingsError(key, "must not be empty")
+        case "missing" | "string_too_short" as kind:
+            return SettingsError(key, "missing" if kind == "missing" else "must not be empty")
+        case "invalid_key":
+            read_as = problems[0]["input"]
+            return SettingsError(key, f"YAML reads a key as {read_as!r}: put it in quotes")
         case "value_error":
             return SettingsError(key, str(problems[0]["msg"]).removeprefix("Value error, "))
     if key.endswith(".admission") and problems[0]["input"] == "finish":

@@ -105,6 +105,12 @@ class RouterConfig(LogConfig):
         Raises SettingsError that names the key: unknown ones, impossible depths, a pool without the depth it needs.
         """
         config = parse_settings(cls, raw, key)
+        if config.slo_s > config.request_timeout_s:
+            raise SettingsError(
+                f"{key}.slo_s",
+                f"{config.slo_s:g} s are promised, request_timeout_s gives up after {config.request_timeout_s:g} s: "
+                "raise that as well",
+            )
         if config.bulk.max_waiting < max_inputs:
             raise SettingsError(
                 f"{key}.bulk.max_waiting",

@@ -142,10 +142,16 @@ class Args:
     def router_configs(self, raw: Any, pools: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, RouterConfig]:
         """Each model's part of the Router's `user_config`, checked against its pools. Raises SettingsError."""
         pools, most = pools or {}, self.shared.limits.max_inputs_per_request
-        if not self.several:
-            return {name: RouterConfig.parse(raw, pools.get(name, ()), max_inputs=most) for name in self.models}
-        shared, own = split_config(raw, tuple(self.models))
-        return {name: _config_of(name, shared, own.get(name, {}), pools.get(name, ()), most) for name in self.models}
+        shared, own = split_config(raw, tuple(self.models)) if self.several else (raw, {})
+        found = {}
+        for name, settings in self.models.items():
+            if not self.several:
+                found[name] = config = RouterConfig.parse(raw, pools.get(name, ()), max_inputs=most)
+            else:
+                found[name] = config = _config_of(name, shared, own.get(name, {}), pools.get(name, ()), most)
+            inside = f".models.{name}" if "slo_s" in own.get(name, {}) else ""
+            settings.check_slo(config.slo_s, f"user_config{inside}.slo_s")
+        return found
 
 
 def split_config(raw: Any, names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

@@ -39,6 +39,8 @@ _STRICT_OF_RAY = (
     "HTTPOptionsSchema",
     "gRPCOptionsSchema",
     "LoggingConfig",
+    "AutoscalingConfig",
+    "RayActorOptionsSchema",
 )
 
 
@@ -55,6 +57,8 @@ def schema() -> dict[str, Any]:
     root = kinds.pop("ServeDeploySchema")
     for kind in (root, *(kinds[name] for name in _STRICT_OF_RAY)):
         kind["additionalProperties"] = False  # Ray would ignore them; windve refuses them
+    scaling = kinds["DeploymentSchema"]["properties"]["autoscaling_config"]
+    scaling["anyOf"] = [one for one in scaling["anyOf"] if one.get("type") != "object"]  # Ray takes any mapping
     kinds["SeveralRouterConfig"] = _config_of_several(kinds["RouterConfig"])
     kinds["ServeApplicationSchema"]["allOf"] = [
         _application(EMBEDDINGS, ["Settings", "SeveralSettings"], ["RouterConfig", "SeveralRouterConfig"]),

@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
+from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import (
     DeploymentSchema,
     HTTPOptionsSchema,
     LoggingConfig,
+    RayActorOptionsSchema,
     ServeApplicationSchema,
     ServeDeploySchema,
     gRPCOptionsSchema,
 )
+from yaml.composer import ComposerError
 
 from deployments.errors import SettingsError
+from deployments.settings import parse_settings
 from serve_app.config.models import EMBEDDINGS, IMPORT_PATHS, ApplicationArgs, Args
 from serve_app.config.overrides import NONE, Overrides
 
@@ -27,6 +31,24 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "grpc_options": gRPCOptionsSchema,
     "logging_config": LoggingConfig,
 }
+_OF_DEPLOYMENTS: dict[str, type[BaseModel]] = {
+    "autoscaling_config": AutoscalingConfig,
+    "logging_config": LoggingConfig,
+    "ray_actor_options": RayActorOptionsSchema,
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice: YAML's own loaders take the last one and say nothing."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in seen:
+                raise ComposerError(None, None, f"the key {key.value} is given twice", key.start_mark)
+            seen.add((key.tag, key.value))
+        return node
 
 
 def load_config(path: Path, overrides: Overrides = NONE) -> dict[str, Any]:
@@ -34,10 +56,10 @@ def load_config(path: Path, overrides: Overrides = NONE) -> dict[str, Any]:
     option or the key.
     """
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe one
     except OSError as error:
         raise SettingsError(str(path), f"cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date such as 2026-13-45
         raise SettingsError(str(path), f"is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
         raise SettingsError(str(path), "is not a Serve config (a mapping with `applications`)")
@@ -51,10 +73,9 @@ def check_config(config: dict[str, Any]) -> None:
     """Refuse unknown keys at every level, and settings that would fail later. Raises SettingsError."""
     _check_all_keys(config)
     try:
-        ServeDeploySchema.model_validate(config)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise SettingsError(".".join(map(str, first["loc"])), str(first["msg"])) from None
+        parse_settings(ServeDeploySchema, config, "")
+    except SettingsError as error:
+        raise SettingsError(error.key.removeprefix("."), error.problem) from None
     applications = args_of(config)
     if not applications:
         raise SettingsError("applications", f"none has import_path: {' or '.join(IMPORT_PATHS)}")
@@ -96,8 +117,14 @@ def _check_all_keys(config: dict[str, Any]) -> None:
     for where, application in _entries(config.get("applications"), "applications"):
         _check_keys(application, ServeApplicationSchema, where)
         _check_keys(application.get("logging_config"), LoggingConfig, f"{where}.logging_config")
+        names = set()
         for inner, deployment in _entries(application.get("deployments"), f"{where}.deployments"):
             _check_keys(deployment, DeploymentSchema, inner)
+            for key, schema in _OF_DEPLOYMENTS.items():
+                _check_keys(deployment.get(key), schema, f"{inner}.{key}")
+            if (name := str(deployment.get("name"))) in names:
+                raise SettingsError(f"{inner}.name", f"there is a deployment {name} before it; put both into one entry")
+            names.add(name)
 
 
 def _entries(given: Any, where: str) -> Iterator[tuple[str, Any]]:

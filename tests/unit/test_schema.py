@@ -8,8 +8,10 @@ import jsonschema
 import pytest
 import yaml
 
+from deployments.errors import SettingsError
 from serve_app.cli.main import main
 from serve_app.config import schema
+from serve_app.config.service_config import check_config
 
 ROOT = Path(__file__).parents[2]
 PACKAGED = sorted((ROOT / "serve_app").glob("*.yaml"))
@@ -42,6 +44,8 @@ WRONG = [
     ("config.yaml", ("applications", 0, "args", "model", "pooling"), "max"),
     ("config.yaml", ("applications", 0, "args", "cpu", "replicas"), 0),
     ("config.yaml", ("applications", 0, "deployments", 0, "num_replica"), 2),
+    ("config.yaml", ("applications", 0, "deployments", 0, "autoscaling_config"), {"min_replica": 2}),
+    ("config.yaml", ("applications", 0, "deployments", 0, "ray_actor_options"), {"num_cpu": 2}),
     ("config.yaml", (*ROUTER, "slo_s"), 0),
     ("config.yaml", (*ROUTER, "slo"), 1.0),
     ("config.yaml", (*ROUTER, "models"), {"short": {"slo_s": 1.0}, "long": {"depth": 1}}),
@@ -60,6 +64,8 @@ def test_it_refuses_typos_and_values_out_of_range(name, where, value):
         place = place[key]
     place[where[-1]] = value
     assert not VALIDATOR.is_valid(config)
+    with pytest.raises(SettingsError):
+        check_config(config)
 
 
 @pytest.mark.parametrize("replicas", [2, "auto", {"min": 1, "max": 3}])

@@ -26,6 +26,8 @@ BAD_ARGS = [
     ({}, "args.model: missing"),
     ({"model": {"id": ""}}, "args.model.id: must not be empty"),
     ({**MODEL, "foo": 1}, "args.foo: there is no such setting"),
+    ({**MODEL, True: 1}, "args: YAML reads a key as True: put it in quotes"),
+    ({**MODEL, 1.5: 1}, "args: YAML reads a key as 1.5: put it in quotes"),
     ({"model": {"id": "x", "aliases": "y"}}, "args.model.aliases: should be a valid list, not 'y'"),
     ({"model": {"id": "x", "aliases": ["y", ""]}}, "args.model.aliases[1]: must not be empty"),
     ({**MODEL, "cpu": {"cores": "two"}}, "args.cpu.cores: should be 'auto' or a valid integer, not 'two'"),
@@ -45,6 +47,7 @@ BAD_ARGS = [
 ]
 BAD_USER_CONFIGS = [
     (None, "user_config: missing"),
+    ({"slo_s": 61}, "user_config.slo_s: 61 s are promised, request_timeout_s gives up after 60 s: raise that as"),
     ({"slo_s": 1, "admission": "depth"}, "user_config.cpu.queue_depth: missing: admission by depth needs one for"),
     ({"slo_s": 1, "admission": "both"}, "user_config.admission: should be 'deadline' or 'depth', not 'both'"),
     ({"slo_s": 1, "cpu": {"cost": COST}}, "user_config.cpu: cost needs alpha_s and beta_s beside it"),

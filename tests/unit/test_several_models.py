@@ -69,6 +69,8 @@ BAD_CONFIGS = [
     ({"slo_s": 1, "models": {"a": 3}}, "user_config.models.a: should be a mapping"),
     ({"slo_s": 1, "models": {"c": {}}}, "user_config.models.c: there is no such model, only 'a' and 'b'"),
     ({"slo_s": 1, "models": {"b": {"slo_s": 0}}}, "user_config.models.b.slo_s: should be greater than 0"),
+    ({"slo_s": 31}, "user_config.slo_s: a batch may take as long, 31 s, and batch_timeout_s takes a replica for hung"),
+    ({"slo_s": 1, "models": {"b": {"slo_s": 31}}}, "user_config.models.b.slo_s: a batch may take as long, 31 s"),
     ({"slo_s": 1, "models": {"b": {"queue": 0}}}, "user_config.models.b.queue: there is no such setting"),
     (
         {"slo_s": 1, "bulk": {"max_waiting": 2047}},
