@@ -19,6 +19,7 @@ _DEFAULT_OUT = Path("reports/calibration")
 _PROMPT_TOKENS, _ANSWER_TOKENS = 512, 128  # on average, where the model takes so many
 _OF_EMBEDDINGS = ("slo", "shape", "tokens", "quantile", "most", "stress_step", "fresh", "model")
 _OF_GENERATION = ("prompt_tokens", "answer_tokens")
+_DEEPEST = 100_000  # as a config may have it (`deployments.settings.Depth`)
 _INTERRUPTED = 130  # as a shell says of a command that Ctrl-C ended
 
 
@@ -32,7 +33,7 @@ def main(words: Sequence[str]) -> int:
         calibrate(arguments)
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(
-            "windve: interrupted; run the same command again: it goes on from the bursts that were measured",
+            "windve: interrupted; run the same command again: of embeddings it goes on from what was measured",
             file=sys.stderr,
         )
         return _INTERRUPTED
@@ -150,7 +151,7 @@ def _add_application(parser: argparse.ArgumentParser) -> None:
 def check(arguments: argparse.Namespace) -> None:
     """Raises SettingsError that names the option."""
     if arguments.slo is not None and not 0 < arguments.slo < 3600:
-        raise SettingsError("--slo", f"should be seconds above 0, not {arguments.slo:g}")
+        raise SettingsError("--slo", f"should be seconds above 0 and below 3600, not {arguments.slo:g}")
     if not 0.99 <= arguments.quantile <= 1:
         raise SettingsError("--quantile", f"should be 0.99 to 1, not {arguments.quantile:g}: less is not proven")
     if arguments.estimate_only and (arguments.config or arguments.apply):
@@ -162,6 +163,10 @@ def check(arguments: argparse.Namespace) -> None:
     for option, least in (("tokens", 3), ("most", 1), ("stress_step", 0)):
         if getattr(arguments, option) < least:
             raise SettingsError(f"--{option.replace('_', '-')}", f"should be at least {least}")
+    if arguments.most > _DEEPEST:
+        raise SettingsError("--most", f"should be at most {_DEEPEST}, the largest depth that a config may have")
+    if arguments.stress_step > arguments.most:
+        raise SettingsError("--stress-step", f"should be at most --most, which is {arguments.most}")
 
 
 def check_options(arguments: argparse.Namespace, *, generates: bool) -> None:

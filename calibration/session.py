@@ -17,7 +17,7 @@ from calibration.command import check_options, generation_options, options
 from calibration.generation import step_report
 from calibration.generation.generation_result import GenerationResult
 from calibration.generation.generation_run import GenerationCalibration
-from calibration.measure.journal import Journal
+from calibration.measure.journal import Journal, written_into
 from calibration.progress import Progress
 from calibration.report import report as embeddings_report
 from calibration.report.report_model import WrittenReport
@@ -27,6 +27,7 @@ from calibration.service.application import Application, CalibrationFailed, find
 from calibration.service.config_file import ConfigFile, read_text, unified_diff, write_atomically
 from calibration.service.deployment import deploy, patch_command
 from deployments.errors import WindveError
+from serve_app.config.models import Args
 
 _STREAMS = 4096  # that may be read at once in the proof
 
@@ -35,10 +36,12 @@ Result = CalibrationResult | GenerationResult
 
 def calibrate(arguments: argparse.Namespace) -> None:
     """Raises WindveError where it is refused, KeyboardInterrupt or CancelledError where it is stopped."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # names and paths may have brackets
     application = _find(arguments, console)
     check_options(arguments, generates=application.generates)
     config = ConfigFile.read(arguments.config, application) if arguments.config else None
+    if arguments.rayservice is not None:
+        _deployed(arguments, application).check(application)
     session = _Session(arguments, application, config, console)
     if application.generates:
         session.calibrate_generation()
@@ -64,6 +67,10 @@ def _find(arguments: argparse.Namespace, console: Console) -> Application:
     return application
 
 
+def _deployed(arguments: argparse.Namespace, application: Application) -> ConfigFile:
+    return ConfigFile(arguments.deploy, read_text(arguments.deploy), application.name)
+
+
 @dataclass(frozen=True, slots=True)
 class _Session:
     """One call of the command. `config`: the file to write."""
@@ -77,6 +84,8 @@ class _Session:
         arguments, application = self.arguments, self.application
         wanted = options(arguments, application.router_config().get("slo_s"))
         run = Calibration(application, wanted, Progress(self.console))
+        models = Args(application.deployed.get("args")).models
+        models[application.model or next(iter(models))].check_slo(wanted.slo_s, "--slo")
         _allow_connections(3 * arguments.most * run.result.most_replicas)
         self.console.print(
             f"calibrating {application.model or application.name} at {application.address} for an SLO of "
@@ -97,6 +106,8 @@ class _Session:
     def calibrate_generation(self) -> None:
         application = self.application
         wanted = generation_options(self.arguments, application.info()["max_input_length"])
+        with written_into(self.arguments.out):
+            pass  # said before anything is measured
         run = GenerationCalibration(application, wanted, Progress(self.console))
         _allow_connections(_STREAMS)
         policy = run.result.policy
@@ -134,8 +145,8 @@ class _Session:
             raise
         self._show(result, written)
         if arguments.rayservice is not None:
-            deployed = ConfigFile(arguments.deploy, read_text(arguments.deploy), application.name)
-            print(patch_command(arguments.rayservice, deployed.edited(application.placed(changes))))
+            edited = _deployed(arguments, application).edited(application.placed(changes))
+            print(patch_command(arguments.rayservice, edited))
 
     def _write(self, config: ConfigFile, changes: dict[str, Any], written: WrittenReport) -> None:
         """Show the change as a diff, and make it unless that is all that is asked for."""

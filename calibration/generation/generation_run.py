@@ -14,7 +14,7 @@ from calibration.generation.step_series import MeasuredStep, StepFit, measure
 from calibration.generation.step_trials import StepTrials
 from calibration.generation.token_stream import ClientStream, send_all
 from calibration.load import request_bytes
-from calibration.measure.trials import granted_trials
+from calibration.measure.trials import finished, granted_trials
 from calibration.progress import Progress
 from calibration.service.application import Application, CalibrationFailed
 from calibration.service.live_pools import check_replicas, notes_on_pools
@@ -95,7 +95,7 @@ class GenerationCalibration:
         result, seed = self.result, self.result.options.seed
         assert result.mix is not None
         assert result.capacity is not None
-        await asyncio.to_thread(self._application.try_out, result.changes())
+        await finished(lambda: self._application.try_out(result.changes()))
         for times, bursts in LOADS:
             stream = PromiseStream.of(times, result.capacity, result.policy.ttft_s, bursts=bursts)
             arrivals = stream.arrivals(result.mix, result.policy.ttft_s, seed)

@@ -226,9 +226,21 @@ async def granted_trials(application: Application, note: Callable[[str], None]) 
 
     await _wait_for_another_run(application)
     try:
-        yield await asyncio.to_thread(application.grant_trials)
+        yield await finished(application.grant_trials)
     finally:
-        await asyncio.shield(asyncio.to_thread(end))
+        await finished(end)
+
+
+async def finished(change: Callable[[], T]) -> T:
+    """What `change` returns, in a thread. Whoever is cancelled meanwhile hears of it when it has ended: then it can be
+    put back.
+    """
+    changing = asyncio.ensure_future(asyncio.to_thread(change))
+    try:
+        return await asyncio.shield(changing)
+    except asyncio.CancelledError:
+        await asyncio.gather(changing, return_exceptions=True)
+        raise
 
 
 async def _wait_for_another_run(application: Application) -> None:

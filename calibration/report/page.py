@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
+from calibration.measure.journal import written_into
 from calibration.report.report_model import ReportHead
 from calibration.report.tables import DASH, Sheet, plain, print_sheet
 
@@ -62,12 +63,12 @@ def show_report(console: Console, report: ReportHead, verdict: str, sheets: Iter
 
 def write_report(folder: Path, report: ReportHead, verdict: str, pictures: Pictures, findings: Iterable[str]) -> Path:
     """Write `report.json`, the pictures and `report.html` into `folder`; the path of the last. `findings` are HTML."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(report.model_dump_json(indent=2), encoding="utf-8")
-    for name, (_, png) in pictures.items():
-        (folder / name).write_bytes(png)
     path = folder / "report.html"
-    path.write_text(_document(report, verdict, findings), encoding="utf-8")
+    with written_into(folder):
+        (folder / "report.json").write_text(report.model_dump_json(indent=2), encoding="utf-8")
+        for name, (_, png) in pictures.items():
+            (folder / name).write_bytes(png)
+        path.write_text(_document(report, verdict, findings), encoding="utf-8")
     return path
 
 

@@ -43,7 +43,7 @@ class ConfigFile:
         before anything is measured.
         """
         found = cls(path, read_text(path), application.name)
-        found.edited(application.placed(_EXAMPLE_OF_STEPS if application.generates else _EXAMPLE))
+        found.check(application)
         if not os.access(path.resolve().parent, os.W_OK):
             raise SettingsError(str(path), "cannot be written: its folder is not ours to write in")
         if router_application(found.text, found.application).get("args") != application.deployed.get("args"):
@@ -53,6 +53,10 @@ class ConfigFile:
                 "was deployed, or deploy this one first",
             )
         return found
+
+    def check(self, application: Application) -> None:
+        """Raises SettingsError where what is found cannot be put into the text."""
+        self.edited(application.placed(_EXAMPLE_OF_STEPS if application.generates else _EXAMPLE))
 
     def edited(self, changes: Mapping[str, Any]) -> str:
         """Raises SettingsError that names the file and the key."""

@@ -20,19 +20,22 @@ _POLL_S = 0.5
 def deploy(path: Path, dashboard: str) -> None:
     """Deploy the Serve config `path` at `dashboard` and wait until all of its applications run.
 
-    Raises SettingsError: the config is not good, or something is served there already; CalibrationFailed: it does not
-    start.
+    Raises SettingsError: the config is not good, or something else is served there already; CalibrationFailed: it does
+    not start.
     """
     from serve_app.config.service_config import load_config
 
     config = for_the_devices_there(load_config(path))
+    wanted = {application.get("name", "default"): application.get("args") for application in config["applications"]}
     there = serve_details(dashboard)["applications"]
-    if there:
+    found = {name: ((about or {}).get("deployed_app_config") or {}).get("args") for name, about in there.items()}
+    if there and found != wanted:
         raise SettingsError(
             "--deploy", f"the cluster serves {', '.join(there)} already: leave it out to calibrate that"
         )
-    deploy_config(dashboard, config)
-    names = {application["name"] for application in config["applications"]}
+    if not there:  # else by a run of the same command that was interrupted
+        deploy_config(dashboard, config)
+    names = set(wanted)
     ends = time.monotonic() + _START_TIMEOUT_S
     while not all_run(serve_details(dashboard)["applications"], names):
         if time.monotonic() > ends:
@@ -47,7 +50,7 @@ def for_the_devices_there(config: Mapping[str, Any]) -> dict[str, Any]:
         args = application.get("args") or {}
         for settings in (args, *args.get("models", ())):
             for pool in ("accelerator", "cpu"):
-                settings.get(pool, {}).pop("replicas", None)
+                (settings.get(pool) or {}).pop("replicas", None)
     return changed
 
 

@@ -28,7 +28,7 @@ def check_replicas(application: Application, before: Mapping[str, Any]) -> None:
     """Raises CalibrationFailed where replicas came or went: what was measured is of those before."""
     now = application.info()["windve"]["pools"]
     for name, pool in before.items():
-        if set(now[name]["replicas"]) != set(pool["replicas"]):
+        if set(now.get(name, {"replicas": ()})["replicas"]) != set(pool["replicas"]):
             raise CalibrationFailed(
                 f"replicas of the {name} pool came or went during the run: nothing was written; please run it "
                 f"again, with a fixed number (args.{name}.replicas) where they follow the load"

@@ -6,7 +6,6 @@ Pure: no ray, no torch, no files.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,8 @@ from deployments.errors import SettingsError
 from serve_app.config.models import IMPORT_PATHS
 
 DEPLOYMENT = "Router"
-WHOLE = re.compile(r"\]\.user_config(\.models\..+)?\.calibration$")  # ours as a whole: no old key stays in it
 
+_WHOLE = {"accelerator", "cpu", "calibration"}  # parts of a `user_config` that calibrations write: no old key stays
 _CARRIED = "spec.serveConfigV2"
 
 
@@ -25,8 +24,8 @@ def edit(text: str, application: str, changes: Mapping[str, Any]) -> str:
     """The text with `changes` merged into the Router entry of the named application. Nothing else changes.
 
     `text` is a Serve config, or a file with RayService manifests that carry one in `spec.serveConfigV2`. A mapping
-    merges into a mapping, another value replaces one, a missing key is added; `user_config.calibration`, or a model's
-    own, is replaced whole. Comments, order and quotes stay.
+    merges into a mapping, another value replaces one, a missing key is added; what `user_config`, or a model's own part
+    of it, says of a pool and of the calibration is replaced whole. Comments, order and quotes stay.
 
     Raises SettingsError: the file is not YAML, has no or no single such application, or says something that cannot be
     changed in its place (an alias, a merge key, a comment within braces). Raises TypeError: `changes` are not mappings
@@ -136,16 +135,23 @@ def _replaced(value: Any, path: Sequence[str | int], new: Any) -> Any:
     return changed
 
 
-def _merged(old: dict[str, Any], changes: dict[str, Any], where: str) -> dict[str, Any]:
-    """A copy of `old` with the changes merged in. Raises SettingsError: only one of the two has a mapping."""
+def _merged(old: dict[str, Any], changes: dict[str, Any], where: str, path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A copy of `old`, which is at `path` in the Router's entry, with the changes merged in. Raises SettingsError: only
+    one of the two has a mapping.
+    """
     merged = dict(old)
     for key, new in changes.items():
-        there, inside = old.get(key), f"{where}.{key}"
-        if WHOLE.search(inside) or there is None:
-            merged[key] = new
-        elif isinstance(new, dict) != isinstance(there, dict):
+        there, inside, place = old.get(key), f"{where}.{key}", (*path, key)
+        if there is not None and isinstance(new, dict) != isinstance(there, dict):
             kind = "a mapping" if isinstance(new, dict) else "a single value"
             raise SettingsError(inside, f"should be {kind} in this file")
-        else:
-            merged[key] = _merged(there, new, inside) if isinstance(new, dict) else new
+        merges = isinstance(new, dict) and isinstance(there, dict) and not _is_whole(place)
+        merged[key] = _merged(old[key], new, inside, place) if merges else new
     return merged
+
+
+def _is_whole(path: tuple[str, ...]) -> bool:
+    match path:
+        case ("user_config", key) | ("user_config", "models", _, key):
+            return key in _WHOLE
+    return False

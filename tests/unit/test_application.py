@@ -1,6 +1,7 @@
 """What a calibration changes of a running application: of the one model, or of one of several."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -9,6 +10,7 @@ from calibration.load import Address
 from calibration.service import application as module
 from calibration.service.application import Application, CalibrationFailed
 from calibration.service.deployment import for_the_devices_there
+from calibration.service.live_pools import check_replicas
 from calibration.service.serve_config import edit
 from deployments.errors import SettingsError
 
@@ -177,3 +179,20 @@ def test_the_file_gets_it_at_the_models_place(monkeypatch):
 def test_on_devices_of_its_own_each_model_has_what_is_there():
     (changed,) = for_the_devices_there({"applications": [yaml.safe_load(SEVERAL)]})["applications"]
     assert changed["args"]["models"][1] == {"model": {"id": "7"}, "cpu": {}}
+
+
+def test_the_file_and_what_runs_say_the_same_of_a_pool_that_was_measured_before(monkeypatch):
+    measured = "{queue_depth: 5, alpha_s: 0.1, beta_s: 0.2, cost: {query_s: 0.1, token_s: 0.0, token2_s: 0.0}}"
+    text = ONE.replace("bulk: {share: 0.2}", f"bulk: {{share: 0.2}}, cpu: {measured}")
+    serve = Serve(monkeypatch, text)
+    serve.find().apply(FOUND)
+    whole = "applications:\n- " + text.rstrip("\n").replace("\n", "\n  ") + "\n"
+    (written,) = yaml.safe_load(edit(whole, "w", FOUND))["applications"]
+    assert written == serve.application
+    assert serve.user_config == {"slo_s": 0.5, "bulk": {"share": 0.2}, "cpu": {"queue_depth": 9}}
+
+
+def test_a_pool_that_is_gone_is_a_change_of_its_replicas():
+    running = SimpleNamespace(info=lambda: {"windve": {"pools": {}}})
+    with pytest.raises(CalibrationFailed, match="replicas of the cpu pool came or went during the run"):
+        check_replicas(running, {"cpu": {"replicas": {"one": {}}}})

@@ -30,7 +30,10 @@ class Application(Formula):
     [
         (["--slo", "-1"], "--slo: should be seconds above 0"),
         (["--tokens", "2"], "--tokens: should be at least 3"),
+        (["--most", "100001"], "--most: should be at most 100000, the largest depth that a config may have"),
+        (["--most", "9", "--stress-step", "10"], "--stress-step: should be at most --most, which is 9"),
         (["--quantile", "0.5"], "--quantile: should be 0.99 to 1"),
+        (["--slo", "31"], "--slo: a batch may take as long, 31 s, and batch_timeout_s takes a replica for hung"),
         (["--slo", "60"], "the application gives up on a query after 60 s"),
         (["--slo", "1", "--answer-tokens", "9"], "--answer-tokens: is for generation, and this application embeds"),
         (["--estimate-only", "--apply"], "--estimate-only: an estimate is not proven, so not written"),
@@ -43,6 +46,14 @@ def test_bad_input_gets_one_sentence(monkeypatch, capsys, tmp_path, words, probl
     monkeypatch.setattr("calibration.session._find", lambda *_: Application())
     refused(capsys, ["--out", str(tmp_path), *words], problem)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_config_that_cannot_be_handed_to_a_rayservice_is_refused(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("calibration.session._find", lambda *_: Application())
+    (tmp_path / "serve.yaml").write_text("applications: [{name: windve, import_path: serve_app.app:build}]")
+    words = ["--deploy", str(tmp_path / "serve.yaml"), "--rayservice", "windve", "--out", str(tmp_path / "out")]
+    refused(capsys, words, "serve.yaml: applications: the application windve has no deployment named Router in")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_dashboard_that_does_not_answer_is_named(monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import math
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -203,6 +204,33 @@ def test_a_run_waits_for_the_last_trial_query_of_another(calibrate, monkeypatch,
         return
     with pytest.raises(CalibrationFailed, match="another calibration of this application is running"):
         calibrate(Application(ago_s))
+
+
+def test_a_run_that_is_stopped_while_its_grant_is_made_takes_it_back():
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(Application):
+        def grant_trials(self):
+            begun.set()
+            go_on.wait(10)
+            return super().grant_trials()
+
+    async def stop(application):
+        async def run():
+            async with calibration.measure.trials.granted_trials(application, print):
+                pytest.fail("it went on")
+
+        running = asyncio.ensure_future(run())
+        await asyncio.to_thread(begun.wait, 10)
+        running.cancel()
+        await asyncio.sleep(0.05)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    application = Slow()
+    asyncio.run(stop(application))
+    assert not application.has_pass
 
 
 def test_an_slo_that_cannot_be_met_is_refused_with_the_smallest_that_can(calibrate):

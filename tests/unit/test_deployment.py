@@ -31,10 +31,11 @@ class Serve:
 
     def __init__(self, *statuses, there=()):
         self.statuses, self.applications, self.deployed = list(statuses), dict.fromkeys(there), None
+        self.name = "windve"
 
     def details(self, dashboard):
         if self.deployed is not None:
-            self.applications = {"windve": {"status": self.statuses.pop(0), "message": "", "deployments": {}}}
+            self.applications = {self.name: {"status": self.statuses.pop(0), "message": "", "deployments": {}}}
         return {"applications": self.applications}
 
     def deploy(self, dashboard, config):
@@ -74,6 +75,18 @@ def test_nothing_is_deployed_over_what_is_served(serve):
     assert serving.deployed is None
 
 
+def test_a_run_that_was_interrupted_goes_on_with_what_it_deployed(serve):
+    serving, path = serve("RUNNING")
+    (ours,) = for_the_devices_there(yaml.safe_load(CONFIG))["applications"]
+    serving.applications = {"windve": {"status": "RUNNING", "deployed_app_config": ours}}
+    deploy(path, "http://dashboard")
+    assert serving.deployed is None
+    other = {**ours, "args": {**ours["args"], "model": {"id": "y"}}}
+    serving.applications = {"windve": {"status": "RUNNING", "deployed_app_config": other}}
+    with pytest.raises(SettingsError, match=r"--deploy: the cluster serves windve already"):
+        deploy(path, "http://dashboard")
+
+
 def test_an_application_that_is_not_there_yet_does_not_run():
     assert not all_run({}, {"windve"})
 
@@ -111,3 +124,17 @@ def test_the_command_hands_kubectl_the_config_byte_for_byte(tmp_path):
 def test_the_command_needs_a_config_and_a_proof(words):
     with pytest.raises(WindveError, match="--rayservice: needs --deploy"):
         command.main(words)
+
+
+def test_an_application_without_a_name_is_the_default(serve):
+    serving, path = serve("RUNNING")
+    path.write_text(CONFIG.replace("  - name: windve\n    import_path", "  - import_path"))
+    serving.name = "default"
+    deploy(path, "http://dashboard")
+    assert serving.statuses == []
+
+
+def test_a_model_that_leaves_a_pool_out_has_what_is_there():
+    args = {"models": [{"model": {"id": "x"}, "cpu": None, "accelerator": {"replicas": 2}}]}
+    (changed,) = for_the_devices_there({"applications": [{"args": args}]})["applications"]
+    assert changed["args"]["models"] == [{"model": {"id": "x"}, "cpu": None, "accelerator": {}}]

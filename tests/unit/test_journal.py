@@ -138,3 +138,21 @@ def test_a_run_that_is_interrupted_again_before_it_replays_loses_nothing(opened)
     opened().add(burst(1))
     opened()  # the pass did not arrive, or Ctrl-C
     assert opened().resumed == 1
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_leaves_the_first_one_s_bursts(opened, path):
+    first = opened()
+    first.add(burst(1))
+    for fresh in (False, True):
+        with pytest.raises(SettingsError, match=r"--out: another calibration writes into .*: wait until it has ended"):
+            Journal(path.parent, {**ABOUT, "wishes": {}}, fresh=fresh)
+    first.add(burst(6))
+    again = opened()
+    assert [replay(again, burst(sent)) for sent in (1, 6)] == [burst(1), burst(6)]
+
+
+def test_bursts_of_another_version_are_sent_again(opened, path):
+    opened().add(burst(1))
+    with path.open("ab") as file:
+        file.write(b'{"stage": "sweep"}\n')
+    assert opened().resumed == 1

@@ -92,10 +92,15 @@ MERGES = {
         CALIBRATION,
         'user_config:\n  calibration: # ours\n    at: "x" # then\n    r2: {cpu: 0.5}\n\n  # CPU\n  slo_s: 1.0\n',
     ),
-    "another `calibration` is merged": (
-        "user_config: {cpu: {calibration: {a: 1}}}\n",
-        {"user_config": {"cpu": {"calibration": {"b": 2}}}},
-        "user_config: {cpu: {calibration: {a: 1, b: 2}}}\n",
+    "another `calibration`, and a model of a pool's name, are merged": (
+        "user_config: {bulk: {calibration: {a: 1}}, models: {v1.cpu: {a: 1}}}\n",
+        {"user_config": {"bulk": {"calibration": {"b": 2}}, "models": {"v1.cpu": {"b": 2}}}},
+        "user_config: {bulk: {calibration: {a: 1, b: 2}}, models: {v1.cpu: {a: 1, b: 2}}}\n",
+    ),
+    "a pool loses what is not true of it any more": (
+        "user_config:\n  cpu:  # theirs\n    queue_depth: 8  # per replica\n    alpha_s: 0.1\n    beta_s: 0.2\n",
+        DEPTH,
+        "user_config:\n  cpu:  # theirs\n    queue_depth: 38 # per replica\n",
     ),
 }
 

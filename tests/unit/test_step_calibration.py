@@ -474,6 +474,7 @@ def test_the_command_writes_and_applies_and_a_dry_run_shows_the_change_alone(com
     ("words", "seen", "problem"),
     [
         (["--apply"], [(2.1, 0.1)] * 2, "first tokens came after 2 s (the last after 2.1 s)"),
+        (["--out", "/dev/null/x"], [], "--out: /dev/null/x cannot be written: Not a directory"),
         (["--prompt-tokens", "9000"], [], "--prompt-tokens: should be at least 1 and below the model's context of 81"),
     ],
 )
