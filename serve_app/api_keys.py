@@ -169,10 +169,10 @@ def _lines(source: str, setting: str) -> list[str]:
         raise SettingsError(setting, "should be file:PATH or env:NAME")
     try:
         return Path(where).expanduser().read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise SettingsError(setting, f"{where} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise SettingsError(setting, f"{where} is not UTF-8 text") from None
+    except (OSError, RuntimeError, ValueError) as error:  # not OSError: no such user's home, or a null byte
+        raise SettingsError(setting, f"{where} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _entry(entry: str) -> ApiKey:

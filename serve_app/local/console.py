@@ -36,7 +36,7 @@ def show_machine(console: Console, machine: Machine) -> None:
         f"{machine.memory_gib} GiB"
     )
     if machine.npu_problem:
-        console.print(f"[yellow]{machine.npu_problem}[/yellow]")
+        console.print(machine.npu_problem, style="yellow")
 
 
 def _serve_command() -> str:
@@ -88,7 +88,7 @@ def _show_generation(console: Console, info: dict[str, Any]) -> None:
         f"topology: {ours['topology']}; first token within {ours['ttft_s']:g} s, then {ours['tpot_s']:g} s a token"
     )
     if ours["emulated"]:
-        console.print("[yellow]the devices are EMULATED: the times are true, the tokens mean nothing[/yellow]")
+        console.print("the devices are EMULATED: the times are true, the tokens mean nothing", style="yellow")
     table = _table("pool", "replicas", "device", "dtype", "blocks", "cores")
     for name, pool in ours["pools"].items():
         member, device, cores = _first_replica(pool)
@@ -121,7 +121,7 @@ def _show_model(console: Console, info: dict[str, Any]) -> None:
     )
     console.print(f"topology: {ours['topology']}; SLO {ours['slo_s']} s")
     if ours["emulated"]:
-        console.print("[yellow]the devices are EMULATED: the times are true, the vectors mean nothing[/yellow]")
+        console.print("the devices are EMULATED: the times are true, the vectors mean nothing", style="yellow")
     table = _table("pool", "replicas", "depth", "device", "dtype", "cores", "seconds for C queries")
     for name, pool in ours["pools"].items():
         _, device, cores = _first_replica(pool)

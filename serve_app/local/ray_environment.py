@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from rich.console import Console
@@ -53,7 +54,7 @@ def _set_token(scratch: Path, console: Console) -> None:
     """
     mode = os.environ.setdefault("RAY_AUTH_MODE", "token")
     if mode != "token":
-        console.print(f"[yellow]RAY_AUTH_MODE={mode}: whoever reaches this machine can run code on it[/yellow]")
+        console.print(f"RAY_AUTH_MODE={mode}: whoever reaches this machine can run code on it", style="yellow")
         return
     its_own = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     if not its_own and not (Path.home() / ".ray" / "auth_token").exists():
@@ -76,11 +77,11 @@ def bind_problem(host: str, port: int) -> str | None:
     return None
 
 
-def free_port(first: int, *, host: str = "", block: int = 1) -> int:
+def free_port(first: int, *, host: str = "", block: int = 1, kept: Collection[int] = ()) -> int:
     """The first of the first `block` ports in a row that are free at `host` ("": at all interfaces), from `first` on;
-    below the range from which Ray and clients get theirs while we start.
+    below the range from which Ray and clients get theirs while we start. `kept`: for what starts later.
     """
     for start in range(first, first + 100 * block, block):
-        if not any(bind_problem(host, port) for port in range(start, start + block)):
+        if not any(port in kept or bind_problem(host, port) for port in range(start, start + block)):
             return start
     raise StartFailed(f"no {'port' if block == 1 else f'{block} ports'} from {first} on are free")

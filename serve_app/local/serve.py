@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from rich.console import Console
 from deployments.errors import SettingsError, first_line
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.hardware.device_detector import probe_machine
-from deployments.serve_adapter.local_ray import accept_messages, serve_client, start_local_ray
+from deployments.serve_adapter.local_ray import PROXY_PORTS, accept_messages, serve_client, start_local_ray
 from serve_app.api_keys import read_keys
 from serve_app.config.models import ApplicationArgs
 from serve_app.config.overrides import NONE, Overrides
@@ -44,14 +45,14 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
     """Serve the config file `path`, changed by `overrides`, here until SIGINT or SIGTERM. Raises SettingsError or
     StartFailed; leaves nothing behind.
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # names and paths may have brackets
     stop = StopSignal()
-    stop.listen()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it ends a download where it stands
     with tempfile.TemporaryDirectory(prefix="windve-", dir=scratch_parent()) as scratch:
         set_ray_environment(Path(scratch), console)  # before ray is imported for the first time: it reads it there
-        from serve_app.config.service_config import args_of, load_config
+        from serve_app.config.service_config import args_of
 
-        config = load_config(path, overrides)
+        config = _read(path, overrides)
         addresses, grpc_address = _http_addresses(config), _grpc_address(config)
         keys, applications = [], args_of(config)
         for args in applications.values():
@@ -59,7 +60,8 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
             keys.append(None if args.shared.api_keys is None else read_keys(args.shared.api_keys)[0].key)
             accept_messages(4 * args.shared.limits.max_body_bytes)
         show_machine(console, probe_machine())
-        metrics_port = free_port(_METRICS_PORT, host=LOOPBACK)
+        metrics_port = free_port(_METRICS_PORT, host=LOOPBACK, kept=_ports(config))
+        stop.listen()  # what is started from here on is taken down
         with _local_ray(console, metrics_port) as dashboard:
             stop.listen()  # again: Ray has put its own in place, which end the process where it stands
             _deploy(dashboard, config)
@@ -80,15 +82,28 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
             console.print("stopping")
 
 
+def _read(path: Path, overrides: Overrides) -> dict[str, Any]:
+    """The config, on loopback where it names no host: Serve's own default is all interfaces. Raises SettingsError."""
+    from serve_app.config.service_config import load_config
+
+    config = load_config(path, overrides)
+    config["http_options"] = {"host": LOOPBACK, **(config.get("http_options") or {})}
+    return config
+
+
+def _ports(config: dict[str, Any]) -> tuple[int, int]:
+    """Of HTTP and of gRPC."""
+    return config["http_options"].get("port", 8000), (config.get("grpc_options") or {}).get("port", 9000)
+
+
 def _http_addresses(config: dict[str, Any]) -> list[str]:
     """Of each windve application. Raises SettingsError where the port is taken."""
     from serve_app.config.service_config import ours
 
-    options = config.get("http_options") or {}
-    host, port = options.get("host", LOOPBACK), options.get("port", 8000)
+    host, (port, _) = config["http_options"]["host"], _ports(config)
     _check_free(host, port, "http_options.port")
     origin = f"http://{_reached_at(host)}:{port}"
-    return [origin + application.get("route_prefix", "/").rstrip("/") for application in ours(config)]
+    return [origin + (application.get("route_prefix") or "/").rstrip("/") for application in ours(config)]
 
 
 def _grpc_address(config: dict[str, Any]) -> str | None:
@@ -96,14 +111,19 @@ def _grpc_address(config: dict[str, Any]) -> str | None:
     options = config.get("grpc_options") or {}
     if not options.get("grpc_servicer_functions"):
         return None
-    host = (config.get("http_options") or {}).get("host", LOOPBACK)
-    port = options.get("port", 9000)
+    host, (http_port, port) = config["http_options"]["host"], _ports(config)
+    if port == http_port:
+        raise SettingsError("grpc_options.port", f"{port} is http_options.port as well: give each its own")
     _check_free(host, port, "grpc_options.port")
     return f"{_reached_at(host)}:{port}"
 
 
 def _check_free(host: str, port: int, key: str) -> None:
     """Raises SettingsError: whoever listens there would get our clients' queries."""
+    if not isinstance(port, int) or not 1 <= port <= 65535:
+        raise SettingsError(key, f"should be a port from 1 to 65535, not {port!r}")
+    if others := [name for name in PROXY_PORTS if os.environ.get(name) == str(port)]:
+        raise SettingsError(key, f"{port} is {others[0]} here: give that another port, or choose another")
     if problem := bind_problem(host, port):
         raise SettingsError(key, f"{host}:{port} cannot be opened: {problem}")
 

@@ -62,8 +62,13 @@ def test_each_command_teaches(capsys, name):
         (["serve", "--slo", "0"], "argument --slo: should be seconds above 0, not '0'"),
         (["serve", "--slo", "nan"], "argument --slo: should be seconds above 0, not 'nan'"),
         (["top", "127.0.0.1:8000"], "argument URL: should begin with http:// or https://, not '127.0.0.1:8000'"),
+        (["serve", "--host", ""], "argument --host: should be an address, not ''"),
+        (["top", "http://[::1"], "argument URL: should look like http://127.0.0.1:8000, not 'http://[::1'"),
+        (["top", "http://h:x"], "argument URL: should look like http://127.0.0.1:8000, not 'http://h:x'"),
         (["top", "--every", "0"], "argument --every: should be seconds from 0.1 to 3600, not '0'"),
         (["top", "--key", "sk-secret"], "windve: --key: should be file:PATH or env:NAME"),
+        (["top", "--key", "file:~no-such-user/keys"], "windve: --key: ~no-such-user/keys cannot be read: "),
+        (["calibrate", "--slo", "3600"], "windve: --slo: should be seconds above 0 and below 3600, not 3600"),
         (["calibrate", "--tokens", "1"], "windve: --tokens: should be at least 3"),
     ],
 )
@@ -102,12 +107,38 @@ def test_check_says_good_or_names_the_key(tmp_path, capsys):
             "applications[0].deployments: should be a list",
         ),
         ("applications: []", "applications: none has import_path"),
+        ("applications: [{import_path: 5}]", "applications[0].import_path: should be a valid string, not 5"),
+        (
+            "applications: [{import_path: serve_app.app:build, deployments: [{name: Router}, {name: Router}]}]",
+            "applications[0].deployments[1].name: there is a deployment Router before it",
+        ),
+        (
+            "applications: [{import_path: serve_app.app:build, deployments: [{name: Router, num_replicas: 0}]}]",
+            "applications[0].deployments[0].num_replicas: should be ",
+        ),
     ],
 )
 def test_check_names_what_has_the_wrong_shape(tmp_path, capsys, text, sentence):
     (tmp_path / "bad.yaml").write_text(text)
     assert main(["check", str(tmp_path / "bad.yaml")]) == 1
     assert capsys.readouterr().err.startswith(f"windve: {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("applications: []\nx: {a: 1, a: 2}", "is not valid YAML: the key a is given twice"),
+        ("a: 2026-13-45", "is not valid YAML: month must be in 1..12"),
+        ("a: " + 5000 * "[", "is not valid YAML: maximum recursion depth exceeded"),
+        ("a: &x {b: 1}\nc: {<<: *x, b: 2}", "a: Serve has no such setting and would ignore it"),
+    ],
+)
+def test_check_refuses_what_yaml_would_take_in_silence_or_not_at_all(tmp_path, capsys, text, words):
+    (tmp_path / "bad.yaml").write_text(text)
+    assert main(["check", str(tmp_path / "bad.yaml")]) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
 
 
 # --- serve: option > environment > file > default

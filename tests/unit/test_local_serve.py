@@ -1,0 +1,122 @@
+"""`windve serve` before its Ray is there: what it makes of the config, and Ctrl-C."""
+
+import io
+import os
+import signal
+import time
+
+import pytest
+from rich.console import Console
+from test_terminal import info
+
+from deployments.errors import SettingsError
+from serve_app.config.models import Args
+from serve_app.config.overrides import Overrides
+from serve_app.local import serve
+from serve_app.local.console import _show_model
+from serve_app.local.ray_environment import free_port
+
+APPLICATION = """\
+applications:
+- import_path: serve_app.app:build
+  args: {model: {id: m}}
+  deployments: [{name: Router, user_config: {slo_s: 1.0}}]
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    """The config with these lines before it."""
+
+    def read(lines, **said):
+        (tmp_path / "c.yaml").write_text(f"{lines}\n{APPLICATION}")
+        return serve._read(tmp_path / "c.yaml", Overrides(**said))
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("lines", "said", "host"),
+    [
+        ("", {}, "127.0.0.1"),
+        ("http_options: {port: 8123}", {}, "127.0.0.1"),
+        ("http_options: {host: 0.0.0.0}", {}, "0.0.0.0"),
+        ("", {"host": "0.0.0.0"}, "0.0.0.0"),
+    ],
+)
+def test_a_config_that_names_no_host_is_served_on_loopback(read, lines, said, host):
+    assert read(lines, **said)["http_options"]["host"] == host
+
+
+@pytest.mark.parametrize("port", [0, 65536, "'8000'"])
+def test_what_is_no_port_is_refused(read, port):
+    found = read(f"http_options: {{port: {port}}}")
+    with pytest.raises(SettingsError, match=f"http_options.port: should be a port from 1 to 65535, not {port}"):
+        serve._http_addresses(found)
+
+
+def test_each_has_a_port_of_its_own(read, monkeypatch):
+    functions, port = "grpc_servicer_functions: [x.y]", free_port(20_000)
+    with pytest.raises(SettingsError, match=f"grpc_options.port: {port} is http_options.port as well: give each its"):
+        serve._grpc_address(read(f"http_options: {{port: {port}}}\ngrpc_options: {{port: {port}, {functions}}}"))
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_STATS_PORT", str(port))
+    with pytest.raises(SettingsError, match=f"http_options.port: {port} is RAY_SERVE_HAPROXY_STATS_PORT here"):
+        serve._http_addresses(read(f"http_options: {{port: {port}}}"))
+    assert port < free_port(port, kept=serve._ports(read(f"http_options: {{port: {port}}}")))
+
+
+def test_an_application_without_a_route_is_shown_at_the_root(read):
+    found, port = read(""), free_port(20_000)
+    found["http_options"]["port"] = port
+    found["applications"][0]["route_prefix"] = None
+    assert serve._http_addresses(found) == [f"http://127.0.0.1:{port}"]
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path):
+    """Serves a config with another function in place of the download; what it began with."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    found = {"scratch": tmp_path / "scratch"}
+    found["scratch"].mkdir()
+
+    def console(**how):
+        found["console"] = Console(width=200, file=io.StringIO(), **how)
+        return found["console"]
+
+    def start(download):
+        monkeypatch.setattr(Args, "find_models", download)
+        monkeypatch.setattr(serve, "Console", console)
+        monkeypatch.setattr(serve, "set_ray_environment", lambda *_: None)
+        monkeypatch.setattr(serve, "scratch_parent", lambda: str(found["scratch"]))
+        (tmp_path / "c.yaml").write_text(APPLICATION)
+        try:
+            serve.serve_until_interrupted(tmp_path / "c.yaml", Overrides(port=free_port(20_000)))
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    start.found = found
+    return start
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_download_ends_where_it_stands_and_leaves_nothing(start, number):
+    def download(_):
+        os.kill(os.getpid(), number)
+        time.sleep(1)
+        pytest.fail("it went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        start(download)
+    assert list(start.found["scratch"].iterdir()) == []
+
+
+def test_brackets_in_a_model_s_name_are_no_markup(start):
+    def download(_):
+        raise SettingsError("args.model.id", "none")
+
+    with pytest.raises(SettingsError):
+        start(download)
+    console = start.found["console"]
+    _show_model(console, {**info(), "model_id": "/models/[v2]/a[/b]"})
+    assert "model: /models/[v2]/a[/b], embedding" in console.file.getvalue()
