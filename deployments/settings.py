@@ -300,7 +300,7 @@ _BRANCHES = {"int", "float", "bool", "str", *_REPLICAS}
 def parse_settings(model: type[T], raw: Any, root: str) -> T:
     """What was read from YAML or JSON, as a `model`. Raises SettingsError that names the key, below `root`."""
     if raw is None:
-        raise SettingsError(root, "missing; it must be given")
+        raise SettingsError(root, "missing; set it")
     try:
         return model.model_validate(raw)
     except ValidationError as error:

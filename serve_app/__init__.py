@@ -1,1 +1,1 @@
-"""The application as seen from outside: its Serve config, its routes, and the command that serves it."""
+"""The application that users see: its Serve config, its routes, and the `windve` command."""

@@ -1,4 +1,4 @@
-"""`python -m serve_app`: the command `windve`, where its script is not installed."""
+"""`python -m serve_app` runs the `windve` command where its script is not installed."""
 
 import sys
 

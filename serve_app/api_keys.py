@@ -1,8 +1,7 @@
-"""API keys: where they are read from, whose a key is, and what its owner may use. Pure.
+"""API keys: where they come from, which client each belongs to, and that client's share and quota. Pure.
 
-Only hashes are kept, keyed by a secret of the process. Nobody outside can tell the hash of a key, so neither the time
-of an answer nor the memory of the process tells a key. Clients show theirs as RFC 6750 has it: `Authorization: Bearer
-KEY`.
+Only hashes are kept, keyed with a secret of the process. Nobody outside can compute the hash of a key, so neither
+response times nor the process's memory reveal a key. Clients send a key as in RFC 6750: `Authorization: Bearer KEY`.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ _SETTING = "args.api_keys"
 _HASHED_BY = secrets.token_bytes(32)
 _KEY = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, section 2.1: what can follow `Bearer`
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-UNNAMED = "unnamed"  # whose key has no name, where others have one
-_QUOTAS: dict[str, tuple[Unit, float]] = {  # the option, its unit, and how many seconds it is for
+UNNAMED = "unnamed"  # the client of all keys without a name, if other keys have one
+_QUOTAS: dict[str, tuple[Unit, float]] = {  # option -> its unit, and the seconds that its amount is for
     "device_seconds_per_second": ("device_seconds", 1.0),
     "tokens_per_minute": ("tokens", 60.0),
 }
 
 
 class ApiKey(NamedTuple):
-    """One line of the file. `quota`: (unit, how much of it a second), or None. `name` is empty where it has none."""
+    """One line of the file. `quota`: (unit, amount per second), or None. `name` is empty if the key has none."""
 
     key: str
     name: str = ""
@@ -43,12 +42,12 @@ class ApiKey(NamedTuple):
     quota: tuple[Unit, float] | None = None
 
     def __repr__(self) -> str:
-        """Without the key."""
+        """Leaves out the key."""
         return f"ApiKey({self.name!r}, weight={self.weight:g}, quota={self.quota})"
 
 
 class ApiKeys:
-    """The keys that a service accepts, as hashes. `source` is where they were read, as `read_keys` takes it."""
+    """The keys that a service accepts, as hashes. `source`: where they come from, as in `read_keys`."""
 
     def __init__(self, keys: Iterable[str | ApiKey], source: str = "") -> None:
         self._problem = ""
@@ -64,20 +63,20 @@ class ApiKeys:
         return cls(read_keys(source), source)
 
     def refresh(self) -> None:
-        """Read them again. A file that cannot be read, or holds no key, changes nothing, and is logged once."""
+        """Read the keys again. If the source cannot be read or holds no key, log that once and keep the old keys."""
         try:
             keys = read_keys(self._source)
         except SettingsError as error:
             if str(error) != self._problem:
-                logger.error("%s; the keys before stay in force", error)  # noqa: TRY400 - the sentence says it
+                logger.error("%s; the previous keys stay in force", error)  # noqa: TRY400 - the sentence says it
             self._problem = str(error)
             return
         self._problem = ""
         if self._take(keys):
-            logger.info("API keys read anew from %s: %d are in force", self._source, len(keys))
+            logger.info("reloaded the API keys from %s: %d are in force", self._source, len(keys))
 
     def _take(self, keys: Sequence[ApiKey]) -> bool:
-        """Put these in force; False where they are already. Who keeps its quota keeps what it has used of it."""
+        """Put these keys in force; False if they already are. A client whose quota is unchanged keeps its usage."""
         about = tuple((_digest(one.key), *one[1:]) for one in keys)
         if about == self._about:
             return False
@@ -93,17 +92,17 @@ class ApiKeys:
         return True
 
     def check(self, authorization: str | None) -> Client | None:
-        """Let in who shows a key in this `Authorization` header (None: there is none), and say who it is; None where no
-        key has a name. Raises Unauthorized.
+        """Return the client whose key this `Authorization` header holds, or None if no key has a name. A request
+        without the header has `authorization` None. Raises Unauthorized.
         """
         presented = bearer(authorization)
         try:
             return self._known[_digest(presented or "")]
         except KeyError:
             raise Unauthorized(
-                "this service wants an API key: send the header 'Authorization: Bearer KEY'"
+                "this service requires an API key: send the header 'Authorization: Bearer KEY'"
                 if presented is None
-                else "the API key is not one of this service's; look at it again, or ask whoever runs the service"
+                else "the API key is not valid for this service; check it, or ask the operator for one"
             ) from None
 
 
@@ -117,25 +116,25 @@ def _client(name: str, weight: float, quota: tuple[Unit, float] | None, before: 
 
 
 def bearer(authorization: str | None) -> str | None:
-    """The key in an `Authorization` header, or None where there is none; the scheme's case is no matter (RFC 9110)."""
+    """The key in an `Authorization` header, or None if there is none. The scheme is case-insensitive (RFC 9110)."""
     scheme, _, key = (authorization or "").strip().partition(" ")
     return key.strip() or None if scheme.lower() == "bearer" else None
 
 
 def read_keys(source: str, setting: str = _SETTING) -> tuple[ApiKey, ...]:
-    """The keys that `source` names.
+    """Read the keys from `source`: `file:PATH` or `env:NAME`.
 
-    `file:PATH` holds one a line; blank lines and lines with # before them do not count. `env:NAME` has commas or line
-    ends between them, and where none has a name also spaces.
+    A file holds one entry per line; blank lines and lines that begin with # are skipped. In an environment variable,
+    commas or line breaks separate the entries, and spaces too if no key has a name.
 
-    One entry is one of
+    An entry is one of
 
         KEY
         NAME: KEY
         NAME: KEY weight=3 tokens_per_minute=100000
         NAME: KEY device_seconds_per_second=0.5
 
-    Several keys of one name, with the same options, are one client's: an old key and a new one.
+    Keys with the same name and options belong to one client: for example an old key and a new one.
 
     Raises SettingsError that names `setting` and the line, and never shows a key.
     """
@@ -150,9 +149,11 @@ def read_keys(source: str, setting: str = _SETTING) -> tuple[ApiKey, ...]:
         except ValueError as error:
             raise SettingsError(setting, f"line {number} of {source}: {error}") from None
         if clients.setdefault(one.name, one)[2:] != one[2:]:
-            raise SettingsError(setting, f"line {number} of {source}: a line before has the same name, other options")
+            problem = "an earlier line has the same name but other options; make the options equal"
+            raise SettingsError(setting, f"line {number} of {source}: {problem}")
         if keys.setdefault(one.key, one).name != one.name:
-            raise SettingsError(setting, f"line {number} of {source}: a line before has the same key, another name")
+            problem = "an earlier line has the same key under another name; remove one of them"
+            raise SettingsError(setting, f"line {number} of {source}: {problem}")
     if not keys:
         raise SettingsError(setting, f"{source} holds no key")
     return tuple(keys.values())
@@ -163,7 +164,7 @@ def _lines(source: str, setting: str) -> list[str]:
     kind, _, where = source.partition(":")
     if kind == "env":
         if where not in os.environ:
-            raise SettingsError(setting, f"there is no environment variable {where} where this process runs")
+            raise SettingsError(setting, f"the environment variable {where} is not set in this process")
         return re.split(r"[,\n]" if ":" in os.environ[where] else r"[,\s]", os.environ[where])
     if kind != "file":
         raise SettingsError(setting, "should be file:PATH or env:NAME")
@@ -176,12 +177,12 @@ def _lines(source: str, setting: str) -> list[str]:
 
 
 def _entry(entry: str) -> ApiKey:
-    """Raises ValueError, which never shows what may be a key."""
+    """Raises ValueError. Its text never shows anything that may be a key."""
     name, colon, rest = entry.partition(":")
     key, *options = (rest.split() or [""]) if colon else [entry]
     name = name.strip() if colon else ""
     if colon and not _NAME.fullmatch(name):
-        raise ValueError("the name before the colon should be up to 40 letters, digits and ._-")
+        raise ValueError("the name before the colon should be up to 40 letters, digits, dots, underscores and hyphens")
     if not _KEY.fullmatch(key):
         raise ValueError("the key cannot be sent as a bearer token: use letters, digits and -._~+/ only")
     weight, quota = 1.0, None
@@ -189,11 +190,11 @@ def _entry(entry: str) -> ApiKey:
         what, _, value = option.partition("=")
         number = _positive(value)
         if number is None or what not in {"weight", *_QUOTAS}:
-            raise ValueError(f"after the key come weight=, {'= or '.join(_QUOTAS)}=, each with a number above 0")
+            raise ValueError(f"after the key, use weight=, {'= or '.join(_QUOTAS)}=, each with a number above 0")
         if what == "weight":
             weight = number
         elif quota is not None:
-            raise ValueError("a key has one quota: tokens or device seconds")
+            raise ValueError("a key can have only one quota: tokens or device seconds")
         else:
             unit, seconds = _QUOTAS[what]
             quota = (unit, number / seconds)

@@ -1,6 +1,6 @@
 """Composition root: settings -> bound Serve application.
 
-args of the Serve config -> Args -> what the cluster has -> a Plan for each model -> Router(embedders of each model)
+args of the Serve config -> Args -> a Plan for each model, by the cluster's devices -> Router(embedders of each model)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from serve_app.ingress import Deployed, ServiceIngress
 
 
 class Ingress(ServiceIngress, TeiCalls):
-    """The Routers of all models with their routes and calls: what answers HTTP and gRPC."""
+    """Answers HTTP and gRPC: the Routers of all models, with their routes and calls."""
 
     def __init__(self, args: Args, topologies: Mapping[str, Topology], embedders: Mapping[str, Deployed]) -> None:
         ServiceIngress.__init__(self, args.shared)
@@ -40,8 +40,8 @@ class Ingress(ServiceIngress, TeiCalls):
         freeze_gc()
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Called by Serve with the `user_config`: at the start, and in place whenever it changes. See
-        `Router.configure` and `Router.refuse`; a config that is bad for one model changes nothing for the others.
+        """Serve calls this with the `user_config` at the start, and again whenever it changes. See `Router.configure`
+        and `Router.refuse`. A config that is bad for one model changes nothing for the others.
         """
         pools = {router.card.name: router.topology.pools for router in self.routers}
         try:

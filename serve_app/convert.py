@@ -1,4 +1,4 @@
-"""`windve convert`: a model as a folder of safetensors, for hosts that reach no hub."""
+"""`windve convert` writes a model as a folder of safetensors, for hosts without access to a hub."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _DESCRIPTION = """\
 Write a model into a new FOLDER, with its weights as safetensors and without any pickle, so that a host without a model
 hub can serve it: copy FOLDER there and set args.model.id to its path.
 
-Weights that the model has as pickles only (pytorch_model.bin, bge-m3's sparse_linear.pt and colbert_linear.pt) are read
-by torch.load(weights_only=True), which runs no code, in a process of its own. Everything else is copied as it is."""
+Weights that exist only as pickles (pytorch_model.bin, bge-m3's sparse_linear.pt and colbert_linear.pt) are read in a
+separate process by torch.load(weights_only=True), which runs no code. All other files are copied unchanged."""
 _EPILOG = """\
 examples:
   windve convert BAAI/bge-m3 models/bge-m3              from the hub (HF_ENDPOINT: from a mirror)
@@ -27,7 +27,7 @@ examples:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Raises SettingsError where the model cannot be had or written."""
+    """Raises SettingsError if the model cannot be found or written."""
     parser = argparse.ArgumentParser(
         prog="windve convert",
         description=_DESCRIPTION,
@@ -35,20 +35,20 @@ def main(arguments: Sequence[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", metavar="MODEL", help="a hub name, a folder, or package:NAME/FOLDER")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it; it must not be there yet")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it; must not exist yet")
     parser.add_argument("--revision", help="commit of a hub model (default: the newest)")
     wanted = parser.parse_args(arguments)
     convert(ModelSettings(id=wanted.model, revision=wanted.revision, trust_remote_code=True), wanted.folder)
 
 
 def convert(settings: ModelSettings, folder: Path) -> None:
-    """Says each file that it writes. Raises SettingsError; then there is no `folder`."""
+    """Print each file as it is written. Raises SettingsError, and leaves no `folder` then."""
     if folder.exists():
-        raise SettingsError("FOLDER", f"{folder} is there already; remove it, or write somewhere else")
+        raise SettingsError("FOLDER", f"{folder} already exists; remove it, or choose another folder")
     source, revision = find_folder(settings)
     pickles = pickles_of(source)
     if not pickles:
-        find_weights(source)  # before gigabytes are copied for nothing
+        find_weights(source)  # so that missing weights are found before gigabytes are copied
 
     def tell(written: Written) -> None:
         print(f"{Path(written.file).name}: {written.tensors} tensors, {_gib(written.size)}")
@@ -59,10 +59,10 @@ def convert(settings: ModelSettings, folder: Path) -> None:
         raise SettingsError("FOLDER", f"{folder} cannot be written: {error}") from None
     weights = find_weights(folder)
     at = f" at {revision}" if revision else ""
-    made = f"{len(pickles)} of its files made of pickles" if pickles else "its weights were safetensors already"
+    made = f"{len(pickles)} files converted from pickles" if pickles else "its weights were already safetensors"
     print(
         f"{settings.id}{at} is in {folder}: {sum(map(count_parameters, weights)) / 1e6:.1f} million parameters, "
-        f"{_gib(sum(path.stat().st_size for path in weights))}, {made}; serve it by args.model.id: {folder}"
+        f"{_gib(sum(path.stat().st_size for path in weights))}, {made}; to serve it, set args.model.id: {folder}"
     )
 
 

@@ -1,7 +1,7 @@
-"""The gRPC services that are offered: TEI's, and the standard health check. `embedding/grpc_calls.py` answers them.
+"""The gRPC services of embeddings: TEI's and the standard health check. `embedding/grpc_calls.py` answers them.
 
 The Serve config names `add_to_server` under `grpc_options.grpc_servicer_functions`. Serve calls it in each process that
-listens, its proxies included, so this module stays light; it routes a call to the ingress's method of the same name.
+listens, its proxies included, so this module imports little. Serve routes a call to the ingress's method of that name.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ HEALTH: dict[ServiceDescriptor, Sequence[MethodDescriptor]] = {
 }
 _OFFERED = {**{service: service.methods for service in _TEI}, **HEALTH}
 
-METHODS = {  # by its name, under which Serve finds what answers it: the call's full name
+METHODS = {  # the call's name, by which Serve finds the method -> its full name
     method.name: f"{service.full_name}/{method.name}" for service, methods in _OFFERED.items() for method in methods
 }
 SERVICES = tuple(service.full_name for service in _TEI)
 
 
 def add_to_server(servicer: Any, server: grpc.aio.Server) -> None:
-    """Of embeddings."""
+    """Add the services of embeddings."""
     offer(_OFFERED, servicer, server)

@@ -1,4 +1,4 @@
-"""The Router's deployment as Serve sees it: what the applications of embeddings and of generation have in common."""
+"""The base of the Router's Serve deployment, shared by the applications of embeddings and of generation."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ KNOWN_ROUTES = ALL_ROUTES.union(SHARED_ROUTES, OLLAMA_ABOUT, COMPLETIONS, CHATS,
 class ServiceIngress(AsgiIngress):
     """One Router replica: its API keys, its access log and its traces.
 
-    A subclass has the Routers, answers HTTP by `api`, and inherits a method for each gRPC call: Serve finds what
-    answers a call by the call's name.
+    A subclass owns the Routers, answers HTTP with `api`, and inherits a method for each gRPC call. Serve finds the
+    method by the call's name.
     """
 
     def __init__(self, settings: ApplicationSettings) -> None:
@@ -43,12 +43,12 @@ class ServiceIngress(AsgiIngress):
 
     @abstractmethod
     def api(self) -> ASGIApp:
-        """The routes."""
+        """The ASGI application with all routes."""
 
     def asgi_app(self) -> ASGIApp:
         return with_cors(self.api(), self._origins)
 
     async def check_health(self) -> None:
-        """Called by Serve every second or so: the moment to see whether the API keys have changed."""
+        """Serve calls this about every second; it also reloads the API keys if they changed."""
         if self.api_keys is not None:
             await asyncio.to_thread(self.api_keys.refresh)

@@ -1,4 +1,4 @@
-"""The version of windve, as it is installed."""
+"""The installed version of windve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`windve check`: says that a Serve config is good, or what is wrong with it."""
+"""`windve check` reports that a Serve config is valid, or what is wrong with it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="windve check",
         description=(
-            "Check a Serve config as a start does, without starting anything: unknown keys at every level, values out "
-            "of range, settings that contradict each other. The first problem is named by its key; exit status 1."
+            "Check a Serve config without starting anything: unknown keys at every level, values out "
+            "of range, settings that contradict each other. Names the first bad key and exits with status 1."
         ),
         epilog="examples: windve check my.yaml; for k8s: windve check k8s/overlays/gpu/cluster/serve.yaml",
     )

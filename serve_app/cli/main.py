@@ -1,4 +1,4 @@
-"""`windve`: one command for all that a user does. It imports the subcommand that is called, and no other."""
+"""The `windve` command. It imports only the subcommand that is called."""
 
 from __future__ import annotations
 
@@ -16,34 +16,32 @@ _OF_CALIBRATION = {"matplotlib", "ruamel", "ruamel.yaml", "scipy", "sklearn"}
 
 
 class Command(NamedTuple):
-    """`module`: its `main` takes the words behind the command and returns an exit status, or None for 0."""
+    """`module`: its `main` takes the words after the command and returns an exit status, or None for 0."""
 
     module: str
     about: str
 
 
 COMMANDS = {
-    "serve": Command(
-        "serve_app.cli.serve", "serve a Serve config on this machine, with a Ray of its own, until Ctrl-C"
-    ),
+    "serve": Command("serve_app.cli.serve", "start a Ray of its own here and serve a Serve config until Ctrl-C"),
     "check": Command("serve_app.cli.check", "check a Serve config: names the first bad key, if any"),
-    "top": Command("serve_app.cli.top", "watch a service: pools, queues, room, answers, what was learned"),
-    "calibrate": Command("calibration.command", "measure, prove and write what a query costs on this hardware"),
-    "plan": Command("calibration.planning.command", "devices and money that a demand takes, by a calibration"),
-    "bench": Command("serve_app.cli.bench", "measure windve beside its floor and its peers (in the repository)"),
-    "convert": Command("serve_app.convert", "write a model as safetensors, for hosts that reach no hub"),
-    "small-model": Command("serve_app.generation.write_small_model", "write the toy that generates text"),
+    "top": Command("serve_app.cli.top", "watch a service: pools, queues, room, answers, learned latency"),
+    "calibrate": Command("calibration.command", "measure, prove and save what a query costs on this hardware"),
+    "plan": Command("calibration.planning.command", "compute devices and money for a demand, from a calibration"),
+    "bench": Command("serve_app.cli.bench", "run benchmarks: windve and other servers (in the repository)"),
+    "convert": Command("serve_app.convert", "write a model as safetensors, for hosts without access to a hub"),
+    "small-model": Command("serve_app.generation.write_small_model", "write the toy model that generates text"),
     "schema": Command("serve_app.cli.schema", "print the JSON Schema of a Serve config, for editors"),
 }
 _EXAMPLES = """\
 examples:
   windve serve                                    real embeddings on http://127.0.0.1:8000
-  windve serve --model BAAI/bge-m3 --slo 0.5      another model, another promise
+  windve serve --model BAAI/bge-m3 --slo 0.5      another model, another SLO
   windve serve my.yaml --port 8001                a config of your own, at another port
   windve top                                      in a second terminal
   windve calibrate --slo 1 --config my.yaml --apply
 
-`windve COMMAND --help` says more of each. A cluster that runs already takes a config from Ray's own command:
+`windve COMMAND --help` describes each command. To deploy on a running cluster, use Ray's own command:
 serve deploy CONFIG -a ADDRESS."""
 
 
@@ -53,7 +51,7 @@ def main(words: Sequence[str] | None = None) -> int:
     name = str(_parser().parse_args(words[:1]).command)
     try:
         status: int | None = importlib.import_module(COMMANDS[name].module).main(words[1:])
-        sys.stdout.flush()  # a reader that has gone is met here, not when Python ends
+        sys.stdout.flush()  # so that a closed pipe fails here, not when Python exits
     except WindveError as error:
         print(f"windve: {error}", file=sys.stderr)
         return _MISUSED if isinstance(error, SettingsError) and error.key.startswith("--") else 1
@@ -62,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise
         print(f"windve: {name} needs {error.name}: pip install 'windve[calibration]'", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # as of `windve schema | head`
+    except BrokenPipeError:  # as in `windve schema | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Options that subcommands share. An option counts before its environment variable, and that before the config file."""
+"""Options that subcommands share. Precedence: the option, its environment variable, the config file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _PACKAGED = Path(__file__).parents[1] / "config.yaml"
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """The Serve config: WINDVE_CONFIG, or the packaged one, where none is given."""
+    """Add the Serve config. The default is WINDVE_CONFIG, or else the packaged config."""
     default = Path(os.environ.get("WINDVE_CONFIG") or _PACKAGED)
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", default=default, help="default: %(default)s")
 
 
 def add_setting(add: Callable[..., Any], option: str, variable: str, **how: Any) -> None:
-    """An option whose environment variable counts where the option is not given. An empty variable is none."""
+    """Add an option that defaults to an environment variable. An empty variable counts as unset."""
     how["help"] += f" (or {variable})"
     add(option, default=os.environ.get(variable) or None, **how)

@@ -1,4 +1,4 @@
-"""`windve schema`: the JSON Schema of a Serve config with windve's applications."""
+"""`windve schema` prints the JSON Schema of a Serve config with windve's applications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`windve serve`: a local Ray, the application, until Ctrl-C."""
+"""`windve serve` starts a local Ray and serves an application on it until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from serve_app.cli.options import add_config, add_setting
 from serve_app.config.overrides import Overrides
 
 _DESCRIPTION = """\
-Start a Ray of its own on this machine's loopback, deploy a Serve config on it, say what was detected, and serve until
-Ctrl-C, which takes down exactly what was started.
+Start a separate Ray on this machine's loopback interface, deploy a Serve config on it, print the detected devices, and
+serve until Ctrl-C. Ctrl-C stops exactly what this command started.
 
-Each option replaces what CONFIG says of it. The file stays as it is."""
+Each option overrides the value in CONFIG. The file is not changed."""
 _EPILOG = """\
 examples:
   windve serve                                       all-MiniLM-L6-v2 on http://127.0.0.1:8000
-  windve serve --model BAAI/bge-m3 --slo 0.5         a hub's model; answers within half a second, or busy at once
+  windve serve --model BAAI/bge-m3 --slo 0.5         a model of the hub; answers within 0.5 s, or refuses at once
   windve serve --port 8001 --grpc-port 9001          a second service beside the first
   windve serve serve_app/generation.yaml             generated text (paths of the repository)
 
-What is not here is said in CONFIG: `windve check CONFIG` checks it, `windve schema` lets an editor complete it."""
+All other settings are in CONFIG: `windve check CONFIG` checks it, `windve schema` lets an editor complete it."""
 
 
 def main(words: Sequence[str]) -> None:
-    """Raises WindveError where a setting is bad or the start fails."""
+    """Raises WindveError if a setting is bad or the start fails."""
     wanted = _parser().parse_args(words)
     from serve_app.local.serve import serve_until_interrupted
 
@@ -45,7 +45,12 @@ def _parser() -> argparse.ArgumentParser:
     # WINDVE_PORT and WINDVE_SERVICE_HOST are taken: Kubernetes sets them in pods beside a Service named windve.
     add_setting(add, "--model", "WINDVE_MODEL", metavar="ID", help="hub name, folder, or package:NAME/FOLDER")
     add_setting(
-        add, "--slo", "WINDVE_SLO", type=_seconds, metavar="S", help="seconds in which an admitted query is answered"
+        add,
+        "--slo",
+        "WINDVE_SLO",
+        type=_seconds,
+        metavar="S",
+        help="seconds within which admitted queries are answered",
     )
     add_setting(
         add, "--host", "WINDVE_HTTP_HOST", type=_host, metavar="ADDRESS", help="where it listens; 0.0.0.0: for all"

@@ -1,4 +1,4 @@
-"""`windve top`: a service as its `/info` tells it, in the terminal."""
+"""`windve top` shows a service's `/info` in the terminal."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ _COLUMNS = (
     "pool", "replicas", "in flight", "waiting", "room", "answered", "refused", "slowdown", "safety margin", "learned",
 )  # fmt: skip
 _DESCRIPTION = """\
-Watch a service: what it says of itself at /info, every second, until Ctrl-C.
+Watch a service: shows its /info every second until Ctrl-C.
 
-  room           now, or the seconds until a replica admits a query of the mean cost; of generation the free blocks
-  answered       by the Router that answers this call, and a second since it was asked last
-  refused        by the pool's replicas since they started; a Router asks the other pool then
-  slowdown       how many times as long as its model says a run takes, as learned
-  safety margin  what admission adds to a prediction, as a share of it
+  room           now, or the seconds until a replica admits a query of mean cost; for generation the free blocks
+  answered       by the Router that answers this call, and its rate per second since it last answered
+  refused        by the pool's replicas since they started; the Router then asks the other pool
+  slowdown       measured over predicted time of a batch, as the replica learned it
+  safety margin  what admission adds to a prediction, as a fraction of it
   learned        seconds for C queries"""
 
 
 class _NotReached(WindveError):
-    """Nobody answers there, or not as a windve service does."""
+    """Nothing answers at the address, or it is not a windve service."""
 
 
 class Snapshot(NamedTuple):
-    """`/info` at a moment. `at`: seconds of a clock that only goes forward."""
+    """One answer of `/info`. `at`: monotonic seconds."""
 
     at: float
     info: dict[str, Any]
 
     @property
     def models(self) -> list[dict[str, Any]]:
-        """What is said of each model: its TEI fields, and windve's own below `windve`."""
+        """What `/info` says about each model: TEI's fields, and windve's own under `windve`."""
         return list(self.info.get("models", {"": self.info}).values())
 
     @property
     def router(self) -> str:
-        """Counters of answers are a Router's own, and each call may meet another one."""
+        """Which Router answered. Each counts its own answers, and each call may reach another one."""
         return str(self.info["windve"].get("router"))
 
 
 def main(words: Sequence[str]) -> None:
-    """Raises WindveError where the service is not reached at first; later that is shown, and it is asked again."""
+    """Raises WindveError if the first call fails. A later failure is shown, and the call is repeated."""
     wanted = _parser().parse_args(words)
     key = None if wanted.key is None else read_keys(wanted.key, "--key")[0].key
     console, address = _console(), wanted.url.rstrip("/")
@@ -106,9 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("url", nargs="?", type=_url, metavar="URL", default="http://127.0.0.1:8000", help="default: %(default)s")
-    add("--key", metavar="WHERE", help="where the API key is, if the service wants one: file:PATH or env:NAME")
-    add("--every", type=_interval, default=1.0, metavar="S", help="seconds between two looks (default: %(default)g)")
-    add("--once", action="store_true", help="print one table and end")
+    add("--key", metavar="WHERE", help="where to read the API key, if the service requires one: file:PATH or env:NAME")
+    add("--every", type=_interval, default=1.0, metavar="S", help="seconds between calls (default: %(default)g)")
+    add("--once", action="store_true", help="print one table and exit")
     return parser
 
 
@@ -136,7 +136,7 @@ def _interval(word: str) -> float:
 
 
 def _next(address: str, key: str | None, before: dict[str, Snapshot]) -> RenderableType:
-    """The next picture. `before`: the last reading of each Router, which is replaced."""
+    """The next screen. `before`: the last reading of each Router; updated in place."""
     try:
         now = _read(address, key)
     except _NotReached as error:
@@ -154,22 +154,22 @@ def _read(address: str, key: str | None) -> Snapshot:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
             info = json.loads(answer.read())
     except urllib.error.HTTPError as error:
-        hint = ": say with --key where its API key is" if error.code == _UNAUTHORIZED else ""
+        hint = ": use --key to say where its API key is" if error.code == _UNAUTHORIZED else ""
         raise _NotReached(f"{address}/info answers {error.code}{hint}") from None
     except (ValueError, http.client.HTTPException):
-        raise _NotReached(f"{address}/info is not JSON: no windve service answers there") from None
+        raise _NotReached(f"{address}/info is not JSON: this is not a windve service") from None
     except OSError as error:
         raise _NotReached(f"{address} does not answer: {getattr(error, 'reason', error)}") from None
     if not isinstance(info, dict) or "pools" not in (info.get("windve") or {}):
-        raise _NotReached(f"{address}/info has no pools: no windve service answers there")
+        raise _NotReached(f"{address}/info has no pools: this is not a windve service")
     return Snapshot(time.monotonic(), info)
 
 
-# --- how it is shown ---
+# --- rendering ---
 
 
 def render(now: Snapshot, last: Snapshot | None) -> Group:
-    """The picture of a reading. `last`: the one before it of the same Router, for what is told a second. Pure."""
+    """The screen for a reading. `last`: the same Router's previous reading, for the rates. Pure."""
     shown: list[RenderableType] = []
     former = {} if last is None else {model.get("model_id"): model for model in last.models}
     for model in now.models:
@@ -186,7 +186,7 @@ def _head(model: Mapping[str, Any]) -> Text:
     head = Text(f"{model.get('model_id')}", style="bold")
     head.append(f"  {ours.get('topology')}; promise {promise}; told busy {refused}", style="not bold")
     recent = ours.get("recent")
-    if recent is not None:  # an older service has none
+    if recent is not None:  # absent in older services
         head.append(f"; late in five minutes {sum(recent['late'])}", style="not bold")
     if ours.get("emulated"):
         head.append("; EMULATED devices", style="yellow")
@@ -219,13 +219,13 @@ def _table(ours: Mapping[str, Any], before: Mapping[str, Any] | None, since_s: f
 
 
 def _answered(pool: Mapping[str, Any]) -> int | str:
-    """Queries; `/info` counts no answers of generation."""
+    """Queries answered. `/info` does not count the answers of generation."""
     counts = [member["queries"] for member in pool["replicas"].values() if "queries" in member]
     return sum(counts) if counts else "-"
 
 
 def _rate(pool: Mapping[str, Any], before: Mapping[str, Any] | None, since_s: float) -> str:
-    """A second; nothing where replicas have come or gone, whose counts begin anew."""
+    """Answers per second; empty if replicas joined or left, because their counts start at 0."""
     if before is None or since_s <= 0 or pool["replicas"].keys() != before["replicas"].keys():
         return ""
     now, then = _answered(pool), _answered(before)
@@ -246,7 +246,7 @@ def _room(pool: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _range(members: Iterable[Mapping[str, Any]], key: str) -> str:
-    """Of all replicas: one number, or the least and the most."""
+    """The value in all replicas: one number, or the smallest and the largest."""
     found = [member[key] for member in members if _is_number(member.get(key))]
     if not found:
         return "-"
@@ -263,7 +263,7 @@ def _learned(pool: Mapping[str, Any]) -> str:
 
 
 def _counts(refusals: Any) -> Iterator[int]:
-    """Of one replica, by reason: embeddings name them."""
+    """One replica's counts, one per reason. Embedding replicas name the reasons."""
     yield from refusals.values() if isinstance(refusals, Mapping) else refusals or ()
 
 

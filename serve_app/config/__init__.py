@@ -1,1 +1,1 @@
-"""The Serve config: read, checked, and turned into deployments."""
+"""Reads the Serve config, checks it, and turns it into deployments."""

@@ -1,4 +1,4 @@
-"""What each model gets of a cluster: its device and pools, and what Ray's scheduler books for their replicas."""
+"""Plans each model's part of the cluster: its device and pools, and the resources that Ray reserves for replicas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("ray.serve")
 _RESOURCES = {"npu": "NPU", "cuda": "GPU"}
 _JOIN_POLL_S = 1.0
 _CPUS_FOR_TWO_ROUTERS = 4  # with fewer, a second Router would take its core from the first, HAProxy and the CPU pool
-FRAMEWORK_CPUS = 0.1  # what the scheduler books for a process whose work is elsewhere
+FRAMEWORK_CPUS = 0.1  # CPUs that Ray reserves for a process that needs few or does its work on a device
 
 Nodes = list[dict[str, Any]]  # as `ray.nodes()` lists them
 
@@ -41,8 +41,8 @@ class Clock(Protocol):
 def plan_once_nodes_are_there(
     args: ApplicationArgs, all_nodes: Callable[[], Nodes], clock: Clock
 ) -> tuple[Nodes, dict[str, Plan]]:
-    """The cluster's live nodes, and each model's plan; on Kubernetes the head node is told the config before the others
-    have joined. Raises SettingsError where after `wait_for_nodes_s` they still lack what is asked for.
+    """The cluster's live nodes, and each model's plan. Waits up to `wait_for_nodes_s`, because on Kubernetes the head
+    node gets the config before other nodes join. Raises SettingsError if resources are still missing then.
     """
     wait_s = args.shared.wait_for_nodes_s
     ends, told = clock.monotonic() + wait_s, ""
@@ -60,7 +60,7 @@ def plan_once_nodes_are_there(
 
 
 def plan_models(args: ApplicationArgs, nodes: Nodes) -> dict[str, Plan]:
-    """Raises SettingsError where the settings ask for what the cluster lacks."""
+    """Raises SettingsError if the settings ask for more than the cluster has."""
     devices = divide_accelerators(args, nodes)
     plans = {}
     for name, settings in args.models.items():
@@ -76,12 +76,13 @@ def _plan(settings: OneModelSettings, nodes: Nodes, device: str, accelerators: i
     try:
         return Plan(device, decide_topology(accelerators, instances, cpu_overflow=settings.cpu_overflow))
     except ValueError as error:
-        raise SettingsError("args.accelerator.device", f"{error}; no node of the cluster offers CPUs to Ray") from None
+        problem = f"{error}; no node of the cluster offers CPUs to Ray (see `ray status`)"
+        raise SettingsError("args.accelerator.device", problem) from None
 
 
 def divide_accelerators(args: ApplicationArgs, nodes: Nodes) -> dict[str, tuple[str, int]]:
-    """(device, how many) for each model. A device is one replica's. Those that nobody asks for by number are divided
-    evenly; where there are fewer than models, the first have them. Raises SettingsError.
+    """(device, count) for each model; each device serves one replica. Models that ask for a number get it. The others
+    share the rest evenly; if there are too few devices, the first models get them. Raises SettingsError.
     """
     free = {device: int(_total(nodes, resource)) for device, resource in _RESOURCES.items()}
     found, given, auto = dict(free), {}, []
@@ -107,12 +108,12 @@ def divide_accelerators(args: ApplicationArgs, nodes: Nodes) -> dict[str, tuple[
 
 
 def _wanted(settings: OneModelSettings, found: Mapping[str, int]) -> tuple[str, int | None]:
-    """(kind of device, how many; None: as many as can be had). Raises SettingsError."""
+    """(kind of device, count). The count is None for as many as are free. Raises SettingsError."""
     asked = settings.accelerator
     wanted = _asked_for(asked.replicas)
     if asked.device == "none":
         return "none", 0
-    if asked.engine == "emulated" and asked.device not in _RESOURCES:  # a kind that is named is booked all the same
+    if asked.engine == "emulated" and asked.device not in _RESOURCES:  # an emulated NPU or GPU reserves a real one
         return "emulated", wanted or 1
     if asked.device == "cpu":
         return "cpu", wanted or 1
@@ -123,7 +124,7 @@ def _wanted(settings: OneModelSettings, found: Mapping[str, int]) -> tuple[str, 
     if not found[kind]:
         raise SettingsError(
             "args.accelerator.device",
-            f"{kind} was asked for, but no node of the cluster has the resource {_RESOURCES[kind]} (see `ray status`)",
+            f"the config asks for {kind}, but no node has the resource {_RESOURCES[kind]} (see `ray status`)",
         )
     return kind, wanted
 
@@ -132,16 +133,16 @@ def _checked(wanted: int, kind: str, found: int, free: int) -> int:
     if wanted > free:
         taken = f", and {found - free} of them are for other models" if free < found else ""
         raise SettingsError(
-            "args.accelerator.replicas", f"{wanted} were asked for, but the cluster has {found} {kind} devices{taken}"
+            "args.accelerator.replicas", f"the config asks for {wanted}, but there are {found} {kind} devices{taken}"
         )
     return wanted
 
 
 def _do_without(name: str, settings: OneModelSettings, kind: str, found: int) -> None:
-    """Raises SettingsError where the model insists on a device."""
+    """Serve the model without an accelerator. Raises SettingsError if its settings require one."""
     taken = f"the cluster's {found} {kind} device{'s are' if found > 1 else ' is'} for other models"
     if settings.accelerator.device != "auto":
-        raise SettingsError("args.accelerator.device", f"{kind} was asked for, but {taken}")
+        raise SettingsError("args.accelerator.device", f"the config asks for {kind}, but {taken}")
     logger.warning("%s is served by the CPU alone: %s", name, taken)
 
 
@@ -155,20 +156,20 @@ def _cpu_instances(settings: OneModelSettings, nodes: Nodes) -> int:
     if wanted > most:
         raise SettingsError(
             "args.cpu.replicas",
-            f"{wanted} were asked for, but {machines} machines take {most} with instance_per: {asked.instance_per}",
+            f"the config asks for {wanted}, but {machines} machines hold {most} by instance_per: {asked.instance_per}",
         )
     return wanted
 
 
 def _asked_for(replicas: str | int | Autoscaled) -> int | None:
-    """How many there must be from the start; None: as many as the cluster has room for."""
+    """How many replicas to start with; None: as many as the cluster has room for."""
     if isinstance(replicas, Autoscaled):
         return replicas.min
     return replicas if isinstance(replicas, int) else None
 
 
 def _instances_per_machine(settings: OneModelSettings, nodes: Nodes) -> int:
-    """1, or the fewest NUMA nodes that any machine of the cluster has (all replicas of a deployment are alike)."""
+    """1, or the smallest number of NUMA nodes of any machine: all replicas of a deployment have the same options."""
     if settings.cpu.instance_per == "machine":
         return 1
     return min(machine.numa_nodes for machine in probe_nodes(nodes))
@@ -184,7 +185,7 @@ def probe_nodes(nodes: Nodes) -> list[Machine]:
 
 
 def cpu_parts(models: Mapping[str, OneModelSettings], plans: Mapping[str, Plan]) -> dict[str, CpuPart]:
-    """What each model that has CPU instances wants of a machine's cores."""
+    """The part of a machine's cores that each model with CPU instances asks for."""
     return {
         name: CpuPart(
             share=settings.cpu.share,
@@ -197,7 +198,7 @@ def cpu_parts(models: Mapping[str, OneModelSettings], plans: Mapping[str, Plan])
 
 
 def accelerator_options(device: str) -> dict[str, Any]:
-    """How a replica on this device is scheduled."""
+    """Ray options of a replica on this device."""
     options: dict[str, Any] = {"num_cpus": FRAMEWORK_CPUS}
     if device.startswith("npu"):
         options["resources"] = {"NPU": 1}
@@ -207,25 +208,23 @@ def accelerator_options(device: str) -> dict[str, Any]:
 
 
 def cpu_options(settings: OneModelSettings, nodes: Nodes, part: float = 1.0) -> dict[str, Any]:
-    """How a CPU instance is scheduled. `part`: of the CPUs that are for all models' instances, in (0, 1]."""
+    """Ray options of a CPU instance. `part`: this model's fraction of the CPUs for all models' instances, in (0, 1]."""
     per_machine = _instances_per_machine(settings, nodes)
     booked = settings.cpu.num_cpus
     if booked == "auto":
         smallest = min(node["Resources"]["CPU"] for node in nodes if node["Resources"].get("CPU", 0) > 0)
-        share = smallest * 3 / 4 * part / per_machine  # the low quarter is left to the framework and the accelerator
+        share = smallest * 3 / 4 * part / per_machine  # the lower quarter is for the framework and the accelerator
         booked = FRAMEWORK_CPUS if settings.emulated else math.floor(share) if share >= 1 else min(0.5, _down(share))
     return {"ray_actor_options": {"num_cpus": booked}, "max_replicas_per_node": per_machine}
 
 
 def router_count(nodes: Nodes) -> int:
-    """How many Routers an application has whose config does not say: two, so that one may die, where the cluster offers
-    Ray four CPUs or more; else one.
-    """
+    """The default number of Routers: 2 if the cluster offers Ray four CPUs or more, so that one may die; else 1."""
     return 2 if _total(nodes, "CPU") >= _CPUS_FOR_TWO_ROUTERS else 1
 
 
 def _down(number: float) -> float:
-    """To two digits: Ray counts CPUs in ten-thousandths."""
+    """Round down to two decimals: Ray counts CPUs in ten-thousandths."""
     return math.floor(number * 100) / 100
 
 

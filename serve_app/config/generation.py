@@ -1,4 +1,4 @@
-"""The settings of an application that generates, as what plans, starts and checks applications reads them. Pure."""
+"""The settings of an application that generates, in the form that planning, starting and checking use. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEPLOYMENTS = {ACCELERATOR: "AcceleratorGenerator", CPU: "CpuGenerator"}
 
 
 class GenerationArgs:
-    """The `args` of an application; beside `config.models.Args`, those of embeddings. It serves one model."""
+    """The `args` of an application that generates, which serves one model. For embeddings see `config.models.Args`."""
 
     def __init__(self, raw: Any) -> None:
         """Raises SettingsError that names the key."""
@@ -26,13 +26,13 @@ class GenerationArgs:
         return dict.fromkeys(self.models, _DEPLOYMENTS)
 
     def locating(self, _: str) -> AbstractContextManager[None]:
-        """Where settings are wrong the SettingsError names the key as it is: there is one model."""
+        """Does nothing: with one model, a SettingsError already names the right key."""
         return nullcontext()
 
     def find_models(self) -> None:
-        """Look at the model's files, fetching them if need be. Raises SettingsError."""
+        """Check the model's files, downloading them if necessary. Raises SettingsError."""
         read_generation_card(self.shared.model)
 
     def router_configs(self, raw: Any) -> dict[str, GenerationRouterConfig]:
-        """The model's `user_config` of the Router. Raises SettingsError."""
+        """The Router's `user_config`, by the model's name. Raises SettingsError."""
         return {name: GenerationRouterConfig.parse(raw) for name in self.models}

@@ -1,8 +1,8 @@
-"""Several models in one application: their settings, and what answers to which name. Pure.
+"""Several models in one application: their settings, and which names each answers to. Pure.
 
-`args` have `models`, a list, in place of `model`. What stands beside the list is for all of them; an entry's own
-`accelerator`, `cpu` or `cpu_overflow` replaces it. The Router's `user_config` has `models`, too: what is particular to
-one, by its name.
+`args` contain a list `models` instead of `model`. The settings beside the list apply to all models; an entry's own
+`accelerator`, `cpu` or `cpu_overflow` replaces them. The Router's `user_config` has `models` too: a mapping from a
+model's name to the settings of that model only.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ U = TypeVar("U")
 EMBEDDINGS, GENERATION = "serve_app.app:build", "serve_app.generation.generation_app:build"
 IMPORT_PATHS = (EMBEDDINGS, GENERATION)
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
-# What `user_config` may say of all models.
+# The keys of `user_config` that apply to all models.
 SHARED_CONFIG = ("slo_s", "admission", "request_timeout_s", "bulk", "access_log")
 
 
 class ApplicationArgs(Protocol):
-    """The `args` of an application: of embeddings (`Args`) or of generation (`config.generation.GenerationArgs`)."""
+    """The `args` of an application that embeds (`Args`) or generates (`config.generation.GenerationArgs`)."""
 
     @property
     def models(self) -> Mapping[str, OneModelSettings]: ...
@@ -55,7 +55,7 @@ class ApplicationArgs(Protocol):
 
 
 class ServedModel(Strict):
-    """One of several models. What it leaves out is as `args` say for all."""
+    """One of several models. It inherits what it leaves out from `args`."""
 
     model: ModelSettings
     cpu_overflow: bool | None = None
@@ -75,7 +75,7 @@ class SeveralSettings(SharedSettings):
             if names.count(name) > 1:
                 raise ValueError(f"two models are called {name}; give one of them another model.name")
         if sum(one.model.any_name for one in self.models) > 1:
-            raise ValueError("two models have the name any; only one can be meant by names that nobody knows")
+            raise ValueError("two models have the name any; only one model can answer to unknown names")
         return self
 
     def of(self, one: ServedModel, key: str) -> Settings:
@@ -86,9 +86,9 @@ class SeveralSettings(SharedSettings):
 
 
 class Args:
-    """The `args` of an application. `models`: each model's settings, by its name, the first for who names none.
+    """The `args` of an application. `models`: each model's settings by its name. The first is the default model.
 
-    `several`: they came as a list, so that each model's part of a `user_config` has its name above it.
+    `several`: the config lists models, so each model's part of a `user_config` is under its name.
     """
 
     def __init__(self, raw: Any) -> None:
@@ -100,26 +100,26 @@ class Args:
             self.models = {only.model.served_name: only}
             return
         if "model" in raw:
-            raise SettingsError("args.model", "there is args.models as well; give one of the two")
+            raise SettingsError("args.model", "args.models is set too; set only one of them")
         self.shared = shared = parse_settings(SeveralSettings, raw, "args")
         self.models = {
             one.model.served_name: shared.of(one, f"args.models[{index}]") for index, one in enumerate(shared.models)
         }
         if len({settings.emulated for settings in self.models.values()}) > 1:
-            raise SettingsError("args.models", "emulated and real engines never mix in one application")
+            raise SettingsError("args.models", "emulated and real engines cannot be mixed in one application")
 
     def find_models(self) -> None:
-        """Look at each model's files, fetching them if need be. Raises SettingsError."""
+        """Check each model's files, downloading them if necessary. Raises SettingsError."""
         for name, settings in self.models.items():
             with self.locating(name):
                 read_model_card(settings.model)
 
     def by_model(self, of: Mapping[str, T]) -> ByModel[T]:
-        """`of` has one thing for each model, by the model's own name."""
+        """Look-up by any name of a model. `of`: one value per model, by the model's own name."""
         return ByModel(of, {name: settings.model for name, settings in self.models.items()})
 
     def deployments(self) -> dict[str, dict[str, str]]:
-        """Model -> pool -> the name of its Serve deployment; of several models each has the model's name in it."""
+        """Model -> pool -> the name of its Serve deployment, which contains the model's name if there are several."""
         found: dict[str, dict[str, str]] = {}
         taken: list[str] = []
         for name in self.models:
@@ -130,7 +130,7 @@ class Args:
 
     @contextmanager
     def locating(self, name: str) -> Iterator[None]:
-        """Where the settings of this model are wrong, the SettingsError that is raised names the key in the list."""
+        """Within this context, a SettingsError about this model names the key's place in the list."""
         try:
             yield
         except SettingsError as error:
@@ -155,19 +155,19 @@ class Args:
 
 
 def split_config(raw: Any, names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """(what a `user_config` says of all models, what it says of each by its name). Raises SettingsError."""
+    """Split a `user_config` into (settings for all models, settings by model name). Raises SettingsError."""
     if not isinstance(raw, dict):
-        raise SettingsError("user_config", "missing; it must be given" if raw is None else "should be a mapping")
+        raise SettingsError("user_config", "missing; set it" if raw is None else "should be a mapping")
     shared = {key: value for key, value in raw.items() if key != "models"}
     for key in shared:
         if _of_one_model(key):
             raise SettingsError(f"user_config.{key}", "belongs to one model: put it under user_config.models.NAME")
     own = {} if raw.get("models") is None else raw["models"]
     if not isinstance(own, dict):
-        raise SettingsError("user_config.models", "should be a mapping of models' names to what is said of each")
+        raise SettingsError("user_config.models", "should be a mapping from a model's name to its settings")
     for name, given in own.items():
         if name not in names:
-            raise SettingsError(f"user_config.models.{name}", f"there is no such model, only {listed(names)}")
+            raise SettingsError(f"user_config.models.{name}", f"no such model; this application has {listed(names)}")
         if given is not None and not isinstance(given, dict):
             raise SettingsError(f"user_config.models.{name}", "should be a mapping of settings")
     return shared, {name: given or {} for name, given in own.items()}
@@ -192,10 +192,10 @@ def _config_of(
 
 
 class ByModel(Generic[T]):
-    """One thing for each model, by the names that the model goes by."""
+    """One value per model, found by any of the model's names."""
 
     def __init__(self, of: Mapping[str, T], models: Mapping[str, ModelSettings] | None = None) -> None:
-        """`of`: by each model's own name. `models`: what says by which other names it goes, if it does."""
+        """`of`: values by each model's own name. `models`: settings that may give a model further names."""
         self._of, self._models = dict(of), models or {}
         self._aliases = {
             alias: name for name, model in self._models.items() for alias in model.aliases if alias != name
@@ -212,13 +212,13 @@ class ByModel(Generic[T]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that are known, each model's own and then its others."""
+        """All known names: each model's own name, then its aliases."""
         return tuple(
             called for name in self._of for called in (name, *(a for a, of in self._aliases.items() if of == name))
         )
 
     def named(self, name: str) -> T:
-        """Raises UnknownModel, which lists those there are."""
+        """Raises UnknownModel, which lists the known names."""
         if name not in self.names:
             name = name.removesuffix(LATEST)
         own = name if name in self._of else self._aliases.get(name, self._anything)
@@ -227,5 +227,5 @@ class ByModel(Generic[T]):
         return self._of[own]
 
     def each(self, make: Callable[[T], U]) -> ByModel[U]:
-        """What `make` makes of each, by the same names."""
+        """Apply `make` to each value; the names stay the same."""
         return ByModel({name: make(one) for name, one in self._of.items()}, self._models)

@@ -1,4 +1,4 @@
-"""What the command line says in place of a Serve config's own values. Pure."""
+"""Command-line options that override values of a Serve config. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from deployments.errors import SettingsError
 
-_MEASURED = ("alpha_s", "beta_s", "cost", "step_time", "host_time")  # by a calibration, of one model
+_MEASURED = ("alpha_s", "beta_s", "cost", "step_time", "host_time")  # by a calibration of one model
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """None: as the file says. `slo_s` in seconds; `port` is HTTP's."""
+    """None keeps the file's value. `port`: HTTP's."""
 
     model: str | None = None
     slo_s: float | None = None
@@ -22,9 +22,8 @@ class Overrides:
     grpc_port: int | None = None
 
     def apply(self, config: dict[str, Any], applications: Sequence[dict[str, Any]]) -> None:
-        """Change `config`, of which `applications` are windve's. What in it is no mapping is left for its check.
-
-        Raises SettingsError that names the option which does not fit.
+        """Change `config` in place; `applications` are the windve applications in it. Values of the wrong type are
+        left for `check_config` to refuse. Raises SettingsError that names the option that does not fit.
         """
         for section, key, value in (
             ("http_options", "host", self.host),
@@ -35,7 +34,7 @@ class Overrides:
                 config[section] = {**(config.get(section) or {}), key: value}
         for option, is_given in (("--model", self.model is not None), ("--slo", self.slo_s is not None)):
             if is_given and len(applications) != 1:
-                raise SettingsError(option, f"the config has {len(applications)} applications: change it there")
+                raise SettingsError(option, f"the config has {len(applications)} applications: set it there")
         if self.model is not None:
             _set_model(applications[0], self.model)
         if self.slo_s is not None:
@@ -43,12 +42,12 @@ class Overrides:
 
 
 def _set_model(application: dict[str, Any], model: str) -> None:
-    """What the file says of another model goes: its name, its revision, what a calibration measured."""
+    """Replace the model, and drop what belonged to the old one: name, revision, calibrated values."""
     args = application.get("args") or {}
     if not isinstance(args, dict):
         return
     if "models" in args:
-        raise SettingsError("--model", "the config serves several models: change args.models there")
+        raise SettingsError("--model", "the config serves several models: set args.models there")
     before = args.get("model")
     if isinstance(before, dict) and before.get("id") == model:
         return
@@ -63,12 +62,12 @@ def _set_model(application: dict[str, Any], model: str) -> None:
 def _set_slo(application: dict[str, Any], slo_s: float) -> None:
     user_config = _user_config(application)
     if "ttft_s" in user_config:
-        raise SettingsError("--slo", "this application generates, by ttft_s and tpot_s: change them in the config")
+        raise SettingsError("--slo", "this application generates: set ttft_s and tpot_s in the config instead")
     user_config["slo_s"] = slo_s
 
 
 def _user_config(application: dict[str, Any]) -> dict[str, Any]:
-    """The Router's, to change; made where there is none."""
+    """The Router's `user_config`, to be changed in place; created if there is none."""
     deployments = application["deployments"] = list(application.get("deployments") or [])
     router = next((one for one in deployments if one.get("name") == "Router"), None)
     if router is None:

@@ -1,7 +1,7 @@
-"""The JSON Schema of a Serve config with windve's applications: Ray's own, and windve's settings in their places.
+"""The JSON Schema of a Serve config: Ray's own schema, with windve's settings for `args` and `user_config`.
 
-`make manifests` writes it to `schema.json`, which `windve schema` prints. It refuses what `check_config` refuses by
-keys, types and bounds; what settings mean together only the check knows.
+`make manifests` writes it to `schema.json`, which `windve schema` prints. It refuses the same keys, types and bounds
+as `check_config`. Only `check_config` finds settings that contradict each other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STRICT_OF_RAY = (
 
 
 def schema() -> dict[str, Any]:
-    """Draft 2020-12. A description is a class's docstring, or the comment beside a setting."""
+    """The schema, in draft 2020-12. Descriptions come from class docstrings and from the comments of settings."""
     models: list[type[BaseModel]] = [ServeDeploySchema, *_OURS]
     whole: dict[str, Any] = models_json_schema([(model, "validation") for model in models])[1]
     kinds: dict[str, Any] = whole["$defs"]
@@ -53,7 +53,7 @@ def schema() -> dict[str, Any]:
         if model.__name__ in kinds:
             for name, comment in _comments(model).items():
                 kinds[model.__name__]["properties"][name]["description"] = comment
-    kinds["EmulatedWithHost"].pop("required")  # what is left out may follow from its `device`
+    kinds["EmulatedWithHost"].pop("required")  # its `device` may give the values that are left out
     root = kinds.pop("ServeDeploySchema")
     for kind in (root, *(kinds[name] for name in _STRICT_OF_RAY)):
         kind["additionalProperties"] = False  # Ray would ignore them; windve refuses them
@@ -69,7 +69,7 @@ def schema() -> dict[str, Any]:
 
 
 def text() -> str:
-    """As it is kept: a line for each definition."""
+    """The schema as stored: one line per definition."""
     *others, definitions = schema().items()
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in others]
     inner = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in definitions[1].items()]
@@ -77,7 +77,7 @@ def text() -> str:
 
 
 def _application(import_path: str, args: list[str], user_config: list[str]) -> dict[str, Any]:
-    """What holds for an application of this import path: its `args`, and its Router's `user_config`."""
+    """The rules for an application of this import path: its `args`, and its Router's `user_config`."""
     router = {"if": _says("name", "Router"), "then": {"properties": {"user_config": _one_of(user_config)}}}
     properties = {"args": _one_of(args), "deployments": {"items": router}}
     return {"if": _says("import_path", import_path), "then": {"required": ["args"], "properties": properties}}
@@ -93,21 +93,21 @@ def _one_of(names: list[str]) -> dict[str, Any]:
 
 
 def _config_of_several(one: dict[str, Any]) -> dict[str, Any]:
-    """Of several models: what is said of all, and under `models` what is said of each by its name."""
+    """The `user_config` for several models: shared settings, and under `models` the settings of each by name."""
     own = {"type": ["object", "null"], "properties": one["properties"], "additionalProperties": False}
     return {
-        "description": "The Router's `user_config` where it serves several models.",
+        "description": "The Router's `user_config` if it serves several models.",
         "type": "object",
         "additionalProperties": False,
         "properties": {
             **{key: one["properties"][key] for key in SHARED_CONFIG},
-            "models": {"description": "What is said of one model, by its name.", "additionalProperties": own},
+            "models": {"description": "Settings of one model, by its name.", "additionalProperties": own},
         },
     }
 
 
 def _without_titles(of: Any) -> Any:
-    """Pydantic's titles say each key again."""
+    """Without pydantic's titles, which only repeat the keys."""
     if isinstance(of, dict):
         return {
             key: _without_titles(value) for key, value in of.items() if not (key == "title" and isinstance(value, str))
@@ -122,7 +122,7 @@ def _every(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def _comments(model: type[BaseModel]) -> dict[str, str]:
-    """The comments beside the settings of a class and of those that it inherits from, or above them."""
+    """The comments beside or above the settings of a class and its base classes."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, Strict):

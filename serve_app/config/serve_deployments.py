@@ -1,4 +1,4 @@
-"""The deployments of an application's pools and of its Routers, as Serve is to run them."""
+"""The Serve deployments of an application: its Routers and its pools."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Names = Mapping[str, str]  # of a pool's deployment
 
 
 def bind_application(args: ApplicationArgs, ingress: type, replica: type) -> Application:
-    """Routers of the class `ingress`, which get `args` and, for each model, its topology and the deployments of its
-    pools; replicas of the class `replica`. Waits for the nodes that are asked for. Raises SettingsError.
+    """Bind the Routers (class `ingress`) and the pools' replicas (class `replica`). Each Router gets `args` and, for
+    each model, the topology and the pools' deployments. Waits for the nodes that `args` need. Raises SettingsError.
     """
     nodes, plans = plan_once_nodes_are_there(args, ray.nodes, time)
     parts, names = cpu_parts(args.models, plans), args.deployments()
@@ -49,12 +49,12 @@ def bind_application(args: ApplicationArgs, ingress: type, replica: type) -> App
 def _router(ingress: type, nodes: Nodes) -> Deployment:
     deployment: Deployment = serve.deployment(
         name="Router",
-        user_config={},  # what is missing is then said by name, not met by the first query
-        max_ongoing_requests=1_000_000,  # must exceed all depths together, or overload waits in the proxy instead
+        user_config={},  # so that a missing setting is named at the start, not by the first query
+        max_ongoing_requests=1_000_000,  # must exceed the sum of all depths, or else overload waits in the proxy
         max_constructor_retry_count=3,
-        num_replicas=router_count(nodes),  # of a config that says nothing else
+        num_replicas=router_count(nodes),  # the default; the config may set it
         max_surge_percent=100,  # a new version answers before the old one stops
-        health_check_period_s=1,  # a Router that is gone is missed so soon
+        health_check_period_s=1,  # finds a dead Router within a second
         ray_actor_options={"num_cpus": FRAMEWORK_CPUS},
     )(serve.ingress()(ingress))
     return deployment
@@ -69,9 +69,7 @@ def bind_pools(
     *,
     replica: type,
 ) -> dict[str, tuple[str, Application]]:
-    """Each pool's deployment of the class `replica`: pool -> its name and the bound deployment. `parts`: what the CPU
-    instances of each model want of a machine.
-    """
+    """Bind each pool's deployment of the class `replica`: pool -> (name, deployment). `parts`: see `cpu_parts`."""
     bound = {}
     for pool in plan.topology.pools:
         if pool == ACCELERATOR:
@@ -82,7 +80,7 @@ def bind_pools(
         deployment = serve.deployment(
             name=names[pool],
             **how_many(settings, pool, plan.topology),
-            max_ongoing_requests=1000,  # never reached: queries travel by the channel, and the schedule admits
+            max_ongoing_requests=1000,  # never reached: queries bypass Serve, and the scheduler admits them
             request_router_config=REPLICA_ROUTER,
             health_check_period_s=2,
             health_check_timeout_s=5,  # three in a row, and the replica is replaced
@@ -94,7 +92,7 @@ def bind_pools(
 
 
 def how_many(settings: OneModelSettings, pool: str, topology: Topology) -> dict[str, Any]:
-    """How many replicas Serve keeps of a pool."""
+    """Serve options for a pool's number of replicas."""
     asked = (settings.cpu if pool == CPU else settings.accelerator).replicas
     if not isinstance(asked, Autoscaled):
         return {"num_replicas": topology.replicas[pool]}

@@ -1,4 +1,4 @@
-"""The Serve config file: read, and checked before anything starts. Ray's own schema ignores unknown keys; we do not."""
+"""Reads the Serve config file and checks it before anything starts. Unlike Ray's schema, it refuses unknown keys."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_config(path: Path, overrides: Overrides = NONE) -> dict[str, Any]:
-    """The content of a Serve config file with `overrides`, checked. Raises SettingsError that names the file, the
+    """Read a Serve config file, apply `overrides` and check the result. Raises SettingsError that names the file, the
     option or the key.
     """
     try:
@@ -78,7 +78,7 @@ def check_config(config: dict[str, Any]) -> None:
         raise SettingsError(error.key.removeprefix("."), error.problem) from None
     applications = args_of(config)
     if not applications:
-        raise SettingsError("applications", f"none has import_path: {' or '.join(IMPORT_PATHS)}")
+        raise SettingsError("applications", f"none is a windve application (import_path: {' or '.join(IMPORT_PATHS)})")
     for args, application in zip(applications.values(), ours(config), strict=True):
         args.router_configs(router_config(application))
 
@@ -128,7 +128,7 @@ def _check_all_keys(config: dict[str, Any]) -> None:
 
 
 def _entries(given: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Each entry of a list, with its place."""
+    """Yields (key, entry) for each entry of a list."""
     if not isinstance(given, list | None):
         raise SettingsError(where, "should be a list")
     for index, entry in enumerate(given or []):
@@ -147,4 +147,4 @@ def _check_keys(given: Any, schema: type[BaseModel], where: str) -> None:
         if key not in known:
             close = difflib.get_close_matches(str(key), known, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise SettingsError(f"{where}.{key}".lstrip("."), f"Serve has no such setting and would ignore it{hint}")
+            raise SettingsError(f"{where}.{key}".lstrip("."), f"is not a setting of Serve, which would ignore it{hint}")

@@ -1,14 +1,14 @@
-"""How a model that is not served is told of."""
+"""The error for a model that is not served."""
 
 from __future__ import annotations
 
 from deployments.errors import UnknownModel
 
-LATEST = ":latest"  # the tag that Ollama's clients put behind a name
+LATEST = ":latest"  # the tag that Ollama's clients append to a name
 
 
 def unknown_model(name: str, there: tuple[str, ...]) -> UnknownModel:
-    return UnknownModel(f"there is no model '{name}' here; this server has {listed(there)}", param="model")
+    return UnknownModel(f"there is no model '{name}' here; this server serves {listed(there)}", param="model")
 
 
 def listed(names: tuple[str, ...]) -> str:

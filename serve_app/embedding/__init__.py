@@ -1,1 +1,1 @@
-"""Embedding models, rerankers and classifiers as clients see them: HTTP and gRPC."""
+"""The HTTP and gRPC APIs of embedding models, rerankers and classifiers."""

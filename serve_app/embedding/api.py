@@ -1,4 +1,4 @@
-"""The routes: OpenAI's, TEI's, Cohere's and Ollama's, and what a server tells of itself. All end in the Router."""
+"""The routes of OpenAI, TEI, Cohere and Ollama, and the routes that describe the server. All call the Router."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ from serve_app.web.errors import JSON, Headers
 from serve_app.web.fields import Rules, says
 from serve_app.web.tokenizer_routes import TokenizerRoutes
 
-_NUMBERS_AT_ONCE = 64_000  # to write them takes two milliseconds
+_NUMBERS_AT_ONCE = 64_000  # writing these takes 2 ms
 _RANKING: tuple[Kind, ...] = ("reranker",)
 _SCORING: tuple[Kind, ...] = ("reranker", "classifier")
 
 
 class HttpApi(ModelApi):
-    """The routes to one model, of one Router replica."""
+    """The routes to one model in one Router replica."""
 
     def __init__(self, router: Router, api_keys: ApiKeys | None = None, observer: Observer | None = None) -> None:
         self._router = router
@@ -89,7 +89,7 @@ class HttpApi(ModelApi):
         }
 
     def _handlers(self) -> dict[str, Handler]:
-        """Of the routes of all kinds of models."""
+        """The handlers of all routes, whatever the kind of model."""
         openai = partial(self._vectors, OpenAIRequest, dialects.openai)
         classify = partial(self._scored, ClassifyRequest, scoring.classes, _SCORING)
         return {
@@ -127,12 +127,12 @@ class HttpApi(ModelApi):
             return super()._no_route(path)
         card = self._router.card
         has = " and ".join(routes_of(card.kinds))
-        return WrongKind(f"{path} is not for the model that is served, {A_MODEL[card.kind]}, which has {has}")
+        return WrongKind(f"{path} does not work with {A_MODEL[card.kind]}; use {has}")
 
     async def _vectors(
         self, takes: Any, reply: Callable[[Any, Embedded, ModelCard], Any], request: HttpRequest
     ) -> Answer:
-        """Takes a request of type `takes`, and answers what `reply` (of `dialects.py`) makes of the vectors."""
+        """Parse a request of type `takes`, and answer with its vectors in the form of `reply` (see `dialects.py`)."""
         asked = takes.parse(await request.body(self._max_body_bytes), self._rules)
         return await self._reply(asked, reply, request)
 
@@ -149,7 +149,7 @@ class HttpApi(ModelApi):
         nothing: Mapping[str, Any],
         request: HttpRequest,
     ) -> Answer:
-        """As `_vectors`; `nothing` answers a request without any text."""
+        """As `_vectors`. `nothing` is the answer to a request without text."""
         asked = takes.parse(await request.body(self._max_body_bytes), self._rules)
         if not asked.queries:
             return json_answer({"model": self._rules.model, **nothing})
@@ -166,18 +166,18 @@ class HttpApi(ModelApi):
         return json_answer(ollama.shown(self._router.card, self._router.started))
 
     def ollama_models(self, tell: Callable[[ModelCard, float], Any]) -> list[Any]:
-        """What Ollama's clients are told of the model: one that embeds."""
+        """The model as Ollama's routes list it, if it embeds. `tell`: builds the entry."""
         card = self._router.card
         return [tell(card, self._router.started)] if card.kind == "embedding" else []
 
     async def embed_all(self, request: HttpRequest) -> Answer:
-        """The vector of each token, not normalised."""
+        """The vector of each token, not normalized."""
         asked = EncodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, outputs=("tokens",))
         return await _large(done, done.vectors)
 
     async def multi_vector(self, request: HttpRequest) -> Answer:
-        """A unit vector of each token, as Jina's API answers."""
+        """A unit vector for each token, in the form of Jina's API."""
         asked = MultiVectorRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",), role=asked.input_type)
         vectors = cut_rows(done.vectors, asked.dimensions)
@@ -192,7 +192,7 @@ class HttpApi(ModelApi):
         return await _large(done, answer)
 
     async def pooling(self, request: HttpRequest) -> Answer:
-        """The same, as vLLM's API answers."""
+        """A unit vector for each token, in the form of vLLM's API."""
         asked = PoolingRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",), role=asked.embedding_mode)
         vectors = cut_rows(done.vectors, asked.dimensions)
@@ -201,7 +201,7 @@ class HttpApi(ModelApi):
         return await _large(done, answer)
 
     async def encode(self, request: HttpRequest) -> Answer:
-        """Several kinds of answer from one run, as FlagEmbedding's bge-m3 names them."""
+        """Several kinds of answer from one batch, with the names of FlagEmbedding's bge-m3."""
         asked = SeveralRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=self._router.card.kinds, outputs=asked.outputs)
         found = {asked.outputs[0]: done.vectors, **done.others}
@@ -222,7 +222,7 @@ class HttpApi(ModelApi):
         kinds: tuple[Kind, ...],
         request: HttpRequest,
     ) -> Answer:
-        """Takes a request of type `takes`, and answers what `reply` (of `scoring.py`) makes of the scores."""
+        """Parse a request of type `takes`, and answer with its scores in the form of `reply` (see `scoring.py`)."""
         asked = takes.parse(await request.body(self._max_body_bytes), self._rules)
         return await self._judge(asked, asked.queries, reply, kinds, request)
 
@@ -234,13 +234,13 @@ class HttpApi(ModelApi):
         kinds: tuple[Kind, ...],
         request: HttpRequest,
     ) -> Answer:
-        """All queries are one admission decision."""
+        """Score the queries. They are admitted or refused together."""
         done = await self._embed(queries, asked, request, kinds=kinds)
         name = request.named(getattr(asked, "request_id", None))
         return _timing(done), dumps(reply(asked, done, self._router.card, name))
 
     async def rerank(self, request: HttpRequest) -> Answer:
-        """With `documents` as vLLM and Infinity have it, else as TEI."""
+        """A body with `documents` is read as vLLM and Infinity do, any other as TEI does."""
         sent = await request.json_object(self._max_body_bytes)
         if says(sent, "documents") and not says(sent, "texts"):
             ranks = partial(scoring.ranks, version="2", documents=True)
@@ -248,7 +248,7 @@ class HttpApi(ModelApi):
         return await self._scored(RerankRequest, scoring.tei_ranks, _RANKING, request)
 
     async def score(self, request: HttpRequest) -> Answer:
-        """As vLLM: what a reranker says of pairs, or the cosines of an embedding model's vectors."""
+        """As vLLM: a reranker's scores of pairs, or the cosines of an embedding model's vectors."""
         asked = ScoreRequest.parse(await request.body(self._max_body_bytes), self._rules)
         if self._router.card.kind == "reranker":
             return await self._judge(asked, asked.queries, scoring.pair_scores, _RANKING, request)
@@ -281,7 +281,7 @@ class HttpApi(ModelApi):
         return await self._router.embed(queries, wanted)
 
     async def burst(self, request: HttpRequest) -> Answer:
-        """For the page; JSON is asked for, as no other site's page can send it unasked."""
+        """For the page. Requires JSON: pages of other sites cannot send it without a CORS preflight."""
         if request.headers.get(b"content-type") != b"application/json":
             raise InvalidInput("send the content type application/json")
         return json_answer(await request.while_here(self._bursts.send(request.client)))
@@ -296,13 +296,13 @@ class HttpApi(ModelApi):
 
 
 async def _large(done: Embedded, content: Any) -> Answer:
-    """Of many numbers, maybe."""
+    """Write an answer; a large one is written in parts, so that other requests are not held up."""
     is_small = sum(vector.size for vector in done.vectors) <= _NUMBERS_AT_ONCE
     return _timing(done), dumps(content) if is_small else await dumps_in_turns(content)
 
 
 def _timing(done: Embedded) -> Headers:
-    """Which pool answered, and TEI's headers: milliseconds, whole."""
+    """The headers that say which pool answered, and TEI's times in whole milliseconds."""
     total = _ms(done.total_s)
     return [
         JSON,

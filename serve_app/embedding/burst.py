@@ -1,4 +1,4 @@
-"""A burst for the page of an emulated service: a browser by itself sends a server six requests at once."""
+"""The burst button of an emulated service's page. A browser sends only six requests at once, so the Router sends it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 
 
 class Bursts:
-    """Of one Router, one at a time."""
+    """The bursts of one Router, one at a time."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self._runs = False
 
     async def send(self, client: Client | None) -> dict[str, Any]:
-        """Raises Busy while another one is sent."""
+        """Raises Busy while another burst runs."""
         if self._runs:
-            raise Busy("a burst is being sent; wait for its end", retry_after_s=self._router.config.slo_s)
+            raise Busy("another burst is running; wait until it ends", retry_after_s=self._router.config.slo_s)
         self._runs = True
         try:
             return await _burst(self._router, client)
@@ -36,7 +36,7 @@ class Bursts:
 
 
 async def _burst(router: Router, client: Client | None) -> dict[str, Any]:
-    """Ask for one text each, all at once, half as often again as all pools have room for, and say what came of it."""
+    """Send 1.5 times as many one-text requests as all pools have room for, all at once, and sum up the outcome."""
     count = min(_MOST, max(_LEAST, math.ceil(_OF_CAPACITY * router.capacity)))
     wanted = Wanted(client=client)
     asked = [asyncio.create_task(router.embed([f"{_TEXT}{number}"], wanted)) for number in range(count)]
@@ -49,7 +49,7 @@ async def _burst(router: Router, client: Client | None) -> dict[str, Any]:
 
 
 def _outcome(found: Sequence[Embedded | BaseException]) -> dict[str, Any]:
-    """Raises what is no WindveError."""
+    """Count the outcomes. Raises any exception that is not a WindveError."""
     pools, refused, failed, slowest_s = Counter[str](), 0, 0, 0.0
     for one in found:
         match one:

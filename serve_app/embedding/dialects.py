@@ -1,5 +1,5 @@
-"""An embedding model's answers in the words of each API: what was asked, the answer, the model's card -> JSON. Pure,
-but for ids and the time of day.
+"""An embedding model's answers in the form of each API: request, vectors, model card -> JSON. Pure, except for ids and
+the time of day.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from serve_app.embedding.vector_types import Floats, as_base64, narrow, quantize
 
 
 def openai(asked: OpenAIRequest, done: Embedded, card: ModelCard) -> dict[str, Any]:
-    """OpenAI's, to `/v1/embeddings`. `embedding_type` is NIM's; `embed_dtype`, `endianness` and the id are vLLM's."""
+    """OpenAI's `/v1/embeddings`. `embedding_type` is NIM's; `embed_dtype`, `endianness` and the id are vLLM's."""
     unit = card.normalize if asked.normalize is None else asked.normalize
     vectors = shape_vectors(done, unit=unit, dimensions=asked.dimensions)
     return {
@@ -44,12 +44,12 @@ def openai(asked: OpenAIRequest, done: Embedded, card: ModelCard) -> dict[str, A
 
 
 def usage(done: Embedded) -> dict[str, int]:
-    """As OpenAI's embeddings tell it."""
+    """OpenAI's `usage` of an embeddings answer."""
     return {"prompt_tokens": done.tokens, "total_tokens": done.tokens}
 
 
 def vllm_list(name: str, items: Sequence[Mapping[str, Any]], done: Embedded, card: ModelCard) -> dict[str, Any]:
-    """As vLLM lists one item for each query. `name`: the answer's id."""
+    """The list of vLLM with one item per query. `name`: the answer's id."""
     return {
         "id": name,
         "object": "list",
@@ -71,25 +71,25 @@ def _encoded(vectors: Sequence[Vector], asked: OpenAIRequest) -> Sequence[Any]:
 
 
 def tei(asked: EmbedRequest | RootRequest, done: Embedded, _: ModelCard) -> Sequence[Vector]:
-    """TEI's, to `/embed`."""
+    """TEI's `/embed`."""
     vectors = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
     return [np.ascontiguousarray(vector) for vector in vectors]
 
 
 def cosines(_: SimilarityRequest | RootRequest, done: Embedded, __: ModelCard) -> Vector:
-    """TEI's, to `/similarity`: of the first query's vector and each other's."""
+    """TEI's `/similarity`: cosines of the first query's vector with each other vector."""
     source, *others = done.vectors
     found: Vector = np.clip(np.stack(others) @ source, -1, 1)
     return found
 
 
 def root(asked: RootRequest, done: Embedded, card: ModelCard) -> Sequence[Vector] | Vector:
-    """To `/`: as `/embed`, or as `/similarity` where sentences were sent."""
+    """`/`: answers as `/similarity` if sentences were sent, else as `/embed`."""
     return (cosines if isinstance(asked.inputs, Sentences) else tei)(asked, done, card)
 
 
 def cohere(asked: CohereEmbedRequest, done: Embedded, card: ModelCard, *, version: str) -> dict[str, Any]:
-    """Cohere's, to `/v2/embed` and `/v1/embed`. The older one answers bare floats where no types are asked for."""
+    """Cohere's `/v2/embed` and `/v1/embed`. Without `embedding_types`, version 1 answers bare floats."""
     vectors = np.stack(shape_vectors(done, unit=card.normalize, dimensions=asked.output_dimension))
     types = asked.embedding_types or (["float"] if version == "2" else [])
     return {
@@ -110,7 +110,7 @@ def _typed(vectors: Floats, kind: CohereType) -> Any:
 
 
 def ollama(asked: OllamaEmbedRequest, done: Embedded, card: ModelCard) -> dict[str, Any]:
-    """Ollama's, to `/api/embed`: unit vectors, whatever the model's own lengths. Times are in nanoseconds."""
+    """Ollama's `/api/embed`: always unit vectors. Times are in nanoseconds."""
     vectors = shape_vectors(done, unit=True, dimensions=asked.dimensions)
     return {
         "model": card.name,
@@ -122,6 +122,6 @@ def ollama(asked: OllamaEmbedRequest, done: Embedded, card: ModelCard) -> dict[s
 
 
 def ollama_prompt(_: OllamaPromptRequest, done: Embedded, card: ModelCard) -> dict[str, Any]:
-    """Ollama's, to `/api/embeddings`."""
+    """Ollama's `/api/embeddings`."""
     (vector,) = shape_vectors(done, unit=card.normalize, dimensions=None)
     return {"embedding": vector}

@@ -32,21 +32,21 @@ _TEI = (400, 403, 413, 422, 424, 429, 503, 504)
 _TIMES = ("compute-time", "compute-characters", "compute-tokens", "total-time", "tokenization-time", "queue-time",
           "inference-time")  # fmt: skip
 _BULK, _TIMEOUT = admission_parameters(
-    bulk="bulk: the queries enter as room comes free, after single ones.",
-    timeout="How long the client waits: what still waits for a device then is given up, and answered 504.",
+    bulk="bulk: the queries are admitted after single ones, as room becomes free.",
+    timeout="How long the client waits. Queries that have not started by then are dropped and answered 504.",
 )
 _TRIAL = header(
     trial.HEADER,
     {"type": "string"},
-    "The secret of a calibration that runs, and the depths by which it wants this request admitted.",
+    "The secret of a running calibration, and the queue depths at which to admit this request.",
 )
 _HEADERS = {
     "x-windve-pool": {"schema": {"type": "string"}, "description": "Which pool answered: accelerator, cpu, or both."},
     **{f"x-{name}": {"schema": {"type": "integer"}} for name in _TIMES},
 }
 _ABOUT_SEVERAL = (
-    "Several models are served. The field `model` of a body names one; without it the first that has the route "
-    "answers. The routes of one model alone, with the document of that model, are under /models/NAME."
+    "Several models are served. The field `model` of the body selects one. Without it, the first model that has the "
+    "route answers. /models/NAME has the routes and the document of one model."
 )
 _NAMED: dict[str, Any] = {"enum": "models", "description": "Null: the first model that has the route."}
 _NUMBERS = list_of(NUMBER)
@@ -168,8 +168,8 @@ _ROUTES: Mapping[str, Route] = {
 
 
 def document(served: Sequence[tuple[Rules, ModelCard]], *, api_keys: bool) -> dict[str, Any]:
-    """The document of a service of these models, with or without API keys. Of several it has the routes of all, and
-    bounds that all bodies keep which one of them takes.
+    """The document of a service of these models, with or without API keys. With several models it has the routes of
+    all, and the loosest bound of any.
     """
     others = ALL_ROUTES.difference(*(routes_of(card.kinds) for _, card in served))
     routes = {path: _asking(path, route) for path, route in _ROUTES.items() if path not in others}
@@ -177,7 +177,7 @@ def document(served: Sequence[tuple[Rules, ModelCard]], *, api_keys: bool) -> di
     if any(card.kind == "embedding" for _, card in served):
         routes |= _OLLAMA_ABOUT
     routes |= {path: _named_after_tei(path, route) for path, route in ABOUT.items()}
-    if len(served) > 1:  # a body may name a model that is not there, also where TEI's own has no such field
+    if len(served) > 1:  # a body may name an unknown model, even on TEI's routes, which have no such field
         routes = {path: _may_name(route) for path, route in routes.items()}
     summary = "Embeddings, reranking, classification: accelerator first, CPU for the overflow."
     found = build(summary, routes, api_keys=api_keys)
@@ -190,7 +190,7 @@ def document(served: Sequence[tuple[Rules, ModelCard]], *, api_keys: bool) -> di
 
 
 def _asking(path: str, route: Route) -> Route:
-    """A route that carries queries, under this path."""
+    """A route that takes queries, under this path."""
     statuses = _TEI if error_shape(path) == "tei" else _OPENAI
     parameters = [_BULK, _TRIAL, _TIMEOUT]
     route = replace(route, tag="embed", statuses=statuses, parameters=parameters, headers=_HEADERS)
@@ -208,7 +208,7 @@ def _may_name(route: Route) -> Route:
 
 
 def _values(served: Sequence[tuple[Rules, ModelCard]]) -> dict[str, Any]:
-    """What the names of values in schemas stand for."""
+    """The values for the placeholders in schemas."""
     rules, cards = zip(*served, strict=True)
     return {
         "models": None if any(rule.any_name for rule in rules) else [*(n for rule in rules for n in rule.names), None],

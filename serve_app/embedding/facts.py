@@ -1,4 +1,4 @@
-"""What the access log and traces say of a request to an embedding model. No text is among it. Pure."""
+"""What the access log and traces record of a request to an embedding model. It contains no text. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from serve_app.observe.facts import Attributes, Phase, TracedRequest
 
 
 def record_of(traced: TracedRequest | None) -> Record | None:
-    """What the Router is to fill for the log and the trace of this request; None: nobody asks."""
+    """The record that the Router fills for this request's log line and trace; None if neither is wanted."""
     if traced is None:
         return None
     traced.facts = facts = EmbeddingFacts()
@@ -22,7 +22,7 @@ def record_of(traced: TracedRequest | None) -> Record | None:
 
 
 class EmbeddingFacts:
-    """`record`: the Router fills it while it answers."""
+    """The facts of one request, read from the `record` that the Router fills while it answers."""
 
     def __init__(self) -> None:
         self.record = Record()
@@ -42,7 +42,7 @@ class EmbeddingFacts:
         return actual_s > (slo_s if request is None else request.allowed_s)
 
     def line(self) -> dict[str, Any]:
-        """Its fields of the access log. Times are seconds."""
+        """The request's fields in the access log. Times are in seconds."""
         record = self.record
         told: dict[str, Any] = {}
         if (request := record.request) is not None:
@@ -64,7 +64,7 @@ class EmbeddingFacts:
         return told
 
     def attributes(self) -> dict[str, Any]:
-        """Its attributes of the request's span."""
+        """The attributes of the request's span."""
         record = self.record
         told: dict[str, Any] = {}
         if (request := record.request) is not None:
@@ -78,7 +78,7 @@ class EmbeddingFacts:
         return told if record.done is None else told | {"windve.pools": list(record.done.pools)}
 
     def phases(self, now: float) -> Iterator[Phase]:
-        """The spans of what it went through until it ended, `now`."""
+        """The spans of the request's phases. It ended `now`."""
         record, request = self.record, self.record.request
         if request is None:
             return
@@ -103,7 +103,7 @@ def _at_replica(part: OfferedPart, predicted_s: float, now: float) -> Iterator[P
     asked: Attributes = {"windve.queries": pending.size, "windve.predicted_s": predicted_s, "windve.admission": outcome}
     failed = outcome if outcome in {"failed", "lost"} else None
     yield Phase("admission", pending.sent_at, there, place | asked, failed)
-    for queue_s, together in groupby(sorted(answers, key=_queue_s), key=_queue_s):  # of one run
+    for queue_s, together in groupby(sorted(answers, key=_queue_s), key=_queue_s):  # of one batch
         ran = list(together)
         ours: Attributes = {**place, "windve.queries": len(ran)}
         size: Attributes = {"windve.batch.queries": ran[0].batch_queries, "windve.batch.tokens": ran[0].batch_tokens}
@@ -113,7 +113,7 @@ def _at_replica(part: OfferedPart, predicted_s: float, now: float) -> Iterator[P
 
 
 def _outcome(part: OfferedPart) -> tuple[str, list[Answered]]:
-    """What the replica decided, in one word, and its answers."""
+    """The replica's decision in one word, and its answers."""
     outcome = part.pending.outcome
     if not outcome.done() or outcome.cancelled():
         return "cancelled", []

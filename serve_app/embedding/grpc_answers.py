@@ -1,7 +1,7 @@
-"""Answers as TEI's messages, bit for bit. Pure.
+"""Answers as TEI's messages. Pure.
 
-A vector is in memory as protobuf has packed floats on the wire, so it is put there whole; number by number it would
-take 40 times as long.
+A vector has the same layout in memory as protobuf's packed floats on the wire, so it is copied as a whole. Setting the
+numbers one by one would take 40 times as long.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def predict_response(done: Embedded, request: PredictRequest | PredictPairReques
 
 
 def rerank_response(done: Embedded, texts: Sequence[str], *, raw: bool, return_text: bool) -> RerankResponse:
-    """The scores of texts, one for each query, the best first."""
+    """The scores of the texts, the best first."""
     answer = RerankResponse(
         ranks=[
             Rank(index=index, text=texts[index] if return_text else None, score=float(score))
@@ -96,7 +96,7 @@ def rerank_response(done: Embedded, texts: Sequence[str], *, raw: bool, return_t
 
 
 def together(answers: Sequence[Embedded]) -> Embedded:
-    """The answers to several requests as one's: tokens and characters of all, the longest of each time."""
+    """Merge the answers to several requests: sum tokens and characters, and take the longest of each time."""
     return Embedded(
         vectors=[vector for done in answers for vector in done.vectors],
         norms=[norm for done in answers for norm in done.norms],
@@ -121,7 +121,7 @@ def encode_response(tokens: Sequence[Token]) -> EncodeResponse:
 
 
 def info_response(info: dict[str, Any]) -> InfoResponse:
-    """What `/info` says, as TEI's message has it."""
+    """The content of `/info` as TEI's message."""
     shared = ("version", "model_id", "max_concurrent_requests", "max_input_length", "max_batch_tokens",
               "max_client_batch_size", "tokenization_workers")  # fmt: skip
     return InfoResponse(
@@ -133,24 +133,24 @@ def info_response(info: dict[str, Any]) -> InfoResponse:
 
 
 def given(request: Message, field: str) -> Any:
-    """An optional field's value, or None: it was not sent, or the message has no such field."""
+    """An optional field's value. None if it was not sent or the message has no such field."""
     there = field in request.DESCRIPTOR.fields_by_name and request.HasField(field)
     return getattr(request, field) if there else None
 
 
 def _packed(kind: type[_Floats], vector: Vector) -> _Floats:
-    """A message whose first field are these floats."""
+    """A message whose first field holds these floats."""
     return kind.FromString(_field_head(len(vector)) + vector.astype("<f4", copy=False).tobytes())
 
 
 @lru_cache
 def _field_head(numbers: int) -> bytes:
-    """What protobuf writes before packed floats in a message's first field: the field's number and the size."""
+    """The bytes before packed floats in a message's first field: the field number and the size."""
     return EmbedResponse(embeddings=np.zeros(numbers)).SerializeToString()[: -4 * numbers]
 
 
 def _set_metadata(metadata: Metadata, done: Embedded) -> None:
-    """What it cost, and where its time went."""
+    """Fill in the tokens, the characters and the times."""
     metadata.compute_chars = done.characters
     metadata.compute_tokens = done.tokens
     metadata.total_time_ns = _ns(done.total_s)

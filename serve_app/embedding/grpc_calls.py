@@ -1,4 +1,4 @@
-"""TEI's gRPC calls, single and in streams: which model each is for, who may call. `grpc_model.py` asks the model."""
+"""TEI's gRPC calls, unary and streaming: checks the caller and selects the model. `grpc_model.py` asks the model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from serve_app.rpc.service import GrpcService
 Context = RayServegRPCContext
 _SCORING = ("reranker", "classifier")
 T = TypeVar("T")
-Reply = Callable[[Embedded, Any, ModelCard], Message]  # what makes a message of an answer
+Reply = Callable[[Embedded, Any, ModelCard], Message]  # turns an answer into a message
 Method = Callable[["TeiCalls", ModelCalls, Any, Context], Awaitable[Message]]  # answers one message
 
 
@@ -65,7 +65,7 @@ def _unary(name: str, method: Method) -> Callable[[TeiCalls, Received, Context],
 def _stream(
     name: str, method: Method
 ) -> Callable[[TeiCalls, AsyncIterator[Received], Context], AsyncGenerator[Message, None]]:
-    """A call with many requests, answered in their order. The first that is refused ends it."""
+    """A call with many requests, answered in order. The first refused request ends the call."""
 
     async def call(
         self: TeiCalls, requests: AsyncIterator[Received], grpc_context: Context
@@ -80,7 +80,7 @@ def _stream(
                     yield message
         except WindveError as error:
             set_status(grpc_context, error)
-            raise  # Serve's own proxy looks at what was set only then, and would end the stream as if all were answered
+            raise  # Serve's own proxy reads the status only then; else the stream would end as a success
 
     return call
 
@@ -99,7 +99,7 @@ def _query(reply: Reply, **wanted: Any) -> Method:
 
 
 def _query_in_stream(reply: Reply, **wanted: Any) -> Method:
-    """A stream's queries are bulk, unless its client says otherwise: they wait for room, and leave others half."""
+    """As `_query`, for streams: their queries are bulk unless the client says otherwise."""
     wanted["bulk"] = True
 
     async def method(self: TeiCalls, model: ModelCalls, request: Any, context: Context) -> Message:
@@ -116,7 +116,7 @@ async def _rerank(self: TeiCalls, model: ModelCalls, request: RerankRequest, con
 
 
 def _plain(answer: Callable[[ModelCalls, Any], Awaitable[Message]]) -> Method:
-    """What needs no device."""
+    """A call that needs no device."""
 
     async def method(_: TeiCalls, model: ModelCalls, request: Any, __: Context) -> Message:
         return await answer(model, request)
@@ -125,7 +125,7 @@ def _plain(answer: Callable[[ModelCalls, Any], Awaitable[Message]]) -> Method:
 
 
 class TeiCalls(GrpcService):
-    """The calls to all models of one Router replica; the metadata `model` say which one is meant. Serve finds each by
+    """The calls to all models of one Router replica. The metadata `model` selects the model. Serve finds each call by
     its name in `proto/tei.proto`.
     """
 
@@ -149,26 +149,26 @@ class TeiCalls(GrpcService):
     def __init__(
         self, routers: ByModel[Router], api_keys: ApiKeys | None = None, observer: Observer | None = None
     ) -> None:
-        settings = routers.first.settings  # both that are used here are the same for all models
+        settings = routers.first.settings  # the two settings used here are the same for all models
         super().__init__(
             SERVICES, api_keys, observer, max_bytes=settings.limits.max_body_bytes, emulated=settings.emulated
         )
         self._models = routers.each(ModelCalls)
 
     def model_of(self, call: str, context: Context) -> ModelCalls:
-        """The model that the metadata name, or the first that has this call. Raises UnknownModel."""
+        """The model named in the metadata, or the first that has this call. Raises UnknownModel."""
         name = metadata_of(context, "model")
         if name is not None:
             return self._models.named(name)
         return next((model for model in self._models if model.has(call)), self._models.first)
 
     def is_served(self, service: str, model: str | None) -> bool:
-        """By one of these models, or by any (None). Raises UnknownModel."""
+        """Whether this model, or any model (None), serves the service now. Raises UnknownModel."""
         asked = self._models if model is None else [self._models.named(model)]
         return any(one.serves(service) for one in asked)
 
     async def RerankStream(self, requests: AsyncIterator[Received], grpc_context: Context) -> Message:
-        """As the queries of other streams these are bulk, each admitted by itself; all are answered at once."""
+        """As in other streams, the queries are bulk and admitted one by one. All are answered in one message."""
         try:
             return await self._rank(requests, self.open_stream("RerankStream", grpc_context), grpc_context)
         except WindveError as error:
@@ -176,7 +176,7 @@ class TeiCalls(GrpcService):
             return Empty()
 
     async def _rank(self, requests: AsyncIterator[Received], model: ModelCalls, context: Context) -> RerankResponse:
-        """The texts of a stream, against its queries. Raises what the first bad one raises."""
+        """Rank the texts of a stream. Raises the error of the first bad request."""
         asked = {"kinds": ("reranker",), "bulk": True, **self.asked_by(context)}
 
         async def answer(request: Received) -> tuple[RerankStreamRequest, Embedded]:
@@ -191,14 +191,14 @@ class TeiCalls(GrpcService):
                 size += sent.ByteSize()
                 check_size(size, self._max_bytes)
         if not found:
-            raise EmptyInput("the stream holds no text; send at least one")
+            raise EmptyInput("the stream contains no text; send at least one")
         first, texts = found[0][0], [sent.text for sent, _ in found]
         done = together([done for _, done in found])
         self.say_pool(done, context)
         return rerank_response(done, texts, raw=first.raw_scores, return_text=first.return_text)
 
     def open_stream(self, call: str, context: Context) -> ModelCalls:
-        """The calls to the model that a stream is for. Raises Unauthorized or UnknownModel."""
+        """Check the caller of a stream and select its model. Raises Unauthorized or UnknownModel."""
         try:
             self.let_in(context)
             return self.model_of(call.removesuffix("Stream"), context)
@@ -215,7 +215,7 @@ class TeiCalls(GrpcService):
         model: ModelCalls,
         context: Context,
     ) -> AsyncGenerator[T, None]:
-        """The answers to a stream's requests, in their order; each request is traced by itself."""
+        """The answers to a stream's requests, in order. Each request has its own trace."""
         if self.observer.on:
             answer = self.observer.tracing_each(METHODS[call], headers_to_trace(context), answer)
         return in_order(requests, answer, model.window)

@@ -1,4 +1,4 @@
-"""TEI's gRPC calls to one model: messages as requests of its Router, answers as messages."""
+"""TEI's gRPC calls to one model: turns messages into requests to its Router, and answers into messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from serve_app.rpc.service import is_live
 from serve_app.web.fields import check_dimensions
 from serve_app.web.json_values import MOST_VALUES
 
-_ROUTE_OF = {  # the HTTP route to the same, of what not every kind of model has
+_ROUTE_OF = {  # the HTTP route of each call that only some kinds of models have
     "Embed": "/embed",
     "EmbedSparse": "/embed_sparse",
     "EmbedAll": "/embed_all",
@@ -45,22 +45,22 @@ _SIDES: dict[int, Side] = {
 
 
 class ModelCalls:
-    """What calls ask of one model. `asked`: fields of `Wanted`, by the call itself and by its metadata."""
+    """The calls to one model. `asked`: fields of `Wanted` that the call and its metadata set."""
 
     def __init__(self, router: Router) -> None:
         self._router, self.card = router, router.card
 
     @property
     def window(self) -> int:
-        """Requests of one stream that are worked on at once: more than fits into the queues is not read."""
+        """How many requests of one stream are in progress at once: no more are read than the queues hold."""
         return max(1, self._router.capacity)
 
     def has(self, call: str) -> bool:
-        """The call is for models of this kind."""
+        """Whether this kind of model has the call."""
         return call not in _ROUTE_OF or _ROUTE_OF[call] in routes_of(self.card.kinds)
 
     def serves(self, service: str) -> bool:
-        """Calls of this service to the model are answered now; of a pool's name: that pool answers."""
+        """Whether the model answers calls of this service now. `service` may also name a pool."""
         calls = [call for call, full in METHODS.items() if full.startswith(f"{service}/")]
         if calls and not any(call in _ROUTE_OF for call in calls):
             return True  # they need no replica
@@ -73,18 +73,18 @@ class ModelCalls:
         return info_response(describe(self._router))
 
     async def query(self, request: Any, asked: Mapping[str, Any]) -> Embedded:
-        """What a message with one text or pair asks. Raises what `ask` raises, and EmptyInput."""
+        """Answer a message with one text or pair. Raises EmptyInput and what `ask` raises."""
         check_dimensions(given(request, "dimensions"), self.card.dimension)
         return await self.ask(request, [query_of(request.inputs)], asked)
 
     async def rank(self, request: RerankRequest, asked: Mapping[str, Any]) -> Embedded:
-        """All texts are one admission decision."""
+        """Score all texts. They are admitted or refused together."""
         check_count(request.texts, self._router.settings.limits.max_inputs_per_request)
         pairs = [Pair(request.query, text) for text in request.texts]
         return await self.ask(request, pairs, {"kinds": ("reranker",), **asked})
 
     async def ask(self, request: Any, queries: Sequence[Query], asked: Mapping[str, Any]) -> Embedded:
-        """Of the Router. Raises what `Router.embed` raises."""
+        """Send the queries to the Router. Raises what `Router.embed` raises."""
         side = _SIDES.get(request.truncation_direction)
         if side is None:
             raise InvalidInput(
@@ -109,7 +109,7 @@ class ModelCalls:
 
     async def decode(self, request: DecodeRequest) -> DecodeResponse:
         if len(request.ids) > MOST_VALUES:
-            raise BodyTooLarge(f"ids has {len(request.ids)} token ids and this server takes {MOST_VALUES}; send fewer")
+            raise BodyTooLarge(f"ids has {len(request.ids)} token ids, this server accepts {MOST_VALUES}; send fewer")
         (text,) = await self._router.decode([list(request.ids)], skip_special_tokens=request.skip_special_tokens)
         return DecodeResponse(text=text)
 
@@ -120,16 +120,16 @@ def check_count(texts: Sequence[str], most: int) -> None:
         raise EmptyInput("texts is an empty list; send at least one item")
     if len(texts) > most:
         raise InvalidInput(
-            f"texts has {len(texts)} items and this server takes {most} in one request; send fewer at once"
+            f"texts has {len(texts)} items and this server accepts {most} per request; send fewer at once"
         )
 
 
 def query_of(inputs: str | Sequence[str]) -> Query:
-    """A text, or a list of one text or of a pair. Raises EmptyInput or InvalidInput."""
+    """The query in a text, in a list of one text, or in a pair. Raises EmptyInput or InvalidInput."""
     if isinstance(inputs, str):
         return text_of(inputs)
     if len(inputs) not in {1, 2}:
-        raise InvalidInput(f"inputs is a list of {len(inputs)} strings; send a text, or the two of a pair")
+        raise InvalidInput(f"inputs is a list of {len(inputs)} strings; send one text, or the two texts of a pair")
     return text_of(inputs[0]) if len(inputs) == 1 else Pair(*inputs)
 
 

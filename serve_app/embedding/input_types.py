@@ -1,4 +1,4 @@
-"""What an input is for, in the words of Cohere and NIM, and which of a model's prompts that is. Pure."""
+"""The input types of Cohere and NIM, and the model prompt that each one selects. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ InputType = Literal["search_query", "search_document", "classification", "cluste
 
 _QUERY = ("query", "search_query", "retrieval.query", "retrieval-query")
 _DOCUMENT = ("document", "passage", "search_document", "corpus", "retrieval.passage", "retrieval-document")
-_USUAL: Mapping[InputType, tuple[str, ...]] = {  # names of prompts in models' files, in small letters; the first counts
+_USUAL: Mapping[InputType, tuple[str, ...]] = {  # names of prompts in models' files, lower case; the first found wins
     "search_query": _QUERY,
     "query": _QUERY,
     "search_document": _DOCUMENT,
@@ -21,7 +21,7 @@ _USUAL: Mapping[InputType, tuple[str, ...]] = {  # names of prompts in models' f
 
 
 def prompt_names(prompts: Mapping[str, str]) -> dict[InputType, str]:
-    """By type of input, the name of the prompt in a model's `prompts`; empty where it has none."""
+    """Input type -> the name of its prompt in a model's `prompts`, or empty if the model has none."""
     known = {name.lower(): name for name in prompts}
     kinds: tuple[InputType, ...] = get_args(InputType)
     return {kind: next((known[name] for name in _USUAL[kind] if name in known), "") for kind in kinds}

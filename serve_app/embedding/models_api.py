@@ -1,7 +1,7 @@
-"""Several models under one URL: which of them a request is for, and what the service tells of all.
+"""Several models under one URL: selects the model of each request, and describes all models.
 
-A request is for the model under whose prefix it comes (`/models/NAME/embed`), else for the one that its body names
-(`model`), else for the first in the settings that has the route.
+The model is the one in the path (`/models/NAME/embed`), or else the one in the body (`model`), or else the first in
+the settings that has the route.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ModelsApi(DocumentedApi):
         return await (await self._choose(request)).answer(request)
 
     def _enter(self, request: HttpRequest) -> HttpApi:
-        """The model under whose prefix the request comes, with what follows as its path. Raises UnknownModel."""
+        """Select the model in the path, and remove its prefix from the path. Raises UnknownModel."""
         rest = request.path.removeprefix(_PREFIX)
         for name in sorted(self._apis.names, key=len, reverse=True):  # `a/b` before `a`
             if f"{rest}/".startswith(f"{name}/"):
@@ -67,11 +67,11 @@ class ModelsApi(DocumentedApi):
                 request.root += _PREFIX + name
                 return self._apis.named(name)
         name, _, path = rest.partition("/")
-        request.path = f"/{path}"  # the shape of the error is that of the route
+        request.path = f"/{path}"  # the error has the form of this route's errors
         return self._apis.named(name)
 
     async def _choose(self, request: HttpRequest) -> HttpApi:
-        """Raises UnknownModel, InvalidInput or BodyTooLarge."""
+        """Select the model for a path without a prefix. Raises UnknownModel, InvalidInput or BodyTooLarge."""
         if request.path.startswith(ONE_MODEL):
             return self._apis.named(request.path.removeprefix(ONE_MODEL))
         name = await self._named(request) if request.method == "POST" else None
@@ -81,11 +81,11 @@ class ModelsApi(DocumentedApi):
         return next(iter(has or [api for api in self._apis if api.has_path(request.path)]), self._apis.first)
 
     async def _named(self, request: HttpRequest) -> str | None:
-        """The model that the body names, if it does. What else is wrong with the body is for the route to say."""
+        """The model named in the body, or None. All other checks of the body are left to the route."""
         found = await request.json_object(self._max_body_bytes)
         name = None if found is None else found.get("model")
         if name is None and found is not None and request.path == "/api/show":
-            name = found.get("name")  # Ollama's older word
+            name = found.get("name")  # Ollama's older name of the field
         if name is not None and not isinstance(name, str):
             raise InvalidInput("model must be a string", param="model")
         return name
@@ -104,13 +104,13 @@ class ModelsApi(DocumentedApi):
         await asyncio.gather(*(router.hear_replicas() for router in self._routers))
 
     async def info(self, _: HttpRequest) -> Answer:
-        """The first model's, as a client expects it that knows of one, and each by its name."""
+        """The first model's fields, for clients that expect one model, and under `models` those of each by name."""
         await self._hear()
         models = {router.card.name: describe(router) for router in self._routers}
         return json_answer({**describe(self._routers.first), "models": models})
 
     async def health(self, _: HttpRequest) -> Answer:
-        """Good while one of the models can answer: a load balancer must not take the others away as well."""
+        """Healthy while any model can answer, so that a load balancer does not remove the others with it."""
         models = {router.card.name: health(router.live_pools) for router in self._routers}
         if all(one["status"] == "unavailable" for one in models.values()):
             raise Unavailable(f"no model can answer now: {NO_REPLICA}")
@@ -120,5 +120,5 @@ class ModelsApi(DocumentedApi):
             missing = (name for one in models.values() for name in one.get("missing", ()))
             status = {"status": "degraded", "missing": sorted(set(missing))}
         if self._api_keys is not None:
-            return json_answer(status)  # it was asked without a key: the names of models are not for all
+            return json_answer(status)  # callers need no key here, and model names are not public
         return json_answer({**status, "models": models})

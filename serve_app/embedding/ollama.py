@@ -1,4 +1,4 @@
-"""What Ollama's clients ask of a server beside vectors: which models there are, and what they are. Pure."""
+"""Ollama's descriptions of the models: their list and their details. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from deployments.models.model_files import ModelCard
 
 ABOUT = ("/api/tags", "/api/ps", "/api/version", "/api/show")
-_FOREVER = "9999-12-31T23:59:59Z"  # a model here stays loaded
+_FOREVER = "9999-12-31T23:59:59Z"  # models are never unloaded
 
 
 def listed(card: ModelCard, started: float) -> dict[str, Any]:
-    """Of `/api/tags`. `started`: Unix time, s. `size`: bytes, at four to a parameter."""
+    """The entry in `/api/tags`. `started`: Unix time in seconds. `size`: bytes, at four per parameter."""
     return {
         "name": card.name,
         "model": card.name,
@@ -25,13 +25,13 @@ def listed(card: ModelCard, started: float) -> dict[str, Any]:
 
 
 def running(card: ModelCard, started: float) -> dict[str, Any]:
-    """Of `/api/ps`."""
+    """The entry in `/api/ps`."""
     more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": card.max_tokens}
     return {**listed(card, started), **more}
 
 
 def shown(card: ModelCard, started: float) -> dict[str, Any]:
-    """`/api/show`."""
+    """The answer of `/api/show`."""
     family = card.model_type
     return {
         "details": _details(card),

@@ -1,4 +1,4 @@
-"""What Ollama's clients send. Pure."""
+"""Request bodies of Ollama's routes. Pure."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ class ModelOptions(Fields):
     """Ollama's `options`."""
 
     num_ctx: int | None = None
-    """Inputs that have more tokens, special ones included, are too long; 0 is as long as the model takes."""
+    """Maximum tokens per input, special tokens included; `truncate` decides on longer ones. 0: the model's maximum."""
 
     unused: ClassVar = {
         **dict.fromkeys(
             ("num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "draft_num_predict"),
-            "the server's settings say how the model runs",
+            "the server's settings decide how the model runs",
         ),
         **dict.fromkeys(
             (
                 *("num_keep", "seed", "num_predict", "top_k", "top_p", "min_p", "typical_p", "repeat_last_n"),
                 *("temperature", "repeat_penalty", "presence_penalty", "frequency_penalty", "stop"),
             ),
-            "it applies to generated text only",
+            "it applies only to generated text",
         ),
     }
 
 
 class OllamaOptions(Options):
-    """What Ollama's routes have in common."""
+    """The fields that Ollama's routes share."""
 
     model: Model = None
     options: ModelOptions = ModelOptions()
@@ -50,7 +50,7 @@ class OllamaEmbedRequest(OllamaOptions):
     """Ollama's `POST /api/embed`."""
 
     input: str | Annotated[list[Text], Constraint("a list of strings", "max_inputs", may_be_empty=True)] = ""
-    """Nothing, or an empty list, has no vectors."""
+    """An empty string or list gets no vectors."""
     dimensions: Dimensions = None
 
     @property
@@ -62,7 +62,7 @@ class OllamaPromptRequest(OllamaOptions):
     """Ollama's older `POST /api/embeddings`."""
 
     prompt: str = ""
-    """Nothing has an empty vector."""
+    """An empty string gets an empty vector."""
 
     @property
     def queries(self) -> Sequence[Query]:

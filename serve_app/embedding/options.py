@@ -1,4 +1,4 @@
-"""How queries become token ids, and what vLLM's routes have in common: the base of the types of bodies. Pure."""
+"""Base classes of request bodies: how queries become token ids, and the fields that an API's routes share. Pure."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from deployments.models.text_pairs import NO_BOUNDS, Side, TokenBounds
 from serve_app.embedding.input_types import InputType
 from serve_app.web.fields import Constraint, Fields, Prompt, RequestId, Unsupported
 
-PRIORITY = Unsupported((0,), "the header x-windve-priority: bulk lets others go first")
+PRIORITY = Unsupported((0,), "use the header x-windve-priority: bulk to let others go first")
 USER = "clients are told apart by their API keys"
 _VLLM = {
-    "padding": Unsupported(("do_not_pad",), "no text is padded to the model's length"),
+    "padding": Unsupported(("do_not_pad",), "texts are never padded to the model's length"),
     "priority": PRIORITY,
-    "mm_processor_kwargs": Unsupported(({},), "only texts are read"),
-    "add_special_tokens": Unsupported((True,), "models are trained with their special tokens"),
-    "messages": Unsupported(why="chats are not read here, only texts"),
-    "add_generation_prompt": Unsupported((False,), "chats are not read here, only texts"),
-    "continue_final_message": Unsupported((False,), "chats are not read here, only texts"),
-    "chat_template": Unsupported(why="chats are not read here, only texts"),
-    "chat_template_kwargs": Unsupported(({},), "chats are not read here, only texts"),
-    "media_io_kwargs": Unsupported(({},), "only texts are read"),
+    "mm_processor_kwargs": Unsupported(({},), "only texts are supported"),
+    "add_special_tokens": Unsupported((True,), "models need the special tokens that they were trained with"),
+    "messages": Unsupported(why="only texts are read here, not chats"),
+    "add_generation_prompt": Unsupported((False,), "only texts are read here, not chats"),
+    "continue_final_message": Unsupported((False,), "only texts are read here, not chats"),
+    "chat_template": Unsupported(why="only texts are read here, not chats"),
+    "chat_template_kwargs": Unsupported(({},), "only texts are read here, not chats"),
+    "media_io_kwargs": Unsupported(({},), "only texts are supported"),
 }
-_VLLM_UNUSED = {"user": USER, "cache_salt": "no answer is kept for another request"}
+_VLLM_UNUSED = {"user": USER, "cache_salt": "answers are not cached"}
 
 
 class AnyOptions(Fields):
-    """How queries become token ids: what all routes to the model have in common."""
+    """Options for turning queries into token ids, shared by all routes to the model."""
 
     truncate: bool | Literal["NONE", "START", "END"] | None = None
-    """Cut inputs longer than the model takes, on which side, or refuse them. Null: as the server's settings say."""
+    """Truncate inputs longer than the model accepts (START, END: on that side) or refuse them. Null: as in settings."""
     truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
-    """The side on which a too long input is cut."""
+    """The side on which an input that is too long is cut."""
     prompt_name: Prompt = None
-    """Which of the model's prompts is put before each input; empty: none. Null: the default, if there is one."""
+    """The model's prompt to put before each input. Empty: none. Null: the model's default, if it has one."""
 
     @property
     def bounds(self) -> TokenBounds:
-        """On tokens, where there are to be fewer than the model takes."""
+        """Bounds on tokens below the model's own."""
         return NO_BOUNDS
 
     @property
     def cut(self) -> bool | None:
-        """Whether too long inputs are cut."""
+        """Whether to truncate inputs that are too long; None: the server's setting."""
         return self.truncate != "NONE" if isinstance(self.truncate, str) else self.truncate
 
     @property
@@ -55,7 +55,7 @@ class AnyOptions(Fields):
 
     @property
     def purpose(self) -> InputType | None:
-        """What the inputs are for, where the client says it and names no prompt."""
+        """What the inputs are for, if the client says so and names no prompt."""
         return None
 
     @property
@@ -64,19 +64,19 @@ class AnyOptions(Fields):
 
 
 class Options(AnyOptions):
-    """As TEI has them."""
+    """TEI's options."""
 
     truncate: bool | None = None
-    """Cut inputs longer than the model takes, or refuse them. Null: as the server's settings say."""
+    """Truncate inputs that are longer than the model accepts, or refuse them. Null: the server's setting."""
 
 
 class VllmOptions(AnyOptions):
-    """As vLLM has them, beside TEI's."""
+    """vLLM's options, added to the common ones."""
 
     truncate_prompt_tokens: Annotated[int, Field(ge=-1), Constraint("a whole number from 1, or -1")] | None = None
-    """Cut inputs that have more tokens, special ones included. -1: as long as the model takes."""
+    """Truncate inputs with more tokens than this, special tokens included. -1: the model's maximum."""
     request_id: RequestId | None = None
-    """What the answer's id ends with, in place of the header x-request-id."""
+    """The end of the answer's id. Replaces the header x-request-id."""
 
     unsupported = _VLLM
     unused = _VLLM_UNUSED
@@ -93,10 +93,10 @@ class VllmOptions(AnyOptions):
 
 
 class RoleOptions(AnyOptions):
-    """As Cohere and NIM have them."""
+    """Options of Cohere and NIM."""
 
     input_type: InputType | None = None
-    """What the inputs are for: the model's prompt of that name is put before them, if it has one."""
+    """What the inputs are for. Selects the model's prompt for that use, if it has one."""
 
     @property
     def purpose(self) -> InputType | None:

@@ -1,4 +1,4 @@
-"""What is said alike over HTTP and gRPC: vectors as they were asked for, and what `/info` tells."""
+"""Answers that HTTP and gRPC share: vectors in the requested shape, scores, and the content of `/info`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Vector = npt.NDArray[np.float32]
 
 
 def shape_vectors(done: Embedded, *, unit: bool, dimensions: int | None) -> Sequence[Vector]:
-    """Unit vectors or the model's own lengths; cut to the first `dimensions` numbers (and made unit again)."""
+    """Unit vectors, or vectors with the model's own lengths; cut to `dimensions` numbers, then normalized if `unit`."""
     vectors = done.vectors
     if not unit:
         vectors = [vector * np.float32(norm) for vector, norm in zip(vectors, done.norms, strict=True)]
@@ -29,7 +29,7 @@ def shape_vectors(done: Embedded, *, unit: bool, dimensions: int | None) -> Sequ
 
 
 def cut_rows(texts: Sequence[Vector], dimensions: int | None) -> Sequence[Vector]:
-    """The unit vectors of each text's tokens, [tokens, numbers]: their first `dimensions` numbers, made unit again."""
+    """Cut the token vectors of each text, [tokens, numbers], to `dimensions` numbers, and normalize them again."""
     if dimensions is None:
         return texts
     cut = [rows[:, :dimensions] for rows in texts]
@@ -37,7 +37,7 @@ def cut_rows(texts: Sequence[Vector], dimensions: int | None) -> Sequence[Vector
 
 
 def scores(done: Embedded, *, raw: bool) -> Vector:
-    """Float32 [queries, labels]: logits if `raw`; else, as TEI, the softmax of several and the sigmoid of one."""
+    """Float32 [queries, labels]: logits if `raw`; else, as TEI, the sigmoid of one label or the softmax of several."""
     logits = np.stack(done.vectors)
     if raw:
         return logits
@@ -49,12 +49,12 @@ def scores(done: Embedded, *, raw: bool) -> Vector:
 
 
 def best_first(some: Vector) -> list[tuple[int, np.float32]]:
-    """(index, score) of a row of scores; of equal ones the first comes first."""
+    """(index, score) pairs of a row of scores, the best first. Equal scores keep their order."""
     return [(int(index), some[index]) for index in np.argsort(-some, kind="stable")]
 
 
 def model_type(card: ModelCard) -> dict[str, Any]:
-    """A model's kind in TEI's words."""
+    """TEI's `model_type` for a model."""
     if card.kind not in SCORING:
         return {"embedding": {"pooling": card.pooling}}
     names = {str(number): label for number, label in enumerate(card.labels)}
@@ -62,7 +62,7 @@ def model_type(card: ModelCard) -> dict[str, Any]:
 
 
 def describe(router: Router) -> dict[str, Any]:
-    """`/info`: TEI's fields, and what is particular to windve under `windve`."""
+    """The content of `/info`: TEI's fields, and windve's own under `windve`."""
     card, limits, config = router.card, router.settings.limits, router.config
     pools = router.describe_pools()
     members = [member for pool in pools.values() for member in pool["replicas"].values()]

@@ -1,7 +1,7 @@
-"""What clients send for vectors: one type for each route. It checks a body, and is its schema in `openapi.py`. Pure.
+"""Request bodies of the embedding routes, one type per route: it validates the body and yields its schema. Pure.
 
 `scoring_requests.py` has those of rerankers and classifiers, `ollama_requests.py` Ollama's.
-docs/clients.md has every field of the APIs that are spoken here, and what becomes of it; a test compares.
+docs/clients.md lists every field of these APIs and how it is handled; a test compares.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ class OpenAIRequest(RoleOptions, VllmOptions):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Dimensions = None
     embedding_type: EmbeddingType | Literal["base64"] = "float"
-    """Numbers of one byte, or bits; base64 is `encoding_format: base64`."""
+    """int8 and uint8: one byte per number. binary and ubinary: one bit. base64: the same as encoding_format: base64."""
     embed_dtype: FloatType = "float32"
-    """Of floats in base64."""
+    """The number format of floats in base64."""
     endianness: Endianness = "native"
-    """Of floats in base64; native is little."""
+    """The byte order of floats in base64. native: little."""
     modality: Literal["text"] | list[Literal["text"]] | None = None
-    """Nothing else is embedded."""
+    """Only text can be embedded."""
     normalize: bool | None = None
-    """Unit vectors, or of the model's own lengths. Null: as the model's files say."""
+    """true: unit vectors. false: the model's own lengths. Null: as the model's files say."""
     task: JinaTask | None = None
     """Jina's name for input_type."""
 
     unsupported: ClassVar = {
         "late_chunking": Unsupported((False,), "each text is embedded by itself"),
         "late_chunking_params": Unsupported(why="each text is embedded by itself"),
-        "return_multivector": Unsupported((False,), "/v1/multi-vector returns a vector for each token"),
+        "return_multivector": Unsupported((False,), "use /v1/multi-vector for a vector of each token"),
     }
     other_names: ClassVar = {"normalized": "normalize", "use_activation": "normalize"}
 
@@ -113,7 +113,7 @@ class MultiVectorRequest(Options):
     dimensions: Dimensions = None
     embedding_type: Literal["float"] = "float"
     input_type: Literal["query", "document"] = "document"
-    """How to read the texts: ColBERT models read queries in a way of their own."""
+    """How to encode the texts: ColBERT models encode queries and documents differently."""
 
     unused: ClassVar = {"user": USER}
 
@@ -129,7 +129,7 @@ class PoolingRequest(VllmOptions):
     input: Inputs
     task: Literal["token_embed"] = "token_embed"
     embedding_mode: Literal["query", "document"] = "document"
-    """How to read the texts: ColBERT models read queries in a way of their own."""
+    """How to encode the texts: ColBERT models encode queries and documents differently."""
     encoding_format: Literal["float"] = "float"
     dimensions: Dimensions = None
 
@@ -145,18 +145,18 @@ class PoolingRequest(VllmOptions):
 
 
 class SeveralRequest(EncodeRequest):
-    """`POST /encode`: what FlagEmbedding's `BGEM3FlagModel.encode` takes."""
+    """`POST /encode`, with the parameters of FlagEmbedding's `BGEM3FlagModel.encode`."""
 
     return_dense: bool = True
-    """A unit vector of each text."""
+    """Return a unit vector for each text."""
     return_sparse: bool = False
-    """The weights of each text's token ids."""
+    """Return the weights of each text's token ids."""
     return_colbert_vecs: bool = False
-    """A unit vector of each token but the first."""
+    """Return a unit vector for each token except the first."""
 
     @property
     def outputs(self) -> Outputs:
-        """Raises InvalidInput where nothing is asked for."""
+        """Raises InvalidInput if no output is requested."""
         wanted: dict[Output, bool] = {
             "text": self.return_dense,
             "sparse": self.return_sparse,
@@ -168,7 +168,7 @@ class SeveralRequest(EncodeRequest):
 
 
 class Sentences(Fields):
-    """What TEI's `POST /similarity` compares. The source sentence is the first query."""
+    """The sentences that TEI's `POST /similarity` compares. The source sentence is the first query."""
 
     source_sentence: Text
     sentences: Annotated[list[Text], Constraint("a list of strings", "max_sentences")]
@@ -194,14 +194,14 @@ class SimilarityRequest(Fields):
 
 
 class RootRequest(Options):
-    """`POST /` of an embedding model: TEI's `/embed`, or Hugging Face's body of sentence similarity."""
+    """`POST /` of an embedding model: the body of TEI's `/embed`, or Hugging Face's body for sentence similarity."""
 
     inputs: Text | TextsOrIds | TokenIds | Sentences
     """A text, a list of texts, a list of token ids, a list of such lists, or sentences to compare."""
     normalize: bool = True
     dimensions: Dimensions = None
     parameters: Options = Options()
-    """Beside sentences to compare."""
+    """Used only with sentences to compare."""
 
     @property
     def queries(self) -> Sequence[Query]:
@@ -214,7 +214,7 @@ class RootRequest(Options):
 
 def _only_text(value: Any) -> Any:
     if value != "text":
-        raise InvalidInput("only texts are embedded here, no images; send texts", param="inputs")
+        raise InvalidInput("only text can be embedded here, not images; send texts", param="inputs")
     return value
 
 
@@ -241,7 +241,7 @@ class CohereEmbedRequest(RoleOptions):
     """Null: floats."""
     output_dimension: Dimensions = None
     max_tokens: WholeFrom1 | None = None
-    """Inputs that have more tokens, special ones included, are too long."""
+    """Maximum tokens per input, special tokens included; `truncate` decides on longer ones."""
 
     unsupported: ClassVar = {
         "images": Unsupported(([],), "only texts are embedded"),
@@ -255,7 +255,7 @@ class CohereEmbedRequest(RoleOptions):
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.texts is None) == (self.inputs is None):
-            raise InvalidInput("send texts or inputs, one of the two", param="texts")
+            raise InvalidInput("send either texts or inputs, not both", param="texts")
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""Which routes a model has, by its kind."""
+"""The routes of each kind of model."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ROUTES: Mapping[Kind, tuple[str, ...]] = {
     "sparse": ("/embed_sparse",),
     "multi_vector": ("/v1/multi-vector", "/pooling"),
 }
-SEVERAL = "/encode"  # of models of several kinds: their answers from one run
+SEVERAL = "/encode"  # for models of several kinds: all their answers from one batch
 ROOT: Mapping[Kind, str] = {  # the route that is also `/`, as with TEI
-    "embedding": "/",  # a body of /embed or of /similarity
+    "embedding": "/",  # takes a body of /embed or of /similarity
     "reranker": "/rerank",
     "classifier": "/predict",
     "sparse": "/embed_sparse",

@@ -1,5 +1,5 @@
-"""Scores and labels in the words of each API: what was asked, the answer, the model's card, the answer's id -> JSON.
-Pure, but for the time of day.
+"""Scores and labels in the form of each API: request, scores, model card, answer id -> JSON. Pure, except for the time
+of day.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from serve_app.embedding.scoring_requests import (
 
 
 def tei_ranks(asked: RerankRequest, done: Embedded, _: ModelCard, __: str) -> list[dict[str, Any]]:
-    """TEI's, to `/rerank`: the best first."""
+    """TEI's `/rerank`: the best first."""
     return [
         {"index": index, "score": score} | ({"text": asked.texts[index]} if asked.return_text else {})
         for index, score in best_first(scores(done, raw=asked.raw_scores)[:, 0])
@@ -32,7 +32,7 @@ def tei_ranks(asked: RerankRequest, done: Embedded, _: ModelCard, __: str) -> li
 def ranks(
     asked: CohereRerankRequest, done: Embedded, card: ModelCard, name: str, *, version: str, documents: bool = False
 ) -> dict[str, Any]:
-    """Cohere's, vLLM's and Infinity's. `documents`: answer them too, where the request does not say."""
+    """The `/rerank` of Cohere, vLLM and Infinity. `documents`: return them too, unless the request says otherwise."""
     texts = asked.texts if (documents if asked.return_documents is None else asked.return_documents) else None
     results = [
         {"index": index, "relevance_score": score} | ({} if texts is None else {"document": {"text": texts[index]}})
@@ -48,7 +48,7 @@ def ranks(
 
 
 def predictions(asked: PredictRequest, done: Embedded, card: ModelCard, _: str) -> list[Any]:
-    """TEI's, to `/predict`: each label with its score, the likeliest first."""
+    """TEI's `/predict`: each label with its score, the likeliest first."""
     found = [
         [{"score": score, "label": card.labels[index]} for index, score in best_first(row)]
         for row in scores(done, raw=asked.raw_scores)
@@ -57,12 +57,12 @@ def predictions(asked: PredictRequest, done: Embedded, card: ModelCard, _: str) 
 
 
 def pair_scores(asked: ScoreRequest, done: Embedded, card: ModelCard, name: str) -> dict[str, Any]:
-    """vLLM's, to `/score`: a reranker's scores of the pairs."""
+    """The `/score` of vLLM: a reranker's scores of the pairs."""
     return _scored(scores(done, raw=asked.raw)[:, 0], done, card, name)
 
 
 def pair_cosines(asked: ScoreRequest, done: Embedded, card: ModelCard, name: str) -> dict[str, Any]:
-    """vLLM's, to `/score`: of the unit vectors of `ScoreRequest.texts`."""
+    """The `/score` of vLLM: cosines of the unit vectors of `ScoreRequest.texts`."""
     first, rows = len(asked.sides[0]), np.stack(done.vectors)
     return _scored(np.clip((rows[:first] * rows[first:]).sum(-1), -1, 1), done, card, name)
 
@@ -72,7 +72,7 @@ def _scored(found: Vector, done: Embedded, card: ModelCard, name: str) -> dict[s
 
 
 def classes(asked: ClassifyRequest, done: Embedded, card: ModelCard, name: str) -> dict[str, Any]:
-    """vLLM's, to `/classify`."""
+    """The `/classify` of vLLM."""
     rows = scores(done, raw=asked.use_activation is False)
     labels = [{"label": card.labels[row.argmax()], "probs": row, "num_classes": len(row)} for row in rows]
     return vllm_list(f"classify-{name}", labels, done, card)

@@ -1,4 +1,4 @@
-"""What clients send to rerankers and classifiers. Pure."""
+"""Request bodies of rerankers and classifiers. Pure."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class RerankRequest(Options):
 
 
 class Document(Fields):
-    """A text with other fields beside it, which are ignored."""
+    """A text. Other fields beside it are ignored."""
 
     text: str
 
 
 class ScoringOptions(VllmOptions):
-    """As vLLM has them where pairs are scored."""
+    """vLLM's options for scoring pairs."""
 
     use_activation: bool | None = None
     """False: logits instead of their sigmoid."""
     max_tokens_per_doc: WholeFrom0 = 0
-    """Cut each document behind so many tokens; 0 is none."""
+    """Truncate each document to this many tokens. 0: do not."""
     max_tokens_per_query: WholeFrom0 = 0
-    """The same of the query."""
+    """Truncate the query to this many tokens. 0: do not."""
 
     unsupported: ClassVar = {
         "instruction": Unsupported(why="it is a setting of the server, args.model.instruction"),
@@ -65,30 +65,30 @@ class ScoringOptions(VllmOptions):
 
     @property
     def raw(self) -> bool:
-        """Logits are asked for."""
+        """Whether logits are requested."""
         return self.use_activation is False
 
 
 class CohereRerankRequest(ScoringOptions):
-    """`POST /rerank`, `/v1/rerank` and `/v2/rerank` with `documents`, as Cohere, Jina, vLLM and Infinity have it."""
+    """`POST /rerank`, `/v1/rerank` and `/v2/rerank` with `documents`, as in Cohere, Jina, vLLM and Infinity."""
 
     model: Model = None
     query: str
     documents: Annotated[list[str | Document], Constraint("a list of strings", "max_inputs")]
     top_n: WholeFrom0 | None = None
-    """The best so many only; 0 is all."""
+    """Return only this many of the best. 0: all."""
     return_documents: bool | None = None
-    """Put each text beside its score. Null: on `/rerank`, as vLLM does."""
+    """Return each text with its score. Null: only on `/rerank`, as vLLM does."""
     raw_scores: bool = False
     """The same as use_activation: false."""
 
     unsupported: ClassVar = {
-        "rank_fields": Unsupported((["text"],), "of a document only the field text is read"),
+        "rank_fields": Unsupported((["text"],), "of a document, only the field text is read"),
         "max_chunks_per_doc": Unsupported(
             (1, 10), "a document is read as one text, cut to the model's length; 10 is Cohere's default"
         ),
-        "relevant_spans": Unsupported((False,), "each document gets one score"),
-        "return_embeddings": Unsupported((False,), "a reranker has scores only"),
+        "relevant_spans": Unsupported((False,), "each score is for the whole document"),
+        "return_embeddings": Unsupported((False,), "a reranker returns only scores"),
     }
 
     @property
@@ -105,7 +105,7 @@ class CohereRerankRequest(ScoringOptions):
 
 
 class ScoreRequest(ScoringOptions):
-    """vLLM's `POST /score`: each text with the one at its place in the other list, or one text with all."""
+    """vLLM's `POST /score`: pairs the texts of two lists by position, or one text with all of a list."""
 
     model: Model = None
     text_1: Texts
@@ -118,7 +118,7 @@ class ScoreRequest(ScoringOptions):
 
     @property
     def sides(self) -> tuple[Sequence[str], Sequence[str]]:
-        """The texts of both lists; the first has one, or as many as the second. Raises InvalidInput."""
+        """The texts of both lists. Raises InvalidInput unless the first has one text, or as many as the second."""
         first, second = one_or_many(self.text_1), one_or_many(self.text_2)
         if len(first) not in {1, len(second)}:
             counts = f"text_1 has {len(first)} texts and text_2 has {len(second)}"
@@ -132,13 +132,13 @@ class ScoreRequest(ScoringOptions):
         return [Pair(*pair) for pair in zip(cycle(first), second, strict=False)]
 
     def texts(self, most: int) -> Sequence[Query]:
-        """Of both sides, for a model that embeds each by itself. Raises InvalidInput for more than `most`."""
+        """The texts of both sides, for a model that embeds each. Raises InvalidInput if there are more than `most`."""
         for name in ("max_tokens_per_query", "max_tokens_per_doc"):
             if getattr(self, name):
-                raise InvalidInput(f"{name} is for rerankers; send truncate_prompt_tokens", param=name)
+                raise InvalidInput(f"{name} works only with rerankers; send truncate_prompt_tokens instead", param=name)
         first, second = self.sides
         if (count := len(first) + len(second)) > most:
-            problem = f"text_1 and text_2 have {count} texts and this server takes {most} in one request"
+            problem = f"text_1 and text_2 have {count} texts and this server accepts {most} per request"
             raise InvalidInput(f"{problem}; send fewer at once", param="text_2")
         return [*first, *second]
 
@@ -166,7 +166,7 @@ class PredictRequest(Options):
 
     @property
     def single(self) -> bool:
-        """One text or pair was sent, not a batch."""
+        """Whether one text or pair was sent, not a batch."""
         return isinstance(self.inputs, str) or isinstance(self.inputs[0], str)
 
     @property

@@ -1,4 +1,4 @@
-"""Vectors as clients want them: numbers of one byte, bits, narrow floats, base64. Pure."""
+"""Converts vectors to the formats that clients ask for: int8, bits, narrow floats, base64. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FloatType = Literal["float32", "float16", "bfloat16"]
 Endianness = Literal["native", "little", "big"]
 Floats = npt.NDArray[np.float32]
 
-_DEVIATIONS = 8.0  # the numbers of texts' vectors are nearer to 0, but for a few of some models
+_DEVIATIONS = 8.0  # nearly all numbers of text vectors are closer to 0, except for a few in some models
 
 
 def largest(dimension: int) -> float:
-    """What 127 of int8 stands for in a vector of so many numbers: `8 / sqrt(dimension)`, at most 1.
+    """The value that int8's 127 stands for in a vector of this dimension: `8 / sqrt(dimension)`, at most 1.
 
-    All vectors of a size have the same scale, so their distances and dot products keep their order. The numbers of a
-    unit vector have a standard deviation of `1 / sqrt(dimension)`: from -1 to 1, most of int8 would be unused.
+    All vectors of one dimension have the same scale, so distances and dot products keep their order. The numbers of a
+    unit vector have a standard deviation of `1 / sqrt(dimension)`, so a scale of -1 to 1 would waste most of int8.
     """
     return min(1.0, _DEVIATIONS / math.sqrt(dimension))
 
@@ -31,9 +31,9 @@ def quantize(vectors: Floats, kind: EmbeddingType) -> npt.NDArray[Any]:
 
     - int8 [vectors, dimension]: of the unit vector, `round(127 * x / largest(dimension))`, from -127 to 127.
     - uint8 [vectors, dimension]: int8 + 128, so that 128 is zero.
-    - ubinary, uint8 [vectors, ceil(dimension / 8)]: a bit for each number, 1 where it is above 0; the first number in
-      the highest bit, zeros behind the last. As `quantize_embeddings` of sentence-transformers.
-    - binary, int8 of that shape: ubinary - 128.
+    - ubinary, uint8 [vectors, ceil(dimension / 8)]: one bit per number, 1 if it is above 0. The first number is in the
+      highest bit; zeros pad the last byte. The same as `quantize_embeddings` of sentence-transformers.
+    - binary, int8 of the same shape: ubinary - 128.
     """
     if kind == "float":
         return vectors
@@ -47,7 +47,7 @@ def quantize(vectors: Floats, kind: EmbeddingType) -> npt.NDArray[Any]:
 
 
 def _half_a_range_on(some: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Plus 128 or minus 128: in eight bits both flip the highest bit."""
+    """Add or subtract 128: in eight bits, both flip the highest bit."""
     return some ^ np.uint8(128)
 
 
@@ -61,5 +61,5 @@ def narrow(vector: Floats, kind: FloatType, endianness: Endianness) -> npt.NDArr
 
 
 def as_base64(vector: npt.NDArray[Any]) -> str:
-    """Its bytes as they lie in memory."""
+    """The vector's bytes in memory order, as base64."""
     return base64.b64encode(vector.tobytes()).decode("ascii")

@@ -1,1 +1,1 @@
-"""Generation as clients see it: OpenAI's routes, and how a service of it is put together."""
+"""Text generation: OpenAI's routes, the gRPC call, and the application's composition root."""

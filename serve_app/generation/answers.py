@@ -1,7 +1,7 @@
-"""Answers in OpenAI's words: what came of each choice -> JSON, whole or as events. Pure.
+"""Answers in OpenAI's format, as one JSON object or as a stream of events. Pure.
 
-https://platform.openai.com/docs/api-reference/chat and /completions; `usage` comes with the last chunk but one, which
-has no choices, where `stream_options` asks for it.
+See https://platform.openai.com/docs/api-reference/chat and /completions. If `stream_options` asks for usage, the last
+chunk before `[DONE]` has it, and no choices.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from serve_app.web.event_stream import DONE, event
 _ONE_BYTE = re.compile("<0x([0-9A-F]{2})>")
 _PRINTED = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _OTHERS = [number for number in range(256) if number not in set(_PRINTED)]
-# How byte-level tokenizers write bytes (`bytes_to_unicode` in https://github.com/openai/gpt-2, src/encoder.py).
+# Byte-level tokenizers write bytes as these characters (`bytes_to_unicode` in github.com/openai/gpt-2, src/encoder.py).
 _BYTES = {chr(number): number for number in _PRINTED} | {chr(256 + at): number for at, number in enumerate(_OTHERS)}
 
 
 class TokenNames:
-    """What logprobs call tokens: their text, and its bytes, which may be a part of a character."""
+    """The text and bytes of a token in logprobs. The bytes may be only part of a character."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -50,7 +50,7 @@ class TokenNames:
 
 
 class _Named(NamedTuple):
-    """`offset`: of its text in the answer, in characters, as if all tokens' texts stood in a row."""
+    """`offset`: where the token's text begins, in characters, in the concatenated texts of all tokens."""
 
     token: Picked
     text: str
@@ -59,7 +59,7 @@ class _Named(NamedTuple):
 
 @dataclass(slots=True)
 class _Choice:
-    """One answer. `before`: put before the answer (`echo`). `offset`: characters of its tokens so far."""
+    """One answer. `before`: text to put before it (`echo`). `offset`: characters of its tokens so far."""
 
     index: int
     before: str = ""
@@ -80,7 +80,7 @@ def _named(choice: _Choice, names: TokenNames, tokens: Sequence[Picked]) -> list
 
 
 class ReplyHead(NamedTuple):
-    """What each part of an answer says. `name`: its id's end."""
+    """The fields of every chunk. `name`: the end of the id."""
 
     name: str
     model: str
@@ -89,20 +89,20 @@ class ReplyHead(NamedTuple):
 
 
 def fingerprint(card: ModelCard) -> str:
-    """As OpenAI's `system_fingerprint`: another one where the same seed may have another answer."""
+    """OpenAI's `system_fingerprint`. It changes when the same seed may give another answer."""
     what = f"{VERSION} {card.name} {card.revision}"
     return f"fp_{hashlib.sha256(what.encode()).hexdigest()[:10]}"
 
 
 class Reply(ABC):
-    """The answer to one request, of one model, of several choices."""
+    """The answer to one request, with one or more choices."""
 
     prefix: ClassVar[str]
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
     def __init__(self, head: ReplyHead, before: Sequence[str], names: TokenNames | None) -> None:
-        """`before`: what is put before each choice. `names`: None where no logprobs are asked for."""
+        """`before`: the text to put before each choice. `names`: None if no logprobs are requested."""
         self.prompt_tokens = head.prompt_tokens
         self.says_usage = self.says_usage_always = False  # in a stream: at its end, and in each chunk
         self._choices = [_Choice(index, text) for index, text in enumerate(before)]
@@ -116,11 +116,11 @@ class Reply(ABC):
 
     @property
     def tokens(self) -> int:
-        """Of all answers so far."""
+        """The number of tokens in all choices so far."""
         return sum(choice.tokens for choice in self._choices)
 
     def add(self, index: int, piece: Piece) -> None:
-        """To a choice of the whole answer."""
+        """Add a piece to a choice, for an answer that is not streamed."""
         choice = self._choices[index]
         choice.texts.append(piece.text)
         choice.tokens += len(piece.tokens)
@@ -141,7 +141,7 @@ class Reply(ABC):
         return {**self._head, "object": self.whole_object, "choices": choices, "usage": self._usage()}
 
     def events(self, index: int, piece: Piece) -> bytes:
-        """What a stream says of a piece; nothing where it is empty."""
+        """The stream's events for a piece; none if it is empty."""
         choice = self._choices[index]
         said = b""
         if not choice.begun:
@@ -176,23 +176,23 @@ class Reply(ABC):
 
     @abstractmethod
     def _content(self, text: str) -> dict[str, Any]:
-        """Of a whole choice."""
+        """The fields of a complete choice that hold its text."""
 
     @abstractmethod
     def _first(self, before: str) -> list[dict[str, Any]]:
-        """What a choice's stream begins with."""
+        """The fields of the first chunks of a choice."""
 
     @abstractmethod
     def _delta(self, text: str) -> dict[str, Any]:
-        """Of a chunk."""
+        """The fields of a chunk that hold its text."""
 
     @abstractmethod
     def _logprobs(self, tokens: Sequence[_Named], names: TokenNames) -> dict[str, Any]:
-        """What is said of some tokens."""
+        """The `logprobs` of these tokens."""
 
 
 class ChatReply(Reply):
-    """To `/v1/chat/completions`."""
+    """The answer to `/v1/chat/completions`."""
 
     prefix, whole_object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
@@ -217,7 +217,7 @@ class ChatReply(Reply):
 
 
 class TextReply(Reply):
-    """To `/v1/completions`."""
+    """The answer to `/v1/completions`."""
 
     prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
 

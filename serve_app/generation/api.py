@@ -1,4 +1,4 @@
-"""OpenAI's routes to a model that generates, whole and streamed, and what a server tells of itself."""
+"""OpenAI's routes to a model that generates, streamed or not, and the routes that describe the server."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ Body = TypeVar("Body", bound=Fields)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiOptions:
-    """`parse_special_tokens`: see `PromptEncoder`. `emulated`: answers say that they come from no real device.
-    `has_page`: a browser gets the page at `/`.
+    """`parse_special_tokens`: see `PromptEncoder`. `emulated`: mark answers as coming from an emulated device.
+    `has_page`: serve the page at `/`.
     """
 
     rules: CompletionRules
@@ -67,7 +67,7 @@ class ApiOptions:
 
 
 class CompletionsApi(ModelApi):
-    """The routes to one model, of one Router replica."""
+    """The routes to one model in one Router replica."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class CompletionsApi(ModelApi):
         api_keys: ApiKeys | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """Raises SettingsError where the model's chat template or its tokenizer cannot be used."""
+        """Raises SettingsError if the model's chat template or tokenizer cannot be used."""
         shown = {"emulated": options.emulated, "has_page": options.has_page}
         self._router, self._options = router, options
         super().__init__(options.rules, router, api_keys, observer, **shown)
@@ -97,7 +97,7 @@ class CompletionsApi(ModelApi):
         }
 
     def close(self) -> None:
-        """End what was started for it."""
+        """Stop the prompt encoder."""
         self.asking.close()
 
     async def completions(self, request: HttpRequest) -> Answer:
@@ -172,7 +172,7 @@ class CompletionsApi(ModelApi):
 
 
 class _Threaded:
-    """A tokenizer, in threads."""
+    """Calls a tokenizer in threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -182,7 +182,7 @@ class _Threaded:
         texts: Sequence[str],
         *,
         special_tokens: bool,
-        prompt_name: str | None,  # noqa: ARG002 - has no prompts
+        prompt_name: str | None,  # noqa: ARG002 - these models have no prompts
     ) -> list[list[Token]]:
         return await asyncio.to_thread(self._tokenizer.tokens, texts, special_tokens=special_tokens)
 

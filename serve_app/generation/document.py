@@ -1,4 +1,4 @@
-"""The OpenAPI document of a service that generates: what its routes take, by their types."""
+"""The OpenAPI document of a service that generates, built from the types of its request bodies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _generating = partial(
     tag="generate",
     statuses=(400, 404, 413, 429, 500, 503, 504),
     parameters=admission_parameters(
-        bulk="bulk: behind all others, with neither a first token nor a pace promised.",
+        bulk="bulk: runs after all others, with neither a first token nor a time per output token promised.",
         timeout="How long the client waits for the first token.",
     ),
     events={"description": "With `stream`: chunks, and `data: [DONE]` at the end.", "type": "string"},
@@ -72,7 +72,7 @@ _CHAT = _generating(
 )
 _COMPLETION = _generating(
     "completions",
-    "Go on with a text (OpenAI)",
+    "Continue a text (OpenAI)",
     _answer("text_completion", text=STRING, logprobs=_TEXT_LOGPROBS),
     CompletionRequest,
 )
@@ -83,7 +83,7 @@ _ROUTES: Mapping[str, Route] = {
     "/completions": replace(_COMPLETION, name="completions_unprefixed"),
     "/calibration/steps": Route(
         "time_steps",
-        "What planned steps take (a calibration's)",
+        "Measure how long planned steps take (calibration)",
         object_of(pool=STRING, replica=STRING, seconds=_TIMES, host_seconds=_TIMES),
         StepsRequest,
         (403, 413, 422, 424, 503),
@@ -103,5 +103,5 @@ def document(rules: CompletionRules, vocab_size: int, *, api_keys: bool) -> dict
         "largest_id": vocab_size - 1,
         "prompts": ["", None],
     }
-    found = build("Generation: first token and pace promised.", _ROUTES, api_keys=api_keys)
+    found = build("Text generation with promised time to first token and per output token.", _ROUTES, api_keys=api_keys)
     return {key: filled(part, values) for key, part in found.items()}

@@ -1,4 +1,4 @@
-"""What the access log and traces say of a request that generates. No text is among it. Pure."""
+"""What the access log and traces record of a request that generates. It contains no text. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from serve_app.observe.facts import Attributes, Phase
 
 
 class GenerationFacts:
-    """Of the generations of one request to `model`, one a prompt. `sent`: the tokens of all answers that its client got
-    so far.
+    """The facts of one request to `model`, which has one generation per prompt. `sent`: returns how many answer tokens
+    the client has got so far.
     """
 
     def __init__(self, model: str, wanted: Sequence[WantedGeneration], sent: Callable[[], int]) -> None:
@@ -27,11 +27,11 @@ class GenerationFacts:
         return None if client is None else client.tenant.name
 
     def is_late(self, _actual_s: float, _slo_s: float) -> bool:
-        """A first token or a pace, as the metrics count it."""
+        """Whether a first token or the time per output token was late, as the metrics count it."""
         return any(streamed.is_late for streamed in self._begun)
 
     def line(self) -> dict[str, Any]:
-        """In the access log. Times are seconds, the worst of all that was asked for."""
+        """The request's fields in the access log. Times are in seconds, the worst of all generations."""
         return {
             "prompts": len(self._wanted),
             "tokens": sum(len(one.ids) for one in self._wanted),
@@ -45,7 +45,7 @@ class GenerationFacts:
         }
 
     def attributes(self) -> dict[str, Any]:
-        """Of the request's span."""
+        """The attributes of the request's span."""
         told = self.line()
         return {
             "gen_ai.usage.input_tokens": told["tokens"],
@@ -59,7 +59,7 @@ class GenerationFacts:
         }
 
     def phases(self, now: float) -> Iterator[Phase]:
-        """What it went through until it ended, `now`."""
+        """The spans of the request's phases. It ended `now`."""
         for number, (wanted, record) in enumerate(zip(self._wanted, self._records, strict=True)):
             if record.streamed is None:
                 return
@@ -86,7 +86,7 @@ class GenerationFacts:
 
 
 def _streamed(record: GenerationRecord, streamed: Streamed, now: float) -> Iterator[Phase]:
-    """Its first token and those after it, where it was admitted."""
+    """The spans of the first token and of the later ones; none if the generation was not admitted."""
     admitted = record.admitted
     if admitted is None or admitted.decided is None:
         return
@@ -96,7 +96,7 @@ def _streamed(record: GenerationRecord, streamed: Streamed, now: float) -> Itera
     if first is None:
         yield Phase("first_token", admitted.decided, over, _place(admitted), failed)
         return
-    yield Phase("first_token", min(admitted.decided, first), first, _place(admitted))  # it may come with the decision
+    yield Phase("first_token", min(admitted.decided, first), first, _place(admitted))  # both may arrive at once
     told: Attributes = {**_place(admitted), "windve.answer_tokens": streamed.tokens, "windve.gap_s": streamed.gap_s}
     if streamed.pace_s is not None:
         told["windve.pace_s"] = streamed.pace_s

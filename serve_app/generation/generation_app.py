@@ -1,6 +1,6 @@
 """Composition root of generation: settings -> bound Serve application.
 
-args of the Serve config -> GenerationArgs -> what the cluster has -> a Plan -> Router(generators of each pool)
+args of the Serve config -> GenerationArgs -> a Plan, by the cluster's devices -> Router(generators of each pool)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from serve_app.ingress import Deployed, ServiceIngress
 
 
 class GenerationIngress(ServiceIngress, GenerationCalls):
-    """The Router with its routes and its calls: what answers HTTP and gRPC."""
+    """Answers HTTP and gRPC: the Router with its routes and calls."""
 
     def __init__(
         self, args: GenerationArgs, topologies: Mapping[str, Topology], generators: Mapping[str, Deployed]
@@ -36,7 +36,7 @@ class GenerationIngress(ServiceIngress, GenerationCalls):
         freeze_gc()
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Called by Serve with the `user_config`: at the start, and in place whenever it changes."""
+        """Serve calls this with the `user_config` at the start, and again whenever it changes."""
         await self.router.reconfigure(user_config)
         self.observer.configure({self.router.card.name: self.router.config})
 

@@ -1,7 +1,7 @@
-"""The gRPC services of an application that generates: its own, answered by `grpc_calls.py`, and the health check.
+"""The gRPC services of an application that generates: generation (see `grpc_calls.py`) and the standard health check.
 
-The Serve config names `add_to_server` under `grpc_options.grpc_servicer_functions`, as that of `grpc_services`; this
-module stays as light.
+The Serve config names `add_to_server` under `grpc_options.grpc_servicer_functions`. As with `grpc_services.py`, Serve's
+proxies import this module, so it imports little.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ GENERATE = f"{_SERVICE.full_name}/Generate"
 
 
 def add_to_server(servicer: Any, server: grpc.aio.Server) -> None:
-    """Of generation."""
+    """Add the services of generation."""
     offer({_SERVICE: _SERVICE.methods, **HEALTH}, servicer, server)

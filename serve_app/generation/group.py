@@ -1,4 +1,4 @@
-"""The generations of one request: admitted together or not at all, read as one, freed together."""
+"""The generations of one request: admitted all or none, read as one stream, freed together."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from serve_app.observe.facts import TracedRequest
 
 
 class Generations:
-    """Each has `answers` answers, whose choices are numbered through."""
+    """The generations of one request, each with `answers` answers. Choices are numbered across all of them."""
 
     def __init__(self, router: GenerationRouter, answers: int, traced: TracedRequest | None = None) -> None:
-        """`traced`: is told of them, for the access log and traces."""
+        """`traced`: gets their facts, for the access log and traces."""
         self.tokens = 0  # of all answers so far
         self._router, self._answers, self._traced = router, answers, traced
         self._begun: list[AsyncGenerator[Piece, None]] = []
 
     async def begin(self, wanted: Sequence[WantedGeneration]) -> None:
-        """All are admitted when this returns. Raises what `GenerationRouter.begin` does; the others end by it."""
+        """Returns once all are admitted. If one is refused, ends the others and raises the same error."""
         if self._traced is not None:
             wanted = [replace(one, record=GenerationRecord()) for one in wanted]
             self._traced.facts = GenerationFacts(self._router.card.name, wanted, lambda: self.tokens)
@@ -39,12 +39,12 @@ class Generations:
             raise
 
     async def close(self) -> None:
-        """Free all of their places; nobody reads `pieces` any more."""
+        """Free the slots of all generations. Call it once nobody reads `pieces` any more."""
         for one in self._begun:
             await one.aclose()
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Each as it comes, with the number of its choice. Raises what one of them raises first."""
+        """Yields (choice, piece) as pieces arrive. Raises the first error of any generation."""
         if len(self._begun) == 1:
             async for piece in self._begun[0]:
                 self._came(piece)
@@ -81,6 +81,6 @@ class Generations:
         try:
             async for piece in pieces:
                 found.put_nowait((place * self._answers + piece.answer, piece))
-        except Exception as error:  # noqa: BLE001 - is raised where the pieces are read
+        except Exception as error:  # noqa: BLE001 - raised again where the pieces are read
             end = error
         found.put_nowait(end)

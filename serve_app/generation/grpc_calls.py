@@ -1,6 +1,4 @@
-"""The gRPC call of generation (`generation.proto`): over the same Router, with the same bounds and sentences as
-`api.py`.
-"""
+"""The gRPC call of generation (`generation.proto`). It has the same Router, bounds and error texts as `api.py`."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ _OPTIONS = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "n")
 
 
 class GenerationCalls(GrpcService):
-    """Of one Router replica: the method has the name of its call, and Serve's name for the context."""
+    """The call to one Router replica. Serve finds the method by the call's name, and passes `grpc_context` by name."""
 
     def __init__(
         self,
@@ -51,7 +49,7 @@ class GenerationCalls(GrpcService):
         self._router, self._asking, self._names = router, asking, names
 
     async def Generate(self, request: Received, grpc_context: RayServegRPCContext) -> AsyncGenerator[Message, None]:
-        """What is wrong becomes the call's status, behind an empty message (`grpc_handlers`)."""
+        """Stream the answers. An error becomes the call's status, after an empty message (see `grpc_handlers`)."""
         with CallScope(self.observer, GENERATE, grpc_context) as scope:
             say(grpc_context, *self._emulated)
             async with aclosing(self._answers(request, grpc_context, scope)) as answers:
@@ -82,7 +80,7 @@ class GenerationCalls(GrpcService):
             await generations.close()
 
     async def _wanted(self, request: Received, context: RayServegRPCContext, scope: CallScope) -> WantedGeneration:
-        """Raises InvalidInput, Unauthorized or EngineFailed."""
+        """Check the caller and parse the request. Raises InvalidInput, Unauthorized or EngineFailed."""
         received = asyncio.get_running_loop().time()
         client = self.let_in(context)
         scope.came_from(client)
@@ -108,7 +106,7 @@ class GenerationCalls(GrpcService):
             case "ids":
                 prompt = list(request.ids.ids)
             case _:
-                raise EmptyInput("there is no input; send a prompt, ids or a chat", param="prompt")
+                raise EmptyInput("the request has no input; send a prompt, ids or a chat", param="prompt")
         return CompletionRequest.parse({**options, "logprobs": logprobs, "prompt": prompt}, rules)
 
     def _message(self, answer: int, piece: Piece, *, logprobs: bool) -> GenerateResponse:
@@ -127,7 +125,7 @@ class GenerationCalls(GrpcService):
 
 
 def _options(request: GenerateRequest) -> dict[str, Any]:
-    """What the request says, by the names of OpenAI's routes."""
+    """The request's options, by their names in OpenAI's API."""
     said = {name: getattr(request, name) for name in _OPTIONS if request.HasField(name)}
     return {**said, "stop": list(request.stop), "ignore_eos": request.ignore_eos}
 

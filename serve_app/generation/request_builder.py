@@ -1,4 +1,4 @@
-"""What a client's request asks of the Router, the same over HTTP and gRPC."""
+"""Turns a client's request into the Router's, for both HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from serve_app.generation.requests import ChatRequest, CompletionRequest, Comple
 
 
 class RequestBuilder:
-    """Of one model."""
+    """Builds the requests to one model."""
 
     def __init__(self, router: GenerationRouter, rules: CompletionRules, *, parse_special_tokens: bool) -> None:
-        """`parse_special_tokens`: see `PromptEncoder`. Raises SettingsError where the chat template cannot be used."""
+        """`parse_special_tokens`: see `PromptEncoder`. Raises SettingsError if the chat template cannot be used."""
         self.rules = rules
         self._card = router.card
         self._prompts = PromptEncoder(router.card, router.tokenizer, parse_special_tokens=parse_special_tokens)
 
     def close(self) -> None:
-        """End what was started for it."""
+        """Stop the prompt encoder."""
         self._prompts.close()
 
     async def prompts(self, asked: CompletionRequest | ChatRequest) -> list[TokenIds]:
-        """As token ids; a chat is one. Raises InvalidInput, EmptyInput, ContextExceeded or EngineFailed."""
+        """The prompts as token ids; a chat is one prompt. Raises InvalidInput, EmptyInput, ContextExceeded or
+        EngineFailed.
+        """
         if isinstance(asked, ChatRequest):
             return [await self._prompts.of_chat([one.plain for one in asked.messages], asked.chat_template_kwargs)]
         return [
@@ -37,7 +39,7 @@ class RequestBuilder:
         ]
 
     def text_of(self, prompt: str | Sequence[int]) -> str:
-        """For its echo."""
+        """The text of a prompt, for `echo`."""
         return prompt if isinstance(prompt, str) else self._prompts.text_of(prompt)
 
     def wanted(
@@ -49,7 +51,7 @@ class RequestBuilder:
         client: Client | None,
         received: float,
     ) -> list[WantedGeneration]:
-        """One generation a prompt. `admission`: what the headers say (`admission_headers`). `received`: as in
+        """One generation per prompt. `admission`: from the headers (see `web.admission_headers`). `received`: as in
         `WantedGeneration`. Raises ContextExceeded or InvalidInput.
         """
         param = "messages" if isinstance(asked, ChatRequest) else "prompt"
@@ -72,15 +74,15 @@ class RequestBuilder:
         ]
 
     def _most_tokens(self, wanted: int | None, prompt: int, param: str) -> int:
-        """Of an answer to a prompt of so many tokens. Raises ContextExceeded."""
+        """The most tokens that an answer may have after a prompt of `prompt` tokens. Raises ContextExceeded."""
         context = self._card.context
         if prompt >= context:
-            problem = f"the prompt has {prompt} tokens and the model takes {context} with the answer; shorten it"
+            problem = f"the prompt has {prompt} tokens, but the model's context is {context}; shorten the prompt"
             raise ContextExceeded(problem, param=param)
         if wanted is not None and prompt + wanted > context:
             raise ContextExceeded(
-                f"the prompt has {prompt} tokens and max_tokens asks for {wanted} more, and the model takes {context}; "
-                f"shorten the prompt, or ask for {context - prompt} at most",
+                f"the prompt has {prompt} tokens and max_tokens is {wanted}, but the model's context is {context}; "
+                f"shorten the prompt, or set max_tokens to at most {context - prompt}",
                 param=param,
             )
         return wanted or min(self.rules.default_tokens, context - prompt)

@@ -1,7 +1,7 @@
-"""What clients send to `/v1/completions` and `/v1/chat/completions`. Pure.
+"""Request bodies of `/v1/completions` and `/v1/chat/completions`. Pure.
 
-A field that no API has is ignored. One that OpenAI or vLLM have and that is not carried out is refused by its name
-(`_UNSUPPORTED`), or changes nothing (`_UNUSED`).
+Unknown fields are ignored. A field of OpenAI or vLLM that windve does not support is either refused by name
+(`_UNSUPPORTED`) or has no effect (`_UNUSED`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from serve_app.web.fields import (
 
 MOST_LOGPROBS = 20  # as OpenAI and vLLM
 _Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS), Constraint(f"a whole number up to {MOST_LOGPROBS}")]
-_MOST_STOPS, _LONGEST_STOP = 16, 256  # characters: each token's text is searched for each of them
+_MOST_STOPS, _LONGEST_STOP = 16, 256  # characters; each new token's text is searched for each of them
 _LONGEST_ROLE = 64
 _SEED = 2**63
 
@@ -38,7 +38,7 @@ def _except(*names: str, same: tuple[Any, ...] = (), why: str = "") -> dict[str,
     return dict.fromkeys(names, Unsupported(same, why))
 
 
-_NO_TOOLS = "no tools are called"
+_NO_TOOLS = "tools are not supported"
 _UNSUPPORTED: Mapping[str, Unsupported] = {
     **_except("frequency_penalty", "presence_penalty", "min_p", "min_tokens", "routed_experts_prompt_start", same=(0,)),
     **_except("repetition_penalty", "length_penalty", same=(1,)),
@@ -55,33 +55,33 @@ _UNSUPPORTED: Mapping[str, Unsupported] = {
     **_except("chat_template", "audio", "web_search_options", "reasoning_effort", "prediction", "moderation"),
     **_except("prompt_embeds", "kv_transfer_params", "ec_transfer_params", "repetition_detection", "verbosity"),
     **_except("logit_bias", "vllm_xargs", same=({},)),
-    **_except("media_io_kwargs", "mm_processor_kwargs", same=({},), why="only texts are read"),
+    **_except("media_io_kwargs", "mm_processor_kwargs", same=({},), why="only texts are supported"),
     "response_format": Unsupported(({"type": "text"},)),
     "modalities": Unsupported((["text"],)),
     "suffix": Unsupported(("",)),
-    "priority": Unsupported((0,), "the header x-windve-priority: bulk lets others go first"),
+    "priority": Unsupported((0,), "use the header x-windve-priority: bulk to let others go first"),
     "thinking_token_budget": Unsupported((-1,)),
-    "stream_interval": Unsupported((1,), "each piece of text is sent as it comes"),
+    "stream_interval": Unsupported((1,), "each piece of text is sent as soon as it is ready"),
 }
 _UNUSED: Mapping[str, str] = {
     "user": "clients are told apart by their API keys",
     "safety_identifier": "clients are told apart by their API keys",
-    **dict.fromkeys(("session_id", "cache_salt"), "nothing is kept for another request"),
-    **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), "no prompt is kept"),
-    **dict.fromkeys(("store", "metadata"), "no answer is stored"),
-    "service_tier": "there is only one",
+    **dict.fromkeys(("session_id", "cache_salt"), "nothing is cached between requests"),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), "prompts are not cached"),
+    **dict.fromkeys(("store", "metadata"), "answers are not stored"),
+    "service_tier": "there is only one tier",
     "parallel_tool_calls": _NO_TOOLS,
-    "truncation_side": "prompts are not cut",
+    "truncation_side": "prompts are never truncated",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRules(Rules):
-    """What this server accepts. `dimension` means nothing here; `max_inputs`: prompts in one request.
+    """What this server accepts. `dimension` is unused here; `max_inputs`: most prompts in one request.
 
-    - `default_tokens`: of an answer, where a request does not say how many.
-    - `max_answers`: of one prompt (`n`).
-    - `most_messages`: of one chat.
+    - `default_tokens`: most tokens of an answer if the request sets no maximum.
+    - `max_answers`: most answers to one prompt (`n`).
+    - `most_messages`: most messages in one chat.
     """
 
     default_tokens: int
@@ -102,7 +102,7 @@ def _stops(value: Any) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise InvalidInput("stop must be a string or a list of strings", param="stop")
     if len(found) > _MOST_STOPS or any(len(one) > _LONGEST_STOP for one in found):
-        problem = f"stop may be {_MOST_STOPS} strings of {_LONGEST_STOP} characters at most"
+        problem = f"stop may have at most {_MOST_STOPS} strings of at most {_LONGEST_STOP} characters"
         raise InvalidInput(problem, param="stop")
     return [one for one in found if one]
 
@@ -110,7 +110,7 @@ def _stops(value: Any) -> list[str]:
 def _only_text(value: Any) -> Any:
     if value != "text":
         raise InvalidInput(
-            "only text is read here, no images, sound or files; send parts of the type text", param="messages"
+            "only text is supported here, not images, audio or files; send parts of type text", param="messages"
         )
     return value
 
@@ -119,39 +119,39 @@ class StreamOptions(Fields):
     """How a stream is sent."""
 
     include_usage: bool = False
-    """Say at the stream's end how many tokens there were."""
+    """Send the token counts at the end of the stream."""
     continuous_usage_stats: bool = False
-    """Say it in each chunk, too; needs include_usage."""
+    """Send the token counts in each chunk too. Requires include_usage."""
 
-    unused: ClassVar = {"include_obfuscation": "chunks are not padded"}
+    unused: ClassVar = {"include_obfuscation": "chunks are never padded"}
 
 
 class CompletionOptions(Fields):
-    """What both routes have in common."""
+    """The fields that both routes share."""
 
     model: Model = None
     request_id: RequestId | None = None
-    """What the answer's id ends with, in place of the header x-request-id."""
+    """The end of the answer's id. Replaces the header x-request-id."""
     max_tokens: WholeFrom1 | None = None
-    """Of each answer. Null: as the server's settings say."""
+    """Maximum tokens of each answer. Null: the server's setting."""
     temperature: Annotated[float, Field(ge=0, le=2), Constraint("a number from 0 to 2")] | None = None
-    """0 is the likeliest token each time. Null: as the model's files say, else 1."""
+    """0: always the likeliest token. Null: as the model's files say, else 1."""
     top_p: Annotated[float, Field(gt=0, le=1), Constraint("a number above 0, up to 1")] | None = None
-    """Only the likeliest tokens, so many as are so likely together. Null: as the model's files say, else 1."""
+    """Sample from the likeliest tokens whose probabilities add up to this. Null: as the model's files say, else 1."""
     top_k: Annotated[int, Field(ge=-1), Constraint("a whole number from 0")] | None = None
-    """Only the so many likeliest; 0 and -1: all. Null: as the model's files say, else all."""
+    """Sample from this many of the likeliest tokens. 0 and -1: all. Null: as the model's files say, else all."""
     seed: Annotated[int, Field(ge=-_SEED, lt=_SEED), Constraint("a whole number of 64 bits")] | None = None
-    """The same gives the same answer."""
+    """The same seed gives the same answer."""
     n: Annotated[int, Field(ge=1, json_schema_extra={"maximum": "max_answers"}), BeforeValidator(_answers)] = 1
-    """How many answers."""
+    """How many answers to generate per prompt."""
     best_of: int | None = None
-    """Only as many as `n`."""
+    """Must equal `n`."""
     stop: Annotated[str | list[str], BeforeValidator(_stops)] = ""
-    """A string, or several, before which an answer ends."""
+    """A string or a list of strings. An answer ends before the first of them."""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     ignore_eos: bool = False
-    """End tokens do not end an answer."""
+    """Continue after the model's end tokens."""
 
     unsupported: ClassVar = _UNSUPPORTED
     unused: ClassVar = _UNUSED
@@ -165,21 +165,21 @@ class CompletionOptions(Fields):
 
     @property
     def most_tokens(self) -> int | None:
-        """That each answer may have; None: the request does not say."""
+        """Maximum tokens of each answer; None if the request sets none."""
         return self.max_tokens
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """None of them is empty."""
+        """The stop strings; none is empty."""
         return tuple(self.stop)
 
     @property
     def alternatives(self) -> int | None:
-        """For `WantedGeneration.logprobs`."""
+        """The value for `WantedGeneration.logprobs`."""
         return None
 
     def sampling(self, defaults: Sampling) -> Sampling:
-        """With the model's own where the request does not say."""
+        """The request's sampling options, completed by the model's defaults."""
         return Sampling(
             temperature=defaults.temperature if self.temperature is None else self.temperature,
             top_k=defaults.top_k if self.top_k is None else max(0, self.top_k),
@@ -193,9 +193,9 @@ class CompletionRequest(CompletionOptions):
 
     prompt: Inputs
     logprobs: _Logprobs | None = None
-    """Say how likely each token was, and so many others in its place."""
+    """Return the log probability of each token, and of this many alternatives."""
     echo: bool = False
-    """Put the prompt before its answers."""
+    """Put the prompt before each answer."""
 
     unsupported: ClassVar = {"add_special_tokens": Unsupported((True,))}
 
@@ -203,7 +203,7 @@ class CompletionRequest(CompletionOptions):
     def prompts(self) -> Sequence[str | Sequence[int]]:
         """Raises InvalidInput."""
         if self.echo and self.logprobs is not None:
-            raise InvalidInput("echo with logprobs is not supported here; leave one of them out", param="echo")
+            raise InvalidInput("echo with logprobs is not supported here; send only one of them", param="echo")
         return one_or_many(self.prompt)
 
     @property
@@ -222,7 +222,7 @@ class ChatMessage(Fields):
     """One turn of a chat."""
 
     role: Annotated[str, Field(min_length=1, max_length=_LONGEST_ROLE)]
-    """system, user, assistant, or another that the model's chat template takes. A developer's are the system's."""
+    """system, user, assistant, or another that the model's chat template accepts. developer is read as system."""
     content: str | Annotated[list[ContentPart], Constraint("a list of parts, objects with type and text")]
     """Parts are joined by line breaks."""
     name: str | None = None
@@ -240,7 +240,7 @@ class ChatMessage(Fields):
 
     @property
     def plain(self) -> Message:
-        """For a chat template."""
+        """The message as a chat template takes it."""
         text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
         role = "system" if self.role == "developer" else self.role
         said = {"name": self.name, "tool_call_id": self.tool_call_id}
@@ -254,13 +254,13 @@ class ChatRequest(CompletionOptions):
         list[ChatMessage], Constraint("a list of messages, objects with role and content", "most_messages")
     ]
     max_completion_tokens: WholeFrom1 | None = None
-    """The newer name of max_tokens."""
+    """OpenAI's newer name of max_tokens."""
     logprobs: bool = False
-    """Say how likely each token was."""
+    """Return the log probability of each token."""
     top_logprobs: _Logprobs | None = None
-    """And so many others in its place; needs logprobs."""
+    """Return this many alternatives for each token too. Requires logprobs."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """What the model's chat template knows by name, as vLLM has it: `enable_thinking` of Qwen3."""
+    """Variables of the model's chat template, as in vLLM: for example Qwen3's `enable_thinking`."""
 
     unsupported: ClassVar = {"add_special_tokens": Unsupported((False,)), "echo": Unsupported((False,))}
 
@@ -272,5 +272,5 @@ class ChatRequest(CompletionOptions):
     def alternatives(self) -> int | None:
         """Raises InvalidInput."""
         if self.top_logprobs and not self.logprobs:
-            raise InvalidInput("top_logprobs needs logprobs: true", param="top_logprobs")
+            raise InvalidInput("top_logprobs requires logprobs: true; send both", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,4 +1,4 @@
-"""What a calibration sends to `/calibration/steps`. Pure."""
+"""The body of `/calibration/steps`, which a calibration sends. Pure."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ Count = Annotated[int, Field(ge=0, lt=_MOST_TOKENS), Constraint(f"a whole number
 
 
 class PlannedLoad(Fields):
-    """What one step computes."""
+    """The work of one step."""
 
     rows: Count = 0
-    """Answers that get one token more."""
+    """How many answers get one more token."""
     cached: Count = 0
-    """Tokens before it, of each of them."""
+    """How many tokens each of these answers has in the cache."""
     chunks: Annotated[list[list[int]], BeforeValidator(_chunks)] = Field(default_factory=list)
-    """Of prompts, each [start, tokens]: so many tokens behind the first `start`."""
+    """Chunks of prompts, each [start, tokens]: `tokens` tokens after the first `start`."""
     host_rows: Count = 0
-    """More such answers, whose keys and values the host holds."""
+    """How many further answers get one more token, with their keys and values in the host's cache."""
     copied: Count = 0
-    """Blocks that are copied to the host and back before."""
+    """How many blocks are copied to the host and back before the step."""
 
     @property
     def step(self) -> PlannedStep:
@@ -60,10 +60,10 @@ class PlannedLoad(Fields):
 
 
 class StepsRequest(Fields):
-    """Planned steps, whose times a calibration wants to know."""
+    """Planned steps for a calibration to time."""
 
     pool: str
     """accelerator or cpu."""
     loads: Annotated[list[PlannedLoad], BeforeValidator(_loads)]
     times: Annotated[int, Field(ge=1, le=_MOST_TIMES), Constraint(f"a whole number from 1 to {_MOST_TIMES}")] = 3
-    """How often each runs, behind a first time that does not count."""
+    """How often each step is timed, after one warm-up run."""

@@ -1,4 +1,4 @@
-"""`windve small-model`: the toy that `id: small:docstrings` means, as a folder."""
+"""`windve small-model` writes the toy model `small:docstrings` to a folder."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from deployments.generation.text.small_model import make_and_show, small_model_f
 
 _DESCRIPTION = """\
 Train a small language model on Python's own documentation, in about a minute, and write it into a new
-FOLDER. It is a toy: it writes like docstrings, and knows nothing. It shows how text is generated where no model hub is
-at hand. A config asks for it by args.model.id: small:docstrings, or by FOLDER's path.
+FOLDER. It is a toy: it writes text like docstrings, and knows nothing. Use it to try generation without a model hub:
+set args.model.id to small:docstrings, or to FOLDER's path.
 
-Without FOLDER it is made where that id looks for it (beside the hub's cache), if it is not there yet. Several machines
-need the same one: write FOLDER once, and copy it."""
+Without FOLDER, the model is written where small:docstrings looks for it (beside the hub's cache), unless it exists.
+All machines of a cluster need the same model: write FOLDER once, and copy it."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Raises SettingsError where it cannot be made or written."""
+    """Raises SettingsError if the model cannot be trained or written."""
     parser = argparse.ArgumentParser(
         prog="windve small-model",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="must not be there yet")
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="must not exist yet")
     folder = parser.parse_args(arguments).folder
     if folder is None:
         print(small_model_folder())
         return
     if folder.exists():
-        raise SettingsError("FOLDER", f"{folder} is there already; remove it, or write somewhere else")
+        raise SettingsError("FOLDER", f"{folder} already exists; remove it, or choose another folder")
     try:
         make_and_show(folder)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""`make serve`: a Ray of our own on this machine, and what the person at the desk sees."""
+"""`windve serve`: starts a local Ray, serves on it, and prints the progress to the terminal."""

@@ -1,4 +1,4 @@
-"""What `make serve` prints: the machine, what is served, and commands to try."""
+"""The output of `windve serve`: the machine, the models, and commands to try."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from deployments.hardware.device_detector import Machine
 from serve_app.local.ray_environment import LOOPBACK, PROXY_TIMEOUT_S, TOKEN_VARIABLES, StartFailed
 
-_EXAMPLES = {  # what to try first, by the model's kind
+_EXAMPLES = {  # a first request for each kind of model
     "embedding": ("/v1/embeddings", '{"input": "Where does the overflow go?"}'),
     "reranker": ("/rerank", '{"query": "Where does the overflow go?", "texts": ["To the CPU.", "To the moon."]}'),
     "classifier": ("/predict", '{"inputs": "Where does the overflow go?"}'),
@@ -27,7 +27,7 @@ _EXAMPLES = {  # what to try first, by the model's kind
 
 
 def show_machine(console: Console, machine: Machine) -> None:
-    """One paragraph on the machine: CPU, cores, memory, NUMA nodes, and why an NPU cannot be used."""
+    """Print the CPU, cores, memory and NUMA nodes, and why an NPU that is present cannot be used."""
     cpu = machine.cpu
     quota = f", cgroup limit {cpu.quota:g} CPUs" if cpu.quota is not None else ""
     nodes = f"{machine.numa_nodes} NUMA node{'s' if machine.numa_nodes > 1 else ''}"
@@ -40,13 +40,13 @@ def show_machine(console: Console, machine: Machine) -> None:
 
 
 def _serve_command() -> str:
-    """Ray's `serve`, as one types it here."""
+    """The path to Ray's `serve`, as one would type it here."""
     command = Path(sys.executable).parent / "serve"
     return os.path.relpath(command) if command.is_relative_to(Path.cwd()) else str(command)
 
 
 def _get_json(url: str, api_key: str | None) -> Any:
-    """The answer of our own service; for a moment after the start its proxy may not know the way yet."""
+    """Call our own service. Retries for a while, because the proxy may not know the routes yet after the start."""
     request = urllib.request.Request(url)  # noqa: S310 - our own address
     if api_key is not None:
         request.add_header("authorization", f"Bearer {api_key}")
@@ -62,7 +62,7 @@ def _get_json(url: str, api_key: str | None) -> Any:
 
 
 def _info_once_complete(address: str, api_key: str | None) -> list[dict[str, Any]]:
-    """What `/info` says of each model once the Router has met all replicas, a moment after Serve says that they run."""
+    """The `/info` of each model. Waits until the Router knows all replicas, which may be after Serve reports them."""
     ends = time.monotonic() + PROXY_TIMEOUT_S
     while True:
         info: dict[str, Any] = _get_json(f"{address}/info", api_key)
@@ -88,7 +88,7 @@ def _show_generation(console: Console, info: dict[str, Any]) -> None:
         f"topology: {ours['topology']}; first token within {ours['ttft_s']:g} s, then {ours['tpot_s']:g} s a token"
     )
     if ours["emulated"]:
-        console.print("the devices are EMULATED: the times are true, the tokens mean nothing", style="yellow")
+        console.print("the devices are EMULATED: the times are realistic, the tokens are meaningless", style="yellow")
     table = _table("pool", "replicas", "device", "dtype", "blocks", "cores")
     for name, pool in ours["pools"].items():
         member, device, cores = _first_replica(pool)
@@ -104,7 +104,7 @@ def _table(*columns: str) -> Table:
 
 
 def _first_replica(pool: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, str], str]:
-    """What it tells of itself; its device and number format; its cores."""
+    """The first replica's description, its (device, dtype), and its cores."""
     member: dict[str, Any] = next(iter(pool["replicas"].values()), {})
     return member, (str(member.get("device")), str(member.get("dtype"))), ",".join(map(str, member.get("cores", [])))
 
@@ -121,7 +121,7 @@ def _show_model(console: Console, info: dict[str, Any]) -> None:
     )
     console.print(f"topology: {ours['topology']}; SLO {ours['slo_s']} s")
     if ours["emulated"]:
-        console.print("the devices are EMULATED: the times are true, the vectors mean nothing", style="yellow")
+        console.print("the devices are EMULATED: the times are realistic, the vectors are meaningless", style="yellow")
     table = _table("pool", "replicas", "depth", "device", "dtype", "cores", "seconds for C queries")
     for name, pool in ours["pools"].items():
         _, device, cores = _first_replica(pool)
@@ -133,7 +133,7 @@ def _show_model(console: Console, info: dict[str, Any]) -> None:
 
 def show_ports(console: Console, dashboard: str, grpc_address: str | None, metrics_port: int) -> None:
     token = "".join(f"{name}={os.environ[name]} " for name in TOKEN_VARIABLES if name in os.environ)
-    console.print("\nchange the depths in place, from another terminal (edit user_config, then):")
+    console.print("\nto change the depths while it runs, edit user_config, then in another terminal:")
     console.print(f"{token}{_serve_command()} deploy CONFIG -a {dashboard}", soft_wrap=True)
     console.print(f"\nfor Prometheus: http://{LOOPBACK}:{metrics_port}/metrics")
     if grpc_address is not None:

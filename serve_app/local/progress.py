@@ -1,4 +1,4 @@
-"""What an application that does not come up waits for, in words. Pure."""
+"""Says what an application that has not started yet is waiting for. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from serve_app.config.models import ApplicationArgs
 
-FIRST_S, AGAIN_S = 10.0, 30.0  # after so long it is said what is waited for, and again every so often
+FIRST_S, AGAIN_S = 10.0, 30.0  # when to print the first line, and the interval after it
 
 _SETTINGS = {"CPU": "cpu.num_cpus", "GPU": "accelerator.replicas", "NPU": "accelerator.replicas"}
 _RESOLUTION = 1e-6
@@ -16,7 +16,7 @@ Resources = Mapping[str, float]
 
 
 def lacking(asked: Resources, there: Resources, free: Resources) -> str | None:
-    """What of the resources that a process asks for is not free in the cluster; None: all is."""
+    """The first resource that a process asks for and the cluster does not have free; None if all are free."""
     for name, wanted in asked.items():
         has, left = there.get(name, 0.0), free.get(name, 0.0)
         if name in _SETTINGS and wanted > left + _RESOLUTION:
@@ -30,12 +30,12 @@ def waits(
 ) -> Iterator[str]:
     """One sentence for each deployment that has not started.
 
-    `applications`: of Serve's details (`ServeInstanceDetails`), which leave out what Serve has not set yet; `names`:
-    see `deployment_models`; `there`, `free`: what the cluster has, as Ray counts it.
+    `applications`: from Serve's `ServeInstanceDetails`, in which values that Serve has not set yet are missing.
+    `names`: see `deployment_models`. `there`, `free`: the cluster's total and free resources, as Ray counts them.
     """
     for name, application in applications.items():
         if application["status"] == "DEPLOYING" and not application["deployments"]:
-            yield f"the application {name} is being read: Ray imports it, and looks at the nodes"
+            yield f"the application {name} is loading: Ray imports it and checks the nodes"
         for deployment, about in application["deployments"].items():
             starting = [replica for replica in about["replicas"] if replica["state"] == "STARTING"]
             whose = names.get((name, deployment))
@@ -48,7 +48,7 @@ def waits(
 
 
 def deployment_models(applications: Mapping[str, ApplicationArgs]) -> dict[tuple[str, str], str]:
-    """(application, deployment) -> the model that the deployment computes."""
+    """(application, deployment) -> the model that the deployment runs."""
     return {
         (name, deployment): model
         for name, args in applications.items()
@@ -58,14 +58,14 @@ def deployment_models(applications: Mapping[str, ApplicationArgs]) -> dict[tuple
 
 
 class Reporter:
-    """Says what is waited for, if it takes long. `say` gets each line; `look` tells what `waits` does."""
+    """Reports what a slow start is waiting for. `look` returns the lines of `waits`; `say` prints one."""
 
     def __init__(self, say: Callable[[str], None], look: Callable[[], Iterable[str]], now: float) -> None:
         self._say, self._look = say, look
         self._started, self._due = now, now + FIRST_S
 
     def tick(self, now: float) -> None:
-        """Call it every now and then."""
+        """Call it regularly. Prints when a report is due."""
         if now < self._due:
             return
         self._due = now + AGAIN_S

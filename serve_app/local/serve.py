@@ -1,4 +1,4 @@
-"""A Ray of our own on this machine: started, told to serve a config, shown to the person at the desk, taken down."""
+"""Runs `windve serve`: starts a local Ray, deploys a config, prints what is served, and stops all of it at the end."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ from serve_app.local.ray_environment import (
 from serve_app.local.service_file import LocalService
 from serve_app.stop_signal import StopSignal
 
-_START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
-_LAST_WORKERS_S = 2.0  # workers see in milliseconds that their raylet has gone
+_START_TIMEOUT_S = 600.0  # enough for a large model from a slow disk or hub
+_LAST_WORKERS_S = 2.0  # workers notice within milliseconds that their raylet is gone
 _METRICS_PORT = 8080  # as on KubeRay
 
 
 def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
-    """Serve the config file `path`, changed by `overrides`, here until SIGINT or SIGTERM. Raises SettingsError or
-    StartFailed; leaves nothing behind.
+    """Serve the config file `path` with `overrides` until SIGINT or SIGTERM, then remove all that was started. Raises
+    SettingsError or StartFailed.
     """
     console = Console(highlight=False, markup=False)  # names and paths may have brackets
     stop = StopSignal()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it ends a download where it stands
     with tempfile.TemporaryDirectory(prefix="windve-", dir=scratch_parent()) as scratch:
-        set_ray_environment(Path(scratch), console)  # before ray is imported for the first time: it reads it there
+        set_ray_environment(Path(scratch), console)  # before the first import of ray, which reads it
         from serve_app.config.service_config import args_of
 
         config = _read(path, overrides)
         addresses, grpc_address = _http_addresses(config), _grpc_address(config)
         keys, applications = [], args_of(config)
         for args in applications.values():
-            args.find_models()  # a wrong name, or a download, shows here, not in a replica's log
+            args.find_models()  # shows a wrong name or a download here, not in a replica's log
             keys.append(None if args.shared.api_keys is None else read_keys(args.shared.api_keys)[0].key)
             accept_messages(4 * args.shared.limits.max_body_bytes)
         show_machine(console, probe_machine())
         metrics_port = free_port(_METRICS_PORT, host=LOOPBACK, kept=_ports(config))
         stop.listen()  # what is started from here on is taken down
         with _local_ray(console, metrics_port) as dashboard:
-            stop.listen()  # again: Ray has put its own in place, which end the process where it stands
+            stop.listen()  # again: Ray has installed its own handlers, which would end the process at once
             _deploy(dashboard, config)
             with console.status("starting: loading the model, warming up"):
                 if not _wait_until_running(stop, _reporter(console, dashboard, applications)):
@@ -97,7 +97,7 @@ def _ports(config: dict[str, Any]) -> tuple[int, int]:
 
 
 def _http_addresses(config: dict[str, Any]) -> list[str]:
-    """Of each windve application. Raises SettingsError where the port is taken."""
+    """The URL of each windve application. Raises SettingsError if the port is taken."""
     from serve_app.config.service_config import ours
 
     host, (port, _) = config["http_options"]["host"], _ports(config)
@@ -107,7 +107,7 @@ def _http_addresses(config: dict[str, Any]) -> list[str]:
 
 
 def _grpc_address(config: dict[str, Any]) -> str | None:
-    """None where the config offers no gRPC. Its host is HTTP's."""
+    """The gRPC address, or None if the config offers no gRPC. Its host is HTTP's. Raises SettingsError as above."""
     options = config.get("grpc_options") or {}
     if not options.get("grpc_servicer_functions"):
         return None
@@ -119,13 +119,13 @@ def _grpc_address(config: dict[str, Any]) -> str | None:
 
 
 def _check_free(host: str, port: int, key: str) -> None:
-    """Raises SettingsError: whoever listens there would get our clients' queries."""
+    """Raises SettingsError if the port is not one, or taken: who listens there would get our clients' queries."""
     if not isinstance(port, int) or not 1 <= port <= 65535:
         raise SettingsError(key, f"should be a port from 1 to 65535, not {port!r}")
     if others := [name for name in PROXY_PORTS if os.environ.get(name) == str(port)]:
         raise SettingsError(key, f"{port} is {others[0]} here: give that another port, or choose another")
     if problem := bind_problem(host, port):
-        raise SettingsError(key, f"{host}:{port} cannot be opened: {problem}")
+        raise SettingsError(key, f"cannot listen on {host}:{port}: {problem}")
 
 
 def _reached_at(host: str) -> str:
@@ -134,7 +134,7 @@ def _reached_at(host: str) -> str:
 
 @contextmanager
 def _local_ray(console: Console, metrics_port: int) -> Iterator[str]:
-    """Start Ray on loopback, yield its dashboard's address, and take it down with all it started."""
+    """Start Ray on loopback, yield its dashboard's address, and stop it with all the processes it started."""
     import ray
     from ray import serve
 
@@ -154,7 +154,7 @@ def _local_ray(console: Console, metrics_port: int) -> Iterator[str]:
 
 
 def _end(processes: Sequence[psutil.Process]) -> None:
-    """What Ray started. A worker that has not yet come to ask for its raylet does not see it go: it is killed."""
+    """Wait for Ray's processes to end, and kill the rest: a worker that never connected to its raylet does not end."""
     for process in psutil.wait_procs(processes, timeout=_LAST_WORKERS_S)[1]:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -162,14 +162,14 @@ def _end(processes: Sequence[psutil.Process]) -> None:
 
 
 def _deploy(dashboard: str, config: dict[str, Any]) -> None:
-    """Raises StartFailed with the reason."""
+    """Deploy the config. Raises StartFailed with the reason."""
     ends = time.monotonic() + PROXY_TIMEOUT_S
     while True:
         try:
             serve_client(dashboard).deploy_applications(config)
         except RuntimeError as error:
             raise StartFailed(f"Ray Serve refused the config: {first_reason([str(error)])}") from None
-        except ConnectionError as error:  # the dashboard listens a moment after Ray says that it is there
+        except ConnectionError as error:  # the dashboard listens only a moment after Ray reports it
             if time.monotonic() > ends:
                 raise StartFailed(f"Ray's dashboard at {dashboard} does not answer: {error}") from None
             time.sleep(0.2)
@@ -178,7 +178,7 @@ def _deploy(dashboard: str, config: dict[str, Any]) -> None:
 
 
 def _reporter(console: Console, dashboard: str, applications: Mapping[str, ApplicationArgs]) -> Reporter:
-    """Says on the terminal what is waited for."""
+    """Prints what the start is waiting for."""
     import ray
 
     names = deployment_models(applications)
@@ -187,7 +187,7 @@ def _reporter(console: Console, dashboard: str, applications: Mapping[str, Appli
         try:
             details = serve_client(dashboard).get_serve_details()["applications"]
         except (RuntimeError, OSError):
-            return ["Ray's dashboard, which does not answer"]
+            return ["Ray's dashboard does not answer"]
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
         return list(waits(details, names, ray.cluster_resources(), free))  # type: ignore[no-untyped-call]
 
@@ -195,7 +195,7 @@ def _reporter(console: Console, dashboard: str, applications: Mapping[str, Appli
 
 
 def _wait_until_running(stop: StopSignal, reporter: Reporter) -> bool:
-    """True once every application runs, False if stopped before. Raises StartFailed with the reason."""
+    """True once every application runs; False if a signal comes first. Raises StartFailed with the reason."""
     from ray import serve
 
     ends = time.monotonic() + _START_TIMEOUT_S
@@ -204,17 +204,17 @@ def _wait_until_running(stop: StopSignal, reporter: Reporter) -> bool:
         if applications and all(application.status == "RUNNING" for application in applications.values()):
             return True
         for application in applications.values():
-            if application.status == "DEPLOY_FAILED":  # UNHEALTHY may pass: Serve replaces what is
+            if application.status == "DEPLOY_FAILED":  # UNHEALTHY may be temporary: Serve replaces such replicas
                 details = [deployment.message for deployment in application.deployments.values()]
                 raise StartFailed(first_reason([application.message, *details]))
         reporter.tick(time.monotonic())
         if time.monotonic() > ends:
-            raise StartFailed(f"the application did not start within {_START_TIMEOUT_S:.0f} s")
+            raise StartFailed(f"the application did not start within {_START_TIMEOUT_S:.0f} s; see {_logs()}")
     return False
 
 
 def first_reason(messages: list[str]) -> str:
-    """The sentence of our own error in Serve's messages (which hold tracebacks), or their last line."""
+    """The text of our SettingsError in Serve's messages, which contain tracebacks; else their last line."""
     lines = [line.strip() for message in messages for line in message.splitlines()]
     lines = [line for line in lines if line.strip(".")]
     for line in lines:

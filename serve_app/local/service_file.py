@@ -1,4 +1,4 @@
-"""Where the service that `make serve` started on this machine can be reached, for commands in another terminal."""
+"""Records where this machine's `windve serve` can be reached, for commands in another terminal."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _NAME = "service.json"
 
 @dataclass(frozen=True, slots=True)
 class LocalService:
-    """`environment` holds what Ray's clients need to be let in: the name of the file with the token, not the token."""
+    """`environment`: the variables that Ray's clients need. It names the file with the token, not the token itself."""
 
     pid: int
     dashboard: str
     environment: dict[str, str]
 
     def announce(self) -> None:
-        """Only this user can read or change it. The last service that starts is the one that is found."""
+        """Write the record; only this user can read or change it. It replaces that of an earlier service."""
         folder = private_folder()
         if folder is None:
-            return  # other commands are not told where we are, and must be told by hand
+            return  # other commands then need the address as an option
         path = folder / _NAME
         path.unlink(missing_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -40,7 +40,7 @@ class LocalService:
 
 
 def find() -> LocalService | None:
-    """The service that was announced last by this user, if its process still runs."""
+    """The service that this user announced last, if its process still runs."""
     try:
         if not _is_private(_folder()):
             return None
@@ -52,9 +52,9 @@ def find() -> LocalService | None:
 
 
 def private_folder() -> Path | None:
-    """Of this user alone, in the system's folder for temporary files, made if need be: nobody else can look into it.
+    """A folder in the system's temporary folder that only this user can read; created if necessary.
 
-    None where somebody else has taken its name.
+    None if another user already has a folder or file of that name.
     """
     folder = _folder()
     with contextlib.suppress(FileExistsError):
@@ -67,6 +67,6 @@ def _folder() -> Path:
 
 
 def _is_private(folder: Path) -> bool:
-    """A real folder of this user's, which nobody else can put anything into."""
+    """Whether this is a real folder of this user, to which nobody else has access."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077

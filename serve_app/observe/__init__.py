@@ -1,1 +1,1 @@
-"""The access log and traces."""
+"""The access log and the traces."""

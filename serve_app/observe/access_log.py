@@ -1,4 +1,4 @@
-"""The access log: one JSON line a request, of those that `access_log` wants. It holds no text of a client. Pure."""
+"""The access log: one JSON line per request, for the requests that `access_log` selects. No client text. Pure."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ logger = logging.getLogger("ray.serve")
 
 Level = Literal["off", "slow", "errors", "all"]
 _LEVELS: Mapping[Level, int] = {"off": 0, "slow": 1, "errors": 2, "all": 3}
-_OURS = 500  # HTTP: from this status on a request failed for no fault of its client
+_OURS = 500  # HTTP: from this status on, the server is at fault
 _EVERY_S = 0.25
 _MOST_WAITING = 20_000  # lines, while the disk is slow
 
 
 def is_wanted(level: Level, traced: TracedRequest, ended: EndedRequest, slo_s: float) -> bool:
-    """Whether a level wants the line: `slow` what came after its deadline or failed by an error of ours, `errors` these
-    and all that was not answered.
+    """Whether a level logs this request. `slow`: requests that were late or failed on the server's side. `errors`: all
+    of these, and every other error.
     """
     if level == "all":
         return True
@@ -39,7 +39,7 @@ def is_wanted(level: Level, traced: TracedRequest, ended: EndedRequest, slo_s: f
 
 
 def line(traced: TracedRequest, ended: EndedRequest) -> dict[str, Any]:
-    """What the log says of a request. Times are seconds."""
+    """A request's fields in the log. Times are in seconds."""
     common = {
         "time": datetime.fromtimestamp(traced.began_s, UTC).isoformat(timespec="milliseconds"),
         "request_id": traced.request_id,
@@ -55,7 +55,7 @@ def line(traced: TracedRequest, ended: EndedRequest) -> dict[str, Any]:
 
 
 class LineWriter:
-    """Hands lines to a logging handler, in a thread and a few times a second: a slow disk keeps no request waiting."""
+    """Writes lines with a logging handler in a thread, a few times a second, so that a slow disk delays no request."""
 
     def __init__(self, handler: logging.Handler) -> None:
         self._handler = handler
@@ -67,7 +67,7 @@ class LineWriter:
         self._said = False
 
     def add(self, told: Mapping[str, Any]) -> None:
-        """Write this soon. What comes while too much waits is left out, and counted in a line of its own."""
+        """Write this soon. If too many lines wait, drop it; a separate line reports how many were dropped."""
         if len(self._lines) >= _MOST_WAITING:
             self._dropped += 1
             return
@@ -94,8 +94,8 @@ class LineWriter:
             self._soon()
 
     def _failed(self, _: logging.LogRecord) -> None:
-        """Called in the thread where a line could not be written, in place of a traceback for each."""
+        """Log a failed write once, instead of a traceback for each. Called in the writing thread."""
         if not self._said:
             self._said = True
             problem = sys.exception()
-            logger.error("the access log cannot be written (%s); its lines are lost until it can", problem)
+            logger.error("cannot write the access log (%s); lines are lost until the problem is fixed", problem)

@@ -1,8 +1,8 @@
-"""What the access log and traces say of a request. Pure.
+"""What the access log and traces record of a request. Pure.
 
-`web/` and `rpc/` make a `TracedRequest` for each request that somebody wants to know of. The handler that asks a Router
-puts `Facts` of its kind there: `embedding.facts.EmbeddingFacts` or `generation.facts.GenerationFacts`. A request that
-fails before has none.
+`web/` and `rpc/` create a `TracedRequest` for each request to be logged or traced. The handler that calls a Router sets
+its `Facts`: `embedding.facts.EmbeddingFacts` or `generation.facts.GenerationFacts`. A request that fails before then
+has none.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
 
 
 class Facts(Protocol):
-    """What a request asked of a Router, and what became of it."""
+    """What a request asked of a Router, and the outcome."""
 
     @property
     def model(self) -> str | None:
-        """The model's name; None: its Router has not taken the request."""
+        """The model's name; None if its Router has not accepted the request."""
 
     @property
     def tenant(self) -> str | None:
         """The name of the API key that the request counts for."""
 
     def is_late(self, actual_s: float, slo_s: float) -> bool:
-        """It was answered later than promised. `actual_s`: how long it took; `slo_s`: of its model."""
+        """Whether the answer was later than promised. `actual_s`: how long it took; `slo_s`: the model's SLO."""
 
     def line(self) -> dict[str, Any]:
-        """Its fields of the access log."""
+        """The request's fields in the access log."""
 
     def attributes(self) -> dict[str, Any]:
-        """Its attributes of the request's span; those that are None are left out."""
+        """The attributes of the request's span. Those that are None are left out."""
 
     def phases(self, now: float) -> Iterator[Phase]:
-        """The spans within it."""
+        """The spans within the request's span, if it ended `now`."""
 
 
 @dataclass(slots=True, eq=False)
 class TracedRequest:
-    """One request from its arrival to its end. `began_s`: Unix time; `started`: the loop's, s. `tenant`: the name of
-    the API key that it came with.
+    """One request from arrival to end. `began_s`: Unix time; `started`: the event loop's time; both in seconds.
+    `tenant`: the name of the API key that the client sent.
     """
 
     request_id: str | None
@@ -53,7 +53,7 @@ class TracedRequest:
     began_s: float
     started: float
     tenant: str | None = None
-    span: Any = None  # of `Tracer`, if its trace is sampled
+    span: Any = None  # from `Tracer`, if the trace is sampled
     facts: Facts | None = None  # None until a Router is asked
 
     @property
@@ -63,7 +63,7 @@ class TracedRequest:
 
 @dataclass(frozen=True, slots=True)
 class EndedRequest:
-    """How it ended. `route`: one of ours, never what the client wrote. `status`: HTTP's number or gRPC's name."""
+    """How a request ended. `route`: a known route, never the client's text. `status`: HTTP's number or gRPC's name."""
 
     route: str
     status: int | str
@@ -72,7 +72,7 @@ class EndedRequest:
 
     @property
     def code(self) -> str | None:
-        """Of the error, in one word."""
+        """The error in one word; None if there was none."""
         if self.error is None:
             return None
         if isinstance(self.error, WindveError):
@@ -84,7 +84,7 @@ Attributes = dict[str, str | int | float | list[str]]
 
 
 class Phase(NamedTuple):
-    """A span within a request's. Times are the loop's, s. `error`: what it failed of, in one word."""
+    """A span within a request's span. Times are the event loop's, in seconds. `error`: why it failed, in one word."""
 
     name: str
     began: float
@@ -94,5 +94,5 @@ class Phase(NamedTuple):
 
 
 def trace_id(span: Span) -> str:
-    """As `traceparent` has it."""
+    """The trace id in the form of `traceparent`."""
     return f"{span.get_span_context().trace_id:032x}"

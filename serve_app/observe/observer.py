@@ -1,5 +1,5 @@
-"""Follows requests from their arrival to their end, for the access log and for traces. While nobody asks for either,
-`on` is False and nothing here is called.
+"""Follows requests from arrival to end, for the access log and for traces. If both are off, `on` is False and nothing
+here is called.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ U = TypeVar("U")
 
 REQUEST_ID, TRACEPARENT = "x-request-id", "traceparent"
 _REQUEST_ID, _TRACEPARENT = REQUEST_ID.encode(), TRACEPARENT.encode()
-_AN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # what else a client sends as its id may be anything
+_AN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # any other id from a client is ignored
 _A_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context, section 3.2
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-ONE_MODEL = "/v1/models/"  # before the name of one
+ONE_MODEL = "/v1/models/"  # followed by a model's name
 _CURRENT: ContextVar[TracedRequest | None] = ContextVar("traced", default=None)
-_HUNG_UP = 499  # as nginx writes it
+_HUNG_UP = 499  # nginx's status for a client that disconnected
 _BROKEN = 500
 
 
 class LogRules(Protocol):
-    """The part of a Router's `user_config` that counts here."""
+    """The part of a Router's `user_config` that is used here."""
 
     @property
     def access_log(self) -> Level: ...
@@ -43,8 +43,8 @@ class LogRules(Protocol):
 
 
 class Observer:
-    """One Router replica's. `on`: somebody wants to know of its requests. `routes`: the paths that are named as they
-    are; what else a client asks for may hold anything, and is `other`.
+    """Observes the requests of one Router replica. `on`: requests are logged or traced. `routes`: the paths that appear
+    by name. All others appear as `other`, because a client may put any text there.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Observer:
         self._slo_s = 0.0
 
     def configure(self, configs: Mapping[str, LogRules]) -> None:
-        """These are in force, by their models' names; the first is for requests that name no model."""
+        """Apply these rules, by model name. The first one applies to requests that name no model."""
         self._configs = configs
         first = next(iter(configs.values()))
         self._level, self._slo_s = first.access_log, first.slo_s
@@ -66,7 +66,7 @@ class Observer:
         self.on = self._logs or self._tracer is not None
 
     def begin(self, headers: Mapping[bytes, bytes]) -> TracedRequest | None:
-        """A request has arrived. `headers`: of HTTP, or gRPC's metadata. None: it is neither logged nor sampled."""
+        """A request has arrived. `headers`: HTTP's, or gRPC's metadata. None if it is neither logged nor traced."""
         waiting_s = waited_s(headers)
         began_s, started = time.time() - waiting_s, asyncio.get_running_loop().time() - waiting_s
         span = None if self._tracer is None else self._tracer.begin(headers, began_s)
@@ -82,30 +82,30 @@ class Observer:
         )
 
     def end_http(self, traced: TracedRequest, method: str, path: str, status: int, error: BaseException | None) -> None:
-        """It is answered with this status."""
+        """The request was answered with this status."""
         route = path if path in self._routes else f"{ONE_MODEL}{{name}}" if path.startswith(ONE_MODEL) else "other"
         self._end(traced, f"{method if method in _METHODS else 'OTHER'} {route}", status, error)
 
     def break_http(self, traced: TracedRequest | None, method: str, path: str, error: BaseException) -> None:
-        """It ends without an answer of ours: the client hung up, or something is broken."""
+        """The request ended without an answer: the client disconnected, or there is a defect."""
         if traced is not None:
             status = _HUNG_UP if isinstance(error, asyncio.CancelledError) else _BROKEN
             self.end_http(traced, method, path, status, error)
 
     def begin_call(self, metadata: Mapping[bytes, bytes]) -> TracedRequest | None:
-        """A gRPC call, or a message of a stream, has arrived: from here `current_request` is this one."""
+        """A gRPC call, or a message of a stream, has arrived. `current_request` returns it from now on."""
         traced = self.begin(metadata)
         _CURRENT.set(traced)
         return traced
 
     def end_call(self, traced: TracedRequest, call: str, error: BaseException | None) -> None:
-        """It is answered; with this error, if there was one. `call`: its full name."""
+        """The call was answered, or failed with this error. `call`: its full name."""
         self._end(traced, call, _grpc_status(error), error)
 
     def tracing_each(
         self, call: str, metadata: Mapping[bytes, bytes], answer: Callable[[T], Awaitable[U]]
     ) -> Callable[[T], Awaitable[U]]:
-        """`answer`, which answers a message of a stream, with each message traced."""
+        """Wrap `answer`, which answers one message of a stream, so that each message is traced."""
 
         async def trace(message: T) -> U:
             traced = self.begin_call(metadata)
@@ -124,7 +124,7 @@ class Observer:
     def _end(self, traced: TracedRequest, route: str, status: int | str, error: BaseException | None) -> None:
         ended = EndedRequest(route, status, asyncio.get_running_loop().time() - traced.started, error)
         if traced.tenant is None and traced.facts is not None:
-            traced.tenant = traced.facts.tenant  # of a stream each message asks who sends it
+            traced.tenant = traced.facts.tenant  # in a stream, each message checks its client
         config = self._configs.get(traced.model or "")
         level, slo_s = (self._level, self._slo_s) if config is None else (config.access_log, config.slo_s)
         if self._lines is not None and is_wanted(level, traced, ended, slo_s):
@@ -134,13 +134,13 @@ class Observer:
 
 
 def request_id(headers: Mapping[bytes, bytes]) -> str | None:
-    """What they name the request, if they do by letters that any log can hold."""
+    """The client's request id, if it has only characters that are safe in a log."""
     found = headers.get(_REQUEST_ID, b"")
     return found.decode() if _AN_ID.fullmatch(found) else None
 
 
 def current_request() -> TracedRequest | None:
-    """The gRPC call, or the message of a stream, that this task answers."""
+    """The gRPC call or stream message that the current task answers."""
     return _CURRENT.get()
 
 

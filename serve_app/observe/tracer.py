@@ -1,19 +1,19 @@
-"""Traces of requests: OpenTelemetry spans of what the Router's `Record` says, made when the request has ended.
+"""Traces of requests: OpenTelemetry spans, built from the Router's `Record` when the request has ended.
 
     request                        SERVER: `POST /v1/embeddings`, `tei.v1.Embed/Embed`
-    ├── tokenize                   from its arrival to its last token id
-    ├── admission                  of each replica that it was offered to: until it decided, with the predicted finish
-    ├── queue                      of each run that its queries waited for
-    └── run                        until the last of its queries was answered: so many queries and tokens ran together
+    ├── tokenize                   from arrival to the last token id
+    ├── admission                  per replica that was asked: until it decided, with the predicted finish
+    ├── queue                      per batch: until the batch started
+    └── run                        per batch: until the request's last query was answered; has the batch's size
 
-Where text is generated (`generation.facts`), of each prompt::
+For generated text (`generation.facts`), per prompt::
 
-    ├── admission                  of each replica that it was offered to: until it decided
+    ├── admission                  per replica that was asked: until it decided
     ├── first_token                from the decision to the first token
     └── stream                     from the first token to the last
 
-The replica's times come with its answers as durations. The time for the way there and back is known only in sum; half
-of it counts as the way there, as NTP has it (RFC 5905, section 8).
+The replica's times arrive with its answers as durations. Only the sum of the network times there and back is known;
+half of it is taken as the time there, as in NTP (RFC 5905, section 8).
 
 `opentelemetry` is imported only where `args.traces` asks for it.
 """
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 _PROPAGATED = ("traceparent", "tracestate")  # W3C Trace Context
-_OURS = 500  # HTTP: from this status on it is an error of the server
+_OURS = 500  # HTTP: from this status on, the server is at fault
 
 
 class Tracer:
-    """Makes the spans of one Router replica."""
+    """Creates the spans of one Router replica."""
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -48,7 +48,7 @@ class Tracer:
 
     @classmethod
     def exporting(cls, settings: Traces, replica: str) -> Tracer:
-        """Spans go to a collector. Raises SettingsError where the packages for it are missing."""
+        """A tracer that exports spans to a collector. Raises SettingsError if the packages for it are missing."""
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import OTELResourceDetector, Resource
@@ -67,7 +67,7 @@ class Tracer:
         return cls(provider)
 
     def begin(self, headers: Mapping[bytes, bytes], began_s: float) -> Span | None:
-        """The span of a request that arrives with these headers, or None where its trace is not sampled."""
+        """The span of a request that arrives with these headers; None if its trace is not sampled."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
 
@@ -77,7 +77,7 @@ class Tracer:
         return span if span.is_recording() else None
 
     def end(self, traced: TracedRequest, ended: EndedRequest) -> None:
-        """The request has ended: its span and those within it are done."""
+        """End the request's span and create those within it."""
         from opentelemetry.context import Context
         from opentelemetry.trace import set_span_in_context
 
@@ -98,7 +98,7 @@ class Tracer:
 
 
 def _about(traced: TracedRequest, ended: EndedRequest) -> Attributes:
-    """OpenTelemetry's names where it has some (semantic conventions of HTTP, RPC and GenAI)."""
+    """The span's attributes, named by OpenTelemetry's semantic conventions (HTTP, RPC, GenAI) where they exist."""
     told: dict[str, Any] = {"windve.request_id": traced.request_id, "windve.tenant": traced.tenant}
     if isinstance(ended.status, int):
         method, _, route = ended.route.partition(" ")

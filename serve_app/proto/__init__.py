@@ -1,1 +1,1 @@
-"""gRPC messages, TEI's and those of generation: what `make proto` makes of *.proto. Do not edit generated files."""
+"""gRPC messages of TEI and of generation. `make proto` generates them from *.proto. Do not edit generated files."""

@@ -1,1 +1,1 @@
-"""What all gRPC services share."""
+"""Code that all gRPC services share."""

@@ -1,4 +1,4 @@
-"""What all gRPC calls share: errors as statuses, answers in order, bounds, what metadata ask for."""
+"""Code that all gRPC calls share: errors as statuses, answers in order, bounds, metadata."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from serve_app.observe.facts import TracedRequest
 from serve_app.observe.observer import REQUEST_ID, Observer
 from serve_app.web.admission_headers import admission
 
-_LARGEST_DETAILS = 2_000  # bytes; each may take three in an HTTP/2 header, and clients take 8 KiB of headers
+_LARGEST_DETAILS = 2_000  # bytes; each may become three in an HTTP/2 header, and clients accept 8 KiB of headers
 _UNAVAILABLE_RETRY_S = 1.0
 
-Received = Message | InvalidInput  # what `grpc_handlers.reader` makes of a client's bytes
+Received = Message | InvalidInput  # what `grpc_handlers.reader` returns for a client's bytes
 T = TypeVar("T")
 
 
 async def in_order(
     requests: AsyncIterator[Received], answer: Callable[[Received], Awaitable[T]], most: int
 ) -> AsyncGenerator[T, None]:
-    """The answers to `requests`, at most `most` of them worked on at once. Raises what the first bad one raises."""
+    """The answers to `requests`, in order, with at most `most` in progress. Raises the first error."""
     answers: deque[asyncio.Future[T]] = deque()
-    # The next request, while it is read; empty once the client has sent all.
+    # The read of the next request; empty once the client has sent all.
     coming: deque[asyncio.Future[Received | None]] = deque([asyncio.ensure_future(anext(requests, None))])
     try:
         while answers or coming:
@@ -56,7 +56,7 @@ def metadata_of(context: RayServegRPCContext, name: str) -> str | None:
 
 
 def asked_by(context: RayServegRPCContext) -> dict[str, Any]:
-    """What a call's metadata ask for beyond what is usual: the same names as HTTP's headers. Raises InvalidInput."""
+    """What a call's metadata ask of admission, by the names of HTTP's headers. Raises InvalidInput."""
     return admission(_headers_of(context))
 
 
@@ -66,23 +66,23 @@ def _headers_of(context: RayServegRPCContext) -> dict[bytes, bytes]:
 
 
 def headers_to_trace(context: RayServegRPCContext) -> dict[bytes, bytes]:
-    """A call's metadata as `Observer.begin` takes them; with the id that Serve made where the client sent none."""
+    """A call's metadata for `Observer.begin`, with Serve's request id if the client sent none."""
     return _headers_of(context) | {key.encode(): value.encode() for key, value in _request_id(context)}
 
 
 def _request_id(context: RayServegRPCContext) -> list[tuple[str, str]]:
-    """The client's own or else the one that Serve made, by HTTP's name for it."""
+    """The client's request id, or else Serve's, under the name of HTTP's header."""
     found = metadata_of(context, REQUEST_ID) or dict(context.trailing_metadata()).get("request_id")
     return [(REQUEST_ID, found)] if found else []
 
 
 def say(context: RayServegRPCContext, *metadata: tuple[str, str]) -> None:
-    """Send these and the request's id after the answer."""
+    """Send this metadata and the request's id after the answer."""
     context.set_trailing_metadata([*_request_id(context), *metadata])
 
 
 def set_status(context: RayServegRPCContext, error: WindveError) -> None:
-    """An error as a call's status; with it, when to come back, for gRPC's own retries (gRFC A6) too."""
+    """Set an error as the call's status, with the time to retry, also in the form of gRPC's own retries (gRFC A6)."""
     context.set_code(grpc.StatusCode[error.grpc_status])
     context.set_details(error.message.encode()[:_LARGEST_DETAILS].decode(errors="ignore"))
     retry_after_s = error.retry_after_s if isinstance(error, Busy) else _UNAVAILABLE_RETRY_S
@@ -92,16 +92,16 @@ def set_status(context: RayServegRPCContext, error: WindveError) -> None:
 
 
 def check_size(size: int, most: int) -> None:
-    """Of a message, or of a stream that is answered as a whole, in bytes. Raises BodyTooLarge."""
+    """Check the bytes of a message, or of a stream that gets one answer. Raises BodyTooLarge."""
     if size > most:
-        raise BodyTooLarge(f"the message is larger than this server takes ({most} bytes); send less text")
+        raise BodyTooLarge(f"the message has more bytes than this server accepts ({most}); send less text")
 
 
 class CallScope:
-    """One call from its arrival to its end, for the access log and traces (`traced`; None: nobody asks).
+    """One call from arrival to end. `traced`: for the access log and traces; None if both are off.
 
-    An error of ours that leaves the scope becomes the call's status, and is not raised on: Serve would log it. Behind
-    the scope the caller answers an empty message, which gRPC does not send where the status is not OK.
+    A WindveError that leaves the scope becomes the call's status and is suppressed, because Serve would log it. After
+    the scope, the caller returns an empty message, which gRPC does not send if the status is not OK.
     """
 
     __slots__ = ("_context", "_name", "_observer", "traced")
@@ -124,6 +124,6 @@ class CallScope:
         return is_ours
 
     def came_from(self, client: Client | None) -> None:
-        """The name of the API key that it came with, for the log."""
+        """Record the name of the call's API key, for the log."""
         if self.traced is not None and client is not None:
             self.traced.tenant = client.tenant.name

@@ -1,4 +1,4 @@
-"""What the gRPC services of embeddings and of generation share: who may call, and the standard health check."""
+"""The base of the gRPC services of embeddings and of generation: API keys and the standard health check."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from serve_app.api_keys import ApiKeys
 from serve_app.observe.observer import Observer
 from serve_app.rpc.calls import Received, check_size, metadata_of, set_status
 
-_WATCH_S = 0.5  # between two looks at whether a health has changed
+_WATCH_S = 0.5  # between two checks of a watched health
 _POOL_SERVICES = {f"windve.{pool}": pool for pool in (ACCELERATOR, CPU)}
 
 
 def is_live(service: str, live_pools: Mapping[str, bool]) -> bool:
-    """A pool can answer: of a service that stands for one (`windve.cpu`) that pool, else any."""
+    """Whether the service's pool can answer. `windve.cpu` stands for one pool; other services need any pool."""
     return live_pools.get(_POOL_SERVICES[service], False) if service in _POOL_SERVICES else any(live_pools.values())
 
 
 class GrpcService(ABC):
-    """The calls of one Router replica. Serve finds a call's method by its name, and gives it a `grpc_context`.
+    """The calls of one Router replica. Serve finds a call's method by its name, and passes `grpc_context`.
 
-    `services`: the full names of those that are answered. `max_bytes`: of one message. The health check
-    (grpc.health.v1) needs no key, as `/health`; it may be asked of all (`""`), of a service, or of a pool.
+    `services`: the full names of the services. `max_bytes`: most bytes of one message. The health check
+    (grpc.health.v1) needs no key, like `/health`. It covers all services (`""`), one service, or one pool.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class GrpcService(ABC):
 
     @abstractmethod
     def is_served(self, service: str, model: str | None) -> bool:
-        """Calls of this service are answered now, or this pool answers; by this model, or by one of all (None). Raises
-        UnknownModel.
+        """Whether calls of this service are answered now; `service` may also name a pool. `model` None: by any model.
+        Raises UnknownModel.
         """
 
     def let_in(self, context: RayServegRPCContext) -> Client | None:
-        """Who asks, where API keys have names. Raises Unauthorized."""
+        """The client, if API keys have names. Raises Unauthorized."""
         return None if self.api_keys is None else self.api_keys.check(metadata_of(context, "authorization"))
 
     def checked(self, request: Received) -> Any:
-        """The message, if it is one and not larger than an HTTP body may be. Raises InvalidInput or BodyTooLarge."""
+        """The message, if it is valid and no larger than `max_bytes`. Raises InvalidInput or BodyTooLarge."""
         if isinstance(request, InvalidInput):
             raise request
         check_size(request.ByteSize(), self._max_bytes)
@@ -76,12 +76,12 @@ class GrpcService(ABC):
             return Empty()
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
             grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
-            grpc_context.set_details(f"there is no such service here, only {', '.join(self._services)}")
+            grpc_context.set_details(f"there is no such service; this server has {', '.join(self._services)}")
             return Empty()
         return HealthCheckResponse(status=status)
 
     async def Watch(self, request: Received, grpc_context: RayServegRPCContext) -> AsyncGenerator[Message, None]:
-        """What Check says, now and at every change, until this Router is told to stop: Serve would wait for its end."""
+        """The status of `Check`, now and at every change. Ends when this Router stops, because Serve waits for it."""
         last = None
         while last is None or not is_stopping():
             try:

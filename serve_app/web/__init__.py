@@ -1,1 +1,1 @@
-"""HTTP, whatever the model is for."""
+"""HTTP code that all kinds of models share."""

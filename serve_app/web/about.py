@@ -1,4 +1,4 @@
-"""The routes that every service has: its models, its health and its document; and the errors of all other paths."""
+"""The routes that every service has: models, health and OpenAPI document; and the errors for all other paths."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ SHARED_ROUTES = (
     *PROBES,
 )
 NO_REPLICA = "no live replica with an open queue"
-_NOT_HERE = {  # what other servers have, and people look for
-    "/metrics": "Prometheus metrics are Ray's, on each node's metrics port, of all replicas; counters are in /info",
+_NOT_HERE = {  # routes that other servers have
+    "/metrics": "Ray exports the Prometheus metrics of all replicas on each node's metrics port; /info has counters",
 }
 
 
 def model_list(models: Sequence[Mapping[str, Any]]) -> Answer:
-    """As OpenAI's `GET /v1/models` answers."""
+    """The answer of OpenAI's `GET /v1/models`."""
     return json_answer({"object": "list", "data": models})
 
 
 def health(live_pools: Mapping[str, bool]) -> dict[str, Any]:
-    """Of one model: whether all its pools can answer, one of them, or none."""
+    """One model's health: whether all, some or none of its pools can answer."""
     missing = [name for name, is_live in live_pools.items() if not is_live]
     if len(missing) == len(live_pools):
         return {"status": "unavailable", "missing": missing}
@@ -49,23 +49,23 @@ def health(live_pools: Mapping[str, bool]) -> dict[str, Any]:
 
 
 class Served(Protocol):
-    """A Router, as these routes see it."""
+    """The part of a Router that these routes use."""
 
     @property
     def started(self) -> float:
-        """Unix time, s."""
+        """Unix time in seconds."""
 
     @property
     def live_pools(self) -> Mapping[str, bool]:
-        """Of each pool that is not closed, whether it has a live replica."""
+        """For each pool that is not closed: whether it has a live replica."""
 
     @property
     def load(self) -> int:
-        """Queries or answers under way at its replicas, of all Routers."""
+        """Queries or answers in progress at its replicas, from all Routers."""
 
 
 class DocumentedApi(Asgi):
-    """The document (`_document`, OpenAPI's), its page, and the probe of a process that lives."""
+    """Serves the OpenAPI document (`_document`), the pages, and `/ping`, which shows that the process lives."""
 
     _document: Mapping[str, Any]
 
@@ -73,7 +73,7 @@ class DocumentedApi(Asgi):
         return [], b""
 
     async def version(self, _: HttpRequest) -> Answer:
-        """As vLLM and Ollama tell it."""
+        """The answer of vLLM and Ollama to `/version`."""
         return json_answer({"version": VERSION})
 
     async def docs(self, _: HttpRequest) -> Answer:
@@ -81,7 +81,7 @@ class DocumentedApi(Asgi):
         return headers, await asyncio.to_thread(_swagger_ui)  # it reads two megabytes the first time
 
     async def page(self, _: HttpRequest) -> Answer:
-        """How the service does, for a browser."""
+        """The live page of the service, for a browser."""
         return page()
 
     async def openapi(self, request: HttpRequest) -> Answer:
@@ -89,7 +89,7 @@ class DocumentedApi(Asgi):
 
 
 class ModelApi(DocumentedApi):
-    """The routes to one model, of one Router replica: those of every service, and `_own_routes`."""
+    """The routes to one model in one Router replica: those of every service, and `_own_routes`."""
 
     def __init__(
         self,
@@ -117,14 +117,14 @@ class ModelApi(DocumentedApi):
 
     @abstractmethod
     def _own_routes(self) -> dict[tuple[str, str], Handler]:
-        """What is asked of such a model, its tokenizer, and `/info`."""
+        """The routes of this kind of model, of its tokenizer, and `/info`."""
 
     def has(self, method: str, path: str) -> bool:
-        """There is such a route."""
+        """Whether there is such a route."""
         return (method, path) in self._routes
 
     def has_path(self, path: str) -> bool:
-        """There is a route of this path, for some method."""
+        """Whether there is a route with this path, for any method."""
         return any(known == path for _, known in self._routes)
 
     async def answer(self, request: HttpRequest) -> Answer:
@@ -132,19 +132,19 @@ class ModelApi(DocumentedApi):
         return await handler(request)
 
     def _rare(self, method: str, path: str) -> Handler:
-        """The handler of what is no plain method and path. Raises NoRoute, WrongMethod or WrongKind."""
+        """The handler for HEAD and for `/v1/models/NAME`. Raises NoRoute, WrongMethod or WrongKind for all else."""
         allowed = ["GET"] if path.startswith(ONE_MODEL) else [known for known, route in self._routes if route == path]
         allowed += ["HEAD"] if "GET" in allowed else []
         if not allowed:
             raise self._no_route(path)
         if method not in allowed:
-            raise WrongMethod(f"{method} is not for {path}, only {' and '.join(allowed)}", allowed=allowed)
+            raise WrongMethod(f"{path} does not accept {method}; use {' or '.join(allowed)}", allowed=allowed)
         if path.startswith(ONE_MODEL):
             return partial(self.openai_model, path.removeprefix(ONE_MODEL))
         return self._routes["GET", path]
 
     def _no_route(self, path: str) -> WindveError:
-        return NoRoute(f"there is no route {path}; {_NOT_HERE.get(path, 'see /docs for those there are')}")
+        return NoRoute(f"there is no route {path}; {_NOT_HERE.get(path, 'see /docs for the list')}")
 
     async def openai_models(self, _: HttpRequest) -> Answer:
         return model_list(self.models)
@@ -162,11 +162,11 @@ class ModelApi(DocumentedApi):
         return {"id": name, "object": "model", "created": int(self._served.started), "owned_by": "windve"}
 
     async def load(self, _: HttpRequest) -> Answer:
-        """As vLLM tells it."""
+        """The answer of vLLM's `/load`."""
         return json_answer({"server_load": self._served.load})
 
     async def health(self, _: HttpRequest) -> Answer:
-        """Raises Unavailable, at which a load balancer takes the Router away."""
+        """Raises Unavailable if no pool can answer, so that load balancers stop using this Router."""
         found = health(self._served.live_pools)
         if found["status"] == "unavailable":
             raise Unavailable(f"no pool can answer now: {NO_REPLICA}")
@@ -175,7 +175,7 @@ class ModelApi(DocumentedApi):
 
 @cache
 def _swagger_ui() -> bytes:
-    """The page holds its script and its style: a browser near an isolated cluster may not reach the internet."""
+    """The page, with its script and style inside: a browser near an isolated cluster may have no internet access."""
 
     def in_page(name: str, kind: str) -> str:
         content = files("fastapi_offline").joinpath("static", name).read_bytes()
@@ -187,6 +187,6 @@ def _swagger_ui() -> bytes:
         swagger_js_url=in_page("swagger-ui-bundle.js", "text/javascript"),
         swagger_css_url=in_page("swagger-ui.css", "text/css"),
         swagger_favicon_url="data:,",
-        swagger_ui_parameters={"validatorUrl": None},  # else the page asks swagger.io to check the document
+        swagger_ui_parameters={"validatorUrl": None},  # without this, the page asks swagger.io to validate the document
     )
     return bytes(page.body)

@@ -1,4 +1,4 @@
-"""How long a request may take, how urgent it is, and how long it has waited for the Router, by its headers. Pure."""
+"""Reads from a request's headers how long it may take, how urgent it is, and how long it has waited so far. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _START_DIGITS = 16  # microseconds, until the year 2286
 
 
 def admission(headers: Mapping[bytes, bytes], clock: Callable[[], float] = time.time) -> dict[str, Any]:
-    """What a request's headers say to `Router.embed` beyond what is usual: that it is bulk, or to be admitted by the
-    depths of a trial, how long it may take, and how long it has waited in front of this process. Raises InvalidInput.
+    """The options of `Wanted` that the headers set: bulk, the depths of a trial, how long the request may take, and how
+    long it has waited before it reached this process. Raises InvalidInput.
     """
     asked: dict[str, Any] = {}
     if _START in headers:
@@ -33,14 +33,14 @@ def admission(headers: Mapping[bytes, bytes], clock: Callable[[], float] = time.
     priority, own, timeout = headers.get(_PRIORITY), headers.get(_TRIAL), headers.get(_TIMEOUT)
     if priority is not None:
         if priority not in {b"bulk", b"normal"}:
-            raise InvalidInput(f"the header {PRIORITY} may be 'bulk' or 'normal', not '{priority.decode('latin-1')}'")
+            raise InvalidInput(f"the header {PRIORITY} must be 'bulk' or 'normal', not '{priority.decode('latin-1')}'")
         asked["bulk"] = priority == b"bulk"
     if own is not None:
         asked["trial"] = Trial.parse(own.decode("latin-1"))
     if timeout is not None:
         if not (timeout.isdigit() and len(timeout) <= _TIMEOUT_DIGITS and int(timeout)):
             given = timeout.decode("latin-1")
-            raise InvalidInput(f"the header {TIMEOUT} should be whole milliseconds from 1, not '{given}'")
+            raise InvalidInput(f"the header {TIMEOUT} must be a whole number of milliseconds from 1, not '{given}'")
         asked["timeout_s"] = int(timeout) / 1000
     return asked
 

@@ -1,6 +1,6 @@
-"""What answers HTTP: ASGI messages as requests, keys checked, answers and errors written.
+"""The HTTP server side: reads ASGI messages, checks API keys, writes answers and errors.
 
-The messages are written by hand: a framework's layers cost about as much as all else that the Router does for a query.
+It uses no framework: a framework's layers cost about as much as everything else that the Router does for a query.
 """
 
 from __future__ import annotations
@@ -24,37 +24,36 @@ from serve_app.observe.observer import Observer, request_id
 from serve_app.web.errors import JSON, Headers, error_answer
 from serve_app.web.json_values import LARGE, check_values
 
-PROBES = ("/health", "/ping")  # what a load balancer asks, without a key; logged only where it is refused
+PROBES = ("/health", "/ping")  # for load balancers: need no key, and are logged only if refused
 _TURN_S = 0.002
-_DEFECT = "the server failed at this request by a mistake of its own; its log says which"
+_DEFECT = "the server failed because of a defect of its own; see its log"
 T = TypeVar("T")
 Write = Callable[[bytes], Awaitable[None]]
 
 
 class ClientGone(Exception):
-    """Nobody reads the answer any more."""
+    """The client has disconnected."""
 
 
 class ResponseStream(ABC):
-    """The body of an answer that is sent as it is made."""
+    """The body of an answer that is sent while it is produced."""
 
     @abstractmethod
     async def run(self, gone: asyncio.Task[None], write: Write) -> WindveError | None:
-        """Write all of it, and return what went wrong on the way, for the log. `gone` is done when the client has gone.
-
-        Raises ClientGone.
+        """Write all of it. Returns the error that broke it off, if any, for the log. `gone` is done once the client has
+        disconnected. Raises ClientGone.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """In place of `run`, where nobody is there to read any of it."""
+        """Call this instead of `run` if the client is gone before the first byte."""
 
 
-Answer = tuple[Headers, bytes | ResponseStream]  # the content type among the headers, the content length not
+Answer = tuple[Headers, bytes | ResponseStream]  # the headers include the content type, but not the content length
 
 
 class HttpRequest:
-    """What a handler sees of an HTTP request."""
+    """An HTTP request, as handlers get it."""
 
     __slots__ = ("_leaving", "_receive", "client", "content", "headers", "method", "path", "root", "traced")
 
@@ -63,19 +62,19 @@ class HttpRequest:
         self.root: str = scope.get("root_path", "")  # ASGI puts the application's route prefix there
         self.path: str = scope["path"].removeprefix(self.root) or "/"
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
-        self.client: Client | None = None  # who asks, where API keys have names
-        self.content: Any = None  # once the body has been read: its bytes, or what they hold as JSON
+        self.client: Client | None = None  # set if API keys have names
+        self.content: Any = None  # once the body has been read: its bytes, or its parsed JSON
         self.traced: TracedRequest | None = None  # for the access log or a trace
         self._receive = receive
         self._leaving: asyncio.Task[None] | None = None
 
     async def body(self, largest: int) -> Any:
-        """For a type of `requests.py` to parse. Raises BodyTooLarge as soon as it is known to be larger than `largest`
-        bytes, or where it holds too many values.
+        """The body, to be parsed by a type of `requests.py`. Raises BodyTooLarge as soon as it exceeds `largest` bytes,
+        or if it has too many values.
         """
         if self.content is not None:
             return self.content
-        problem = f"the body is larger than this server takes ({largest} bytes); send fewer texts at once"
+        problem = f"the body has more bytes than this server accepts ({largest}); send fewer texts at once"
         told = self.headers.get(b"content-length", b"")
         if told.isdigit() and int(told) > largest:
             raise BodyTooLarge(problem)
@@ -84,7 +83,7 @@ class HttpRequest:
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise InvalidInput("the connection closed before the body had come")  # nobody reads it
+                raise InvalidInput("the connection closed before the whole body arrived")  # nobody reads it
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
             if size > largest:
@@ -96,7 +95,7 @@ class HttpRequest:
         return body
 
     async def json_object(self, largest: int) -> dict[str, Any] | None:
-        """The body's object, kept in `content` for a type to parse; None where it is none, which that type refuses."""
+        """The body if it is a JSON object, else None. `content` keeps it for a type to parse, or to refuse."""
         found = self.content = await self.body(largest)
         if isinstance(found, bytes):
             try:
@@ -109,12 +108,12 @@ class HttpRequest:
         return found
 
     def named(self, name: str | None) -> str:
-        """What its answer's id ends with: what the body says (`name`), else x-request-id, else a new one."""
+        """The end of the answer's id: the body's (`name`), or else x-request-id, or else a new one."""
         return name or request_id(self.headers) or uuid.uuid4().hex
 
     @property
     def gone(self) -> asyncio.Task[None]:
-        """Done when the client has gone. The body must have been read."""
+        """Done once the client has disconnected. Use it only after the body has been read."""
         if self._leaving is None:
             self._leaving = asyncio.create_task(self._leave())
         return self._leaving
@@ -124,7 +123,7 @@ class HttpRequest:
             pass
 
     async def while_here(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns. It is cancelled when the client has gone. Raises ClientGone then."""
+        """Await `work`. If the client disconnects, cancel it and raise ClientGone."""
         task = asyncio.create_task(work)
         try:
             await asyncio.wait({task, self.gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -136,7 +135,7 @@ class HttpRequest:
                 await asyncio.wait({task})
 
     def end(self) -> None:
-        """Nobody asks for `gone` any more."""
+        """Stop watching for the client's disconnection."""
         if self._leaving is not None:
             self._leaving.cancel()
 
@@ -194,7 +193,7 @@ class Asgi(ABC):
             await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
 
     async def _break(self, request: HttpRequest, error: BaseException, send: Send, *, begun: bool) -> None:
-        """Before Serve gets the error, logs and counts it: the client hears of a defect, if no answer has begun."""
+        """Answer an unexpected error as a Defect, if no answer has begun. Serve then logs and counts the error."""
         self._observer.break_http(request.traced, request.method, request.path, error)
         if isinstance(error, Exception) and not begun:
             status, headers, body = error_answer(Defect(_DEFECT), request.path)
@@ -202,7 +201,7 @@ class Asgi(ABC):
             await send({"type": "http.response.body", "body": body})
 
     def _is_open(self, request: HttpRequest) -> bool:
-        """It needs no key: a probe; or the page, which is the same for everybody and asks for a key itself."""
+        """Whether the request needs no key: a probe, or the page, which holds no secrets and asks for a key itself."""
         is_page = self._has_page and request.path == "/" and request.method in {"GET", "HEAD"}
         return is_page or request.path in PROBES
 
@@ -239,7 +238,7 @@ def dumps(content: Any) -> bytes:
 
 
 async def dumps_in_turns(content: Any) -> bytes:
-    """The same of much content: other requests are let through every two milliseconds."""
+    """As `dumps`, for large content: yields to other requests every two milliseconds."""
     pieces, until = list[bytes](), 0.0
     for piece in _pieces(content):
         pieces.append(piece)
@@ -250,7 +249,7 @@ async def dumps_in_turns(content: Any) -> bytes:
 
 
 def _pieces(content: Any) -> Iterator[bytes]:
-    """Each row of numbers by itself."""
+    """The JSON in pieces; each row of numbers is one piece."""
     if isinstance(content, dict) and content:
         for at, (key, value) in enumerate(content.items()):
             yield (b"," if at else b"{") + dumps(key) + b":"
@@ -268,7 +267,7 @@ def _pieces(content: Any) -> Iterator[bytes]:
 
 
 async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:
-    """The server's start and end are acknowledged; there are no web sockets here."""
+    """Acknowledge the server's start and end; close web sockets."""
     if scope["type"] != "lifespan":
         await send({"type": "websocket.close"})
         return

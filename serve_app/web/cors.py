@@ -1,4 +1,4 @@
-"""Lets pages of other sites ask, where the settings name them."""
+"""CORS: lets pages of the sites in the settings call the API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """`app` itself where there are no `origins`. A preflight needs no API key: browsers send none with it."""
+    """Add CORS to `app`, if there are `origins`. A preflight needs no API key, because browsers send none with it."""
     if not origins:
         return app
     return CORSMiddleware(

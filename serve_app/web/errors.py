@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: OpenAI's, Cohere's and Ollama's shape on their routes, TEI's on all others."""
+"""Errors as HTTP answers, in the format of the route's API: OpenAI, Cohere or Ollama; TEI's on all other routes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class WrongMethod(WindveError):
         self.allowed = allowed
 
 
-# TEI's own numbers: an empty input is 400, another bad one 422, a failed engine 424. The first that fits counts.
+# TEI's status codes: 400 for an empty input, 422 for other bad input, 424 for a failed engine. The first match wins.
 _TEI: tuple[tuple[type[WindveError], int, str], ...] = (
     (EmptyInput, 400, "Empty"),
     (UnknownModel, 404, "Validation"),
@@ -79,7 +79,7 @@ def error_answer(error: WindveError, path: str) -> tuple[int, Headers, bytes]:
 
 
 def error_shape(path: str) -> Shape:
-    """Whose errors the route `path` answers; Jina's and vLLM's are OpenAI's."""
+    """The API whose error format the route `path` uses. Routes of Jina and vLLM use OpenAI's."""
     if path in _COHERE:
         return "cohere"
     if path.startswith("/api/"):
@@ -88,7 +88,7 @@ def error_shape(path: str) -> Shape:
 
 
 def openai_error(error: WindveError) -> dict[str, Any]:
-    """In OpenAI's shape."""
+    """The error in OpenAI's format."""
     status = error.status
     kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}

@@ -1,7 +1,7 @@
-"""Server-sent events to a client that may be slow, silent or gone.
+"""Server-sent events to a client that may be slow or disconnect.
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html, as OpenAI's clients read it: `data:` lines, `[DONE]` at
-the end, an error as the last event. A line that begins with a colon is a comment, and keeps a connection alive.
+the end, an error as the last event. A line that begins with a colon is a comment; it keeps the connection alive.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ logger = logging.getLogger("ray.serve")
 EVENTS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx passes each event on
+    (b"x-accel-buffering", b"no"),  # nginx then forwards each event at once
 ]
 DONE = b"data: [DONE]\n\n"
 _PING = b": ping\n\n"
-_TOO_SLOW = "the answer was read too slowly: too much of it waited; please read on while it is streamed"
+_TOO_SLOW = "the client read the answer too slowly and too much of it was waiting; read it as it is streamed"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamBounds:
-    """- `sse_keepalive_s`: a pause so long gets a comment line.
-    - `slow_s`: a reader that takes nothing for so long is cut off.
-    - `most_waiting`: so is one for which more events wait.
+    """- `sse_keepalive_s`: after a pause of this length, a comment line is sent.
+    - `slow_s`: a client that reads nothing for this long is disconnected.
+    - `most_waiting`: a client that has more unread events is disconnected.
     """
 
     sse_keepalive_s: float = 15.0
@@ -46,12 +46,12 @@ def event(content: Any) -> bytes:
 
 
 class EventStream(ResponseStream):
-    """One answer. Events are read as they come and sent as the client takes them, all that wait at once."""
+    """One streamed answer. Events are collected as they arrive; each write sends all that wait."""
 
     def __init__(
         self, events: AsyncGenerator[bytes, None], close: Callable[[], Awaitable[None]], bounds: StreamBounds
     ) -> None:
-        """`events`: whole ones. `close`: is called at the stream's end, whatever ends it."""
+        """`events`: complete events. `close`: called when the stream ends, for whatever reason."""
         self._events, self._close, self._bounds = events, close, bounds
         self._waiting: list[bytes] = []
         self._wake = asyncio.Event()
@@ -85,7 +85,7 @@ class EventStream(ResponseStream):
         self._wake.set()
 
     async def _next(self) -> None:
-        """Until there is something to do, or the pause is long."""
+        """Wait for events or an end, but no longer than the keepalive interval."""
         if not self._wake.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._bounds.sse_keepalive_s):
@@ -97,7 +97,7 @@ class EventStream(ResponseStream):
             async with asyncio.timeout(self._bounds.slow_s) as self._writing:
                 await write(body)
         except TimeoutError:
-            raise ClientGone("it reads too slowly") from None
+            raise ClientGone("the client reads too slowly") from None
         finally:
             self._writing = None
 
@@ -106,15 +106,15 @@ class EventStream(ResponseStream):
             async for one in self._events:
                 if len(self._waiting) >= self._bounds.most_waiting and self._writing is not None:
                     if not self._writing.expired():
-                        self._writing.reschedule(asyncio.get_running_loop().time())  # no longer
-                    return self._broken_by(TimedOut(_TOO_SLOW))  # for one who takes what was sent just now
+                        self._writing.reschedule(asyncio.get_running_loop().time())  # expires now
+                    return self._broken_by(TimedOut(_TOO_SLOW))  # reaches a client that reads again just in time
                 self._waiting.append(one)
                 self._wake.set()
         except WindveError as error:
             return self._broken_by(error)
         except Exception:
             logger.exception("a stream broke off")
-            return self._broken_by(WindveError("the answer broke off by an error of the server; its log says more"))
+            return self._broken_by(WindveError("the answer broke off because of a server error; see the server's log"))
         return None
 
     def _broken_by(self, error: WindveError) -> WindveError:

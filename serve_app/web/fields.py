@@ -1,7 +1,7 @@
-"""Bodies of requests as typed fields, and what is wrong with one as a plain sentence. Pure.
+"""The base of typed request bodies. Turns what is wrong with a body into one plain sentence. Pure.
 
-`requests.py` has the types. Fields that no API has, and fields that are null, are ignored, as clients of all kinds
-need. A field that the route's API has and this server does not carry out is in `Fields.unsupported` or `Fields.unused`.
+`requests.py` has the types. Unknown fields and null fields are ignored, so that all kinds of clients work. A field that
+the route's API has but this server does not support is in `Fields.unsupported` or `Fields.unused`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from deployments.errors import EmptyInput, InvalidInput
 from serve_app.config.unknown_model import LATEST, unknown_model
 
 _SHORT = 20  # characters
-_WRONG_TYPE, _WRONG = "windve_type", "windve_value"  # as pydantic wants names for its kinds of errors
+_WRONG_TYPE, _WRONG = "windve_type", "windve_value"  # pydantic requires a name for each kind of error
 _TYPES = {"string_type": "a string", "bool_type": "true or false"}  # pydantic's names
 _TOO_LONG = "string_too_long"
 _EMPTY = {
     "string_too_short": "is an empty string; send text or leave it out",
     "too_short": "is an empty list; send at least one item",
 }
-_NAMES: set[str] = set()  # of all fields: between fields within fields pydantic names the branches of unions
+_NAMES: set[str] = set()  # of all fields; other names in pydantic's paths are the branches of unions
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What this server accepts: its model's name, the size of its vectors, and the bounds on one request.
 
-    `aliases`: what else the model may be called. `any_name`: it may be called anything.
+    `aliases`: further names of the model. `any_name`: any name is accepted.
     """
 
     model: str
@@ -54,27 +54,27 @@ class Rules:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that the model goes by, its own name first."""
+        """All names of the model, its own first."""
         return tuple(dict.fromkeys((self.model, *self.aliases)))
 
     def check_model(self, name: str) -> None:
-        """`NAME:latest`, as Ollama's clients say it, is NAME. Raises UnknownModel."""
+        """Raises UnknownModel. `NAME:latest`, which Ollama's clients send, counts as NAME."""
         if name == self.model or self.any_name or name in self.aliases or name.removesuffix(LATEST) in self.names:
             return
         raise unknown_model(name, self.names)
 
     @property
     def max_sentences(self) -> int:
-        """Of `/similarity`, beside the source sentence."""
+        """The most sentences in `/similarity`, besides the source sentence."""
         return self.max_inputs - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a value must be, in words, for the sentence that refuses another.
+    """Describes in words what a value must be, for the error text.
 
-    `most`: the rule that bounds a list's length; such a list must not be empty either, unless it `may_be_empty`.
-    `not_first`: the list is one of another kind if its first item has one of these types.
+    `most`: the field of `Rules` that bounds a list's length. Such a list must not be empty, unless `may_be_empty`.
+    `not_first`: a list whose first item has one of these types is of another kind.
     """
 
     words: str
@@ -86,7 +86,7 @@ class Constraint:
         schema: Any = handler(source)
         if schema["type"] != "list":
             return core_schema.custom_error_schema(schema, _WRONG_TYPE, custom_error_message=self.words)
-        schema["fail_fast"] = True  # there may be millions of bad items
+        schema["fail_fast"] = True  # because there may be millions of bad items
         if self.most and not self.may_be_empty:
             schema["min_length"] = 1
         return core_schema.with_info_before_validator_function(self._check_list, schema)
@@ -99,7 +99,7 @@ class Constraint:
             raise PydanticCustomError(_WRONG_TYPE, self.words)
         most = getattr(info.context, self.most) if self.most else len(value)
         if len(value) > most:
-            problem = f"has {len(value)} items and this server takes {most} in one request; send fewer at once"
+            problem = f"has {len(value)} items and this server accepts {most} per request; send fewer at once"
             raise PydanticCustomError(_WRONG, problem)
         return value
 
@@ -111,9 +111,9 @@ def _known_model(name: str, info: ValidationInfo) -> str:
 
 
 class Unsupported(NamedTuple):
-    """A field that the route's API has and this server does not carry out.
+    """A field that the route's API has but this server does not support.
 
-    `same`: the values that ask for what is done anyway. Others are refused. `why`: the reason, for the sentence.
+    `same`: values that ask for what the server does anyway. All others are refused. `why`: the reason, for the error.
     """
 
     same: tuple[Any, ...] = ()
@@ -127,7 +127,7 @@ class Unsupported(NamedTuple):
 
 
 def check_dimensions(value: Any, largest: int, name: str = "dimensions") -> int | None:
-    """How many numbers of a vector are asked for, if fewer than all. Raises InvalidInput."""
+    """The requested number of dimensions; None for all. Raises InvalidInput."""
     if value is not None and (type(value) is not int or not 1 <= value <= largest):
         problem = f"{name} must be a whole number from 1 to {largest} (this model's own), not {_shown(value)}"
         raise InvalidInput(problem, param=name)
@@ -136,7 +136,7 @@ def check_dimensions(value: Any, largest: int, name: str = "dimensions") -> int 
 
 def _dimensions(value: Any, info: ValidationInfo) -> int | None:
     rules: Any = info.context
-    if type(value) is int and value == 0:  # Infinity's and Ollama's word for all
+    if type(value) is int and value == 0:  # Infinity and Ollama mean all by 0
         return None
     return check_dimensions(value, rules.dimension, str(info.field_name))
 
@@ -147,12 +147,12 @@ def _one_or_two(texts: Any) -> Any:
     if texts == [""]:
         raise PydanticCustomError("string_too_short", "")
     if len(texts) not in {1, 2}:
-        problem = f"is a list of {len(texts)} strings, and a pair has 2; send a batch as a list of lists"
+        problem = f"is a list of {len(texts)} strings, but a pair has 2; send a batch as a list of lists"
         raise PydanticCustomError(_WRONG, problem)
     return texts
 
 
-# Where a schema has the name of a value as its bound, `openapi.py` puts the server's own value.
+# A bound in a schema may be the name of a value; `openapi.py` replaces it by the server's own value.
 Text = Annotated[str, Field(min_length=1)]
 TextOrPair = Text | Annotated[list[str], Field(min_length=1, max_length=2), BeforeValidator(_one_or_two)]
 TokenId = Annotated[
@@ -174,23 +174,23 @@ Inputs = Annotated[
 Dimensions = Annotated[
     Annotated[int, Field(ge=0, json_schema_extra={"maximum": "dimension"})] | None,
     BeforeValidator(_dimensions),
-    Field(description="Keep the first so many numbers (Matryoshka models); 0 is all."),
+    Field(description="Keep only this many numbers of each vector (Matryoshka models). 0: all."),
 ]
 WholeFrom0 = Annotated[int, Field(ge=0), Constraint("a whole number from 0")]
 WholeFrom1 = Annotated[int, Field(ge=1), Constraint("a whole number from 1")]
 Model = Annotated[Annotated[str, AfterValidator(_known_model)] | None, Field(json_schema_extra={"enum": "models"})]
-RequestId = Annotated[str, Field(max_length=128)]  # as long as in x-request-id: each part of a stream repeats it
+RequestId = Annotated[str, Field(max_length=128)]  # the bound of x-request-id; each chunk of a stream repeats it
 Prompt = Annotated[str | None, Field(json_schema_extra={"enum": "prompts"})]
 
 
 class Fields(BaseModel):
     """Some of a request's fields. The docstring under a field is its description in the OpenAPI document.
 
-    A subclass adds to these, by a field's name:
+    A subclass adds to these mappings, whose keys are names of fields:
 
     - `unsupported`: fields that are refused, except for some values.
-    - `unused`: fields that change nothing, and why.
-    - `other_names`: fields that mean another one, and that one.
+    - `unused`: fields without effect, and why.
+    - `other_names`: other names of fields -> the field.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, use_attribute_docstrings=True)
@@ -198,7 +198,7 @@ class Fields(BaseModel):
     unused: ClassVar[Mapping[str, str]] = {}
     other_names: ClassVar[Mapping[str, str]] = {}
     _required: ClassVar[dict[str, None]] = {}
-    _rare: ClassVar[frozenset[str]] = frozenset()  # a body without these has nothing of the kind
+    _rare: ClassVar[frozenset[str]] = frozenset()  # bodies without these fields skip `_resolve`
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -213,7 +213,7 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, fields: Any) -> Any:
-        """Where a required field is absent, it is null instead, and its type says what it must be."""
+        """Drop null fields. Set required fields that are missing to null, so that the error says what they must be."""
         if not isinstance(fields, dict):
             names = " and ".join(cls._required)
             raise PydanticCustomError(_WRONG_TYPE, f"an object with {names}" if names else "an object")
@@ -225,13 +225,13 @@ class Fields(BaseModel):
 
     @classmethod
     def _resolve(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """With other names put right. Raises InvalidInput for what is not supported."""
+        """Replace other names by the field's own. Raises InvalidInput for unsupported fields."""
         for name in cls.unsupported.keys() & fields.keys():
             cls.unsupported[name].check(name, fields[name])
         for name in cls.other_names.keys() & fields.keys():
             own, value = cls.other_names[name], fields.pop(name)
             if fields.setdefault(own, value) != value:
-                raise InvalidInput(f"{own} and {name} say different things; send one of the two", param=name)
+                raise InvalidInput(f"{own} and {name} have different values; send only one of them", param=name)
         return fields
 
     @classmethod
@@ -249,7 +249,7 @@ class Fields(BaseModel):
 
     @classmethod
     def _require_one_of_names(cls, schema: dict[str, Any]) -> None:
-        """A required field may come by any of its names."""
+        """In the schema, allow a required field under any of its names."""
         for own in cls._required.keys() & set(cls.other_names.values()):
             schema["required"].remove(own)
             names = [own, *(name for name, of in cls.other_names.items() if of == own)]
@@ -257,12 +257,12 @@ class Fields(BaseModel):
 
     @classmethod
     def parse(cls, body: Any, rules: Rules) -> Self:
-        """`body`: its bytes, or the content of its JSON. Raises InvalidInput, EmptyInput or UnknownModel."""
+        """Parse a body, given as bytes or as parsed JSON. Raises InvalidInput, EmptyInput or UnknownModel."""
         if body == b"":
             raise InvalidInput("the body is empty; send a JSON object")
         try:
             content = orjson.loads(body) if isinstance(body, bytes) else body
-            found: Self = cls.__pydantic_validator__.validate_python(content, context=rules)  # quicker than its wrapper
+            found: Self = cls.__pydantic_validator__.validate_python(content, context=rules)  # faster than its wrapper
         except orjson.JSONDecodeError as error:
             raise InvalidInput(f"the body is not valid JSON: {error}") from None
         except ValidationError as invalid:
@@ -271,20 +271,20 @@ class Fields(BaseModel):
 
 
 def says(body: Mapping[str, Any] | None, *names: str) -> bool:
-    """A JSON body has one of these fields, and it is not null."""
+    """Whether a JSON body has one of these fields, not null."""
     return body is not None and any(body.get(name) is not None for name in names)
 
 
 def one_or_many(sent: Any) -> Sequence[Any]:
-    """A text is one query, and so is a list of token ids."""
+    """A list of queries. A single text or a single list of token ids becomes a list of one."""
     return [sent] if isinstance(sent, str) or isinstance(sent[0], int) else sent
 
 
 def _problem(errors: Sequence[ErrorDetails]) -> InvalidInput:
-    """The most telling error as one sentence.
+    """The most useful error as one sentence.
 
-    A value that may be of several types has errors for each. One of a value with the right type tells more than one of
-    the wrong type, and one that was found farther in tells more than one before. The sentence names all the types.
+    A value that may have several types has an error for each. Errors about a value of the right type come before errors
+    about the wrong type, and deeper errors before shallow ones. The sentence names all types that the value may have.
     """
     found = [(_path(error["loc"]), error["type"], error) for error in errors]
     path, kind, error = max(found, key=lambda one: (one[1] in _EMPTY, one[1] == _WRONG, one[0]))
@@ -296,7 +296,8 @@ def _problem(errors: Sequence[ErrorDetails]) -> InvalidInput:
         return InvalidInput(f"{where} {error['msg']}", param=param)
     if kind == _TOO_LONG:
         most = error["ctx"]["max_length"]
-        return InvalidInput(f"{where} has {len(error['input'])} characters and this server takes {most}", param=param)
+        problem = f"{where} has {len(error['input'])} characters and this server accepts {most}"
+        return InvalidInput(problem, param=param)
     *others, last = dict.fromkeys(
         _TYPES.get(kind, error["msg"].removeprefix("Input should be ")) for at, kind, error in found if at == path
     )
@@ -311,7 +312,7 @@ def _path(found: Sequence[str | int]) -> tuple[str | int, ...]:
 
 
 def _shown(value: Any) -> str:
-    """A number or a short string as it is, of other JSON values the type in JSON's own words."""
+    """A number or a short string as it is; for other values, the name of their JSON type."""
     if isinstance(value, str) and len(value) <= _SHORT:
         return repr(value)
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}

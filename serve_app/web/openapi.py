@@ -1,6 +1,6 @@
-"""Builds the OpenAPI document of a service: what each route takes, by the types that check it, and what it answers.
+"""Builds the OpenAPI document of a service. The schemas of bodies come from the types that validate them.
 
-`embedding/document.py` and `generation/document.py` name their routes.
+`embedding/document.py` and `generation/document.py` list their routes.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from serve_app.web.tokenizer_requests import (
 Schema = dict[str, Any]
 
 _COMPONENT = "#/components/schemas/{model}"
-_BOUNDS = ("enum", "maximum", "maxItems")  # may have the name of a value that only the server knows
+_BOUNDS = ("enum", "maximum", "maxItems")  # may hold the name of a value that only the server knows
 
 MEANINGS = {
-    400: "The request must change; the sentence says how.",
-    401: "No API key, or none of this service's.",
-    403: "A trial without the secret of a calibration that runs.",
+    400: "The request is invalid; the message says what to change.",
+    401: "The API key is missing or invalid.",
+    403: "A trial without the secret of a running calibration.",
     404: "There is no such model here.",
-    413: "The body is larger than the server takes.",
-    422: "The request must change; the sentence says how.",
+    413: "The body is larger than the server accepts.",
+    422: "The request is invalid; the message says what to change.",
     424: "The model run failed, or the route is for models of another kind.",
     429: "Busy: no device has room before the deadline. Retry-After and retry-after-ms say when to come back.",
-    500: "The model run failed, or the server made a mistake.",
+    500: "The model run failed, or the server has a defect.",
     503: "No pool can answer now.",
     504: f"The time that {TIMEOUT} allows has passed, or one query alone takes longer than its deadline.",
 }
@@ -84,12 +84,12 @@ PROMPT_TOKENS = object_of(count=WHOLE, max_model_len=WHOLE, tokens=list_of(WHOLE
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """- `name`: of its operation, as code generators use it.
-    - `answers`: the schema of its answer; None: the body is empty.
-    - `takes`: the type of its body, if it has one; it is then a POST. `or_takes`: another body that it takes as well.
-    - `statuses`: of its errors, apart from those of API keys.
-    - `parameters`: the headers that it reads. `headers`: those that it answers.
-    - `events`: what a streamed answer is, if it has such.
+    """- `name`: the operation's name, for code generators.
+    - `answers`: the schema of the answer; None if its body is empty.
+    - `takes`: the type of the request's body; a route with one is a POST. `or_takes`: another accepted type.
+    - `statuses`: the statuses of its errors, except 401.
+    - `parameters`: the headers that it reads. `headers`: the headers of its answer.
+    - `events`: the schema of a streamed answer, if there is one.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Route:
         return [one for one in (self.takes, self.or_takes) if one is not None]
 
 
-ABOUT: Mapping[str, Route] = {  # what every service has
+ABOUT: Mapping[str, Route] = {  # the routes of every service
     "/tokenize": Route(
         "tokenize",
         "Texts -> tokens",
@@ -138,14 +138,14 @@ ABOUT: Mapping[str, Route] = {  # what every service has
     ),
     "/info": Route("info", "Model, limits, pools, counters", {"type": "object"}),
     "/version": Route("version", "The version of windve (vLLM)", object_of(version=STRING)),
-    "/load": Route("load", "Queries or answers under way at all replicas (vLLM)", object_of(server_load=WHOLE)),
+    "/load": Route("load", "Queries or answers in progress at all replicas (vLLM)", object_of(server_load=WHOLE)),
     "/health": Route("health", "200 while a pool can answer; degraded while another cannot", HEALTH, statuses=(503,)),
     "/ping": Route("ping", "200 while the Router lives", None),
 }
 
 
 def admission_parameters(bulk: str, timeout: str) -> list[Schema]:
-    """The headers of `web.admission_headers`, with what they mean here."""
+    """The headers of `web.admission_headers`, with their descriptions for this service."""
     priority: Schema = {"type": "string", "enum": ["normal", "bulk"]}
     milliseconds: Schema = {"type": "integer", "minimum": 1, "maximum": 999_999_999}
     return [header(PRIORITY, priority, bulk), header(TIMEOUT, milliseconds, timeout)]
@@ -156,7 +156,7 @@ def header(name: str, schema: Schema, description: str) -> Schema:
 
 
 def build(summary: str, routes: Mapping[str, Route], *, api_keys: bool) -> dict[str, Any]:
-    """The document of a service with these routes, with or without API keys; `filled` puts its own bounds into it."""
+    """The document of a service with these routes, with or without API keys. `filled` adds the server's bounds."""
     found: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "windve", "version": VERSION, "summary": summary},
@@ -189,7 +189,7 @@ def _operations(path: str, route: Route, *, api_keys: bool) -> dict[str, Any]:
 
 def _good(route: Route) -> dict[str, Any]:
     if route.answers is None:
-        return {"description": "It is so; the body is empty."}
+        return {"description": "Success; the body is empty."}
     good: dict[str, Any] = {"description": "The answer.", **_json(route.answers)}
     if route.events is not None:
         good["content"]["text/event-stream"] = {"schema": route.events}
@@ -202,7 +202,7 @@ def _json(schema: Schema) -> dict[str, Any]:
 
 class _RequestSchema(GenerateJsonSchema):
     def default_schema(self, schema: WithDefaultSchema) -> Schema:
-        """A field that may be left out may be null, too."""
+        """A field that may be left out may also be null."""
         found = super().default_schema(schema)
         default = found.pop("default", None)
         found = self.get_union_of_schemas([found, {"type": "null"}])
@@ -210,7 +210,7 @@ class _RequestSchema(GenerateJsonSchema):
 
 
 def _request_schemas(types: Sequence[type[BaseModel]]) -> dict[str, Any]:
-    """By their names, those of fields within fields too."""
+    """The schemas by name, including those of nested fields."""
     _, found = models_json_schema(
         [(kind, "validation") for kind in types], ref_template=_COMPONENT, schema_generator=_RequestSchema
     )
@@ -219,7 +219,7 @@ def _request_schemas(types: Sequence[type[BaseModel]]) -> dict[str, Any]:
 
 
 def filled(schema: Any, values: Mapping[str, Any]) -> Any:
-    """A schema with this server's own values in the place of their names; None: there is no such bound."""
+    """The schema with the server's values in place of their names. A bound whose value is None is left out."""
     if isinstance(schema, list):
         return [filled(item, values) for item in schema]
     if not isinstance(schema, dict):

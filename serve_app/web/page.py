@@ -1,4 +1,4 @@
-"""The page at `GET /`: one static file, and headers by which a browser runs and loads nothing else."""
+"""The page at `GET /`: one static file. Its headers forbid the browser to run or load anything else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serve_app.web.asgi import Answer
 
 
 def page() -> Answer:
-    """It holds nothing of the service: its script asks `/info`, with the API key that the user types."""
+    """The page. It contains no data of the service: its script calls `/info` with the API key that the user enters."""
     content, policy = _page()
     headers = [
         (b"content-type", b"text/html; charset=utf-8"),

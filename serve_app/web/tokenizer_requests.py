@@ -1,4 +1,4 @@
-"""What clients send to `/tokenize`, `/decode` and `/detokenize`. Pure."""
+"""Request bodies of `/tokenize`, `/decode` and `/detokenize`. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serve_app.web.fields import (
     one_or_many,
 )
 
-_NO_CHATS = "only texts are tokenized here, no chats"
+_NO_CHATS = "only texts can be tokenized here, not chats"
 
 
 class TokenizeRequest(Fields):
@@ -26,7 +26,7 @@ class TokenizeRequest(Fields):
     inputs: Text | Annotated[list[Text], Constraint("a list of strings", "max_inputs")]
     add_special_tokens: bool = True
     prompt_name: Prompt = None
-    """Which of the model's prompts is put before each input. Null: the default, if there is one."""
+    """The model's prompt to put before each input. Null: the model's default, if it has one."""
 
     @property
     def texts(self) -> Sequence[str]:
@@ -34,7 +34,7 @@ class TokenizeRequest(Fields):
 
 
 class TokenizePromptRequest(Fields):
-    """vLLM's `POST /tokenize`. No prompt of the model's is put before the text."""
+    """vLLM's `POST /tokenize`. None of the model's prompts is put before the text."""
 
     model: Model = None
     prompt: Text

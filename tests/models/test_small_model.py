@@ -111,5 +111,5 @@ def test_a_training_that_fails_says_why_and_leaves_nothing(tmp_path, monkeypatch
 
 def test_the_command_writes_no_folder_that_is_there(tmp_path, capsys):
     assert main(["small-model", str(tmp_path)]) == 1
-    said = f"windve: FOLDER: {tmp_path} is there already; remove it, or write somewhere else\n"
+    said = f"windve: FOLDER: {tmp_path} already exists; remove it, or choose another folder\n"
     assert capsys.readouterr().err == said

@@ -152,7 +152,7 @@ async def test_a_disk_that_is_full_breaks_nothing(caplog):
         await full.news.wait()
         full.news.clear()
     assert [record.message for record in caplog.records if "access log" in record.message] == [
-        "the access log cannot be written ([Errno 28] No space left on device); its lines are lost until it can"
+        "cannot write the access log ([Errno 28] No space left on device); lines are lost until the problem is fixed"
     ]
 
 

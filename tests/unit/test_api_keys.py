@@ -51,7 +51,9 @@ def test_the_header(header, key):
     assert bearer(header) == key
 
 
-@pytest.mark.parametrize(("header", "sentence"), [(None, "wants an API key"), ("Bearer sk-1", "is not one of this")])
+@pytest.mark.parametrize(
+    ("header", "sentence"), [(None, "requires an API key"), ("Bearer sk-1", "is not valid for this")]
+)
 def test_who_is_turned_away_is_told_why_and_no_key(header, sentence):
     with pytest.raises(Unauthorized, match=sentence) as refused:
         ApiKeys(KEYS).check(header)
@@ -90,16 +92,22 @@ def test_keys_from_the_environment(monkeypatch, content, keys):
         ("sécret", "line 1 of "),
         (b"\xff\xfe", "is not UTF-8 text"),
         ("\n\nsearch:", "line 3 of .*the key cannot be sent"),
-        ("search: sk-secret wieght=2", "line 1 of .*after the key come weight="),
+        ("search: sk-secret wieght=2", "line 1 of .*after the key, use weight="),
         ("search: sk-secret weight=0", "each with a number above 0"),
         ("search: sk-secret weight=inf", "each with a number above 0"),
         ("search: sk-secret weight", "each with a number above 0"),
-        ("search: sk-secret sk-secret", "after the key come weight="),
+        ("search: sk-secret sk-secret", "after the key, use weight="),
         ("sk-secret weight=2", "the key cannot be sent"),
         ("sk secret: x", "the name before the colon"),
-        ("a: sk-secret tokens_per_minute=1 device_seconds_per_second=1", "a key has one quota"),
-        ("a: sk-one\n\na: sk-secret weight=2", "line 3 of .*a line before has the same name, other options"),
-        ("a: sk-secret\nb: sk-secret", "line 2 of .*a line before has the same key, another name"),
+        ("a: sk-secret tokens_per_minute=1 device_seconds_per_second=1", "a key can have only one quota"),
+        (
+            "a: sk-one\n\na: sk-secret weight=2",
+            "line 3 of .*an earlier line has the same name but other options; make the options equal",
+        ),
+        (
+            "a: sk-secret\nb: sk-secret",
+            "line 2 of .*an earlier line has the same key under another name; remove one of them",
+        ),
     ],
 )
 def test_bad_keys_are_refused_by_their_line_and_not_shown(file, content, problem):
@@ -125,13 +133,13 @@ def test_keys_are_read_anew_and_bad_files_change_nothing(file, caplog):
         return [record.message for record in caplog.records]
 
     (bad,) = refreshed("")
-    assert bad.endswith("holds no key; the keys before stay in force")
-    assert refreshed("sk-two\nsk-three\n") == [f"API keys read anew from file:{file}: 2 are in force"]
+    assert bad.endswith("holds no key; the previous keys stay in force")
+    assert refreshed("sk-two\nsk-three\n") == [f"reloaded the API keys from file:{file}: 2 are in force"]
     assert [accepts(keys, key) for key in ("sk-one", "sk-two", "sk-three")] == [False, True, True]
     assert refreshed("sk-two\nsk-three\n") == []
     for content in ("", "two words\n", None, ""):
         (bad,) = refreshed(content)
-        assert "the keys before stay in force" in bad
+        assert "the previous keys stay in force" in bad
         assert "words" not in bad
         assert accepts(keys, "sk-three")
     assert refreshed("sk-two\nsk-three\n") == []
@@ -140,7 +148,7 @@ def test_keys_are_read_anew_and_bad_files_change_nothing(file, caplog):
 
 def test_a_variable_that_is_not_there(monkeypatch):
     monkeypatch.delenv("WINDVE_KEYS", raising=False)
-    with pytest.raises(SettingsError, match="--api-keys: there is no environment variable WINDVE_KEYS"):
+    with pytest.raises(SettingsError, match="--api-keys: the environment variable WINDVE_KEYS is not set"):
         read_keys("env:WINDVE_KEYS", "--api-keys")
 
 

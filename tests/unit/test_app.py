@@ -69,17 +69,21 @@ TWO_CPU = {"cpu": {"replicas": 2}}
 @pytest.mark.parametrize(
     ("node", "args", "sentence"),
     [
-        (CPU_NODE, NPU, "args.accelerator.device: npu was asked for, but no node"),
-        (GPU_NODE, NPU, "args.accelerator.device: npu was asked for, but no node"),
-        (CPU_NODE, emulated("npu"), "args.accelerator.device: npu was asked for, but no node"),
-        (NPU_NODE, emulated("npu", replicas=9), "args.accelerator.replicas: 9 were asked for, but the cluster has 8"),
-        (GPU_NODE, {"accelerator": {"replicas": 3}}, "args.accelerator.replicas: 3 were asked for, but the cluster"),
-        (CPU_NODE, TWO_CPU, "args.cpu.replicas: 2 were asked for, but 1 machines take 1"),
+        (CPU_NODE, NPU, "args.accelerator.device: the config asks for npu, but no node"),
+        (GPU_NODE, NPU, "args.accelerator.device: the config asks for npu, but no node"),
+        (CPU_NODE, emulated("npu"), "args.accelerator.device: the config asks for npu, but no node"),
+        (NPU_NODE, emulated("npu", replicas=9), "args.accelerator.replicas: the config asks for 9, but there are 8"),
+        (GPU_NODE, {"accelerator": {"replicas": 3}}, "args.accelerator.replicas: the config asks for 3, but there are"),
+        (CPU_NODE, TWO_CPU, "args.cpu.replicas: the config asks for 2, but 1 machines hold 1"),
         (HEAD, {}, "args.accelerator.device: neither an accelerator nor a CPU instance is available"),
-        (GPU_NODE, several(ONE, ONE, ONE), "args.models[2].accelerator.replicas: 1 were asked for, but the cluster"),
-        (GPU_NODE, several({}, {}, CUDA), "args.models[2].accelerator.device: cuda was asked for, but the cluster's 2"),
-        (GPU_NODE, several({}, TWO_CPU), "args.models[1].cpu.replicas: 2 were asked for, but 1 machines take 1"),
-        (GPU_NODE, several({}, NPU), "args.models[1].accelerator.device: npu was asked for, but no node"),
+        (GPU_NODE, several(ONE, ONE, ONE), "args.models[2].accelerator.replicas: the config asks for 1, but there are"),
+        (
+            GPU_NODE,
+            several({}, {}, CUDA),
+            "args.models[2].accelerator.device: the config asks for cuda, but the cluster's 2",
+        ),
+        (GPU_NODE, several({}, TWO_CPU), "args.models[1].cpu.replicas: the config asks for 2, but 1 machines hold 1"),
+        (GPU_NODE, several({}, NPU), "args.models[1].accelerator.device: the config asks for npu, but no node"),
     ],
 )
 def test_what_the_cluster_lacks_is_said_by_its_key(node, args, sentence):
@@ -129,7 +133,7 @@ def test_the_start_waits_for_the_nodes_that_are_asked_for():
 @pytest.mark.parametrize(("wait_s", "found"), [(0, 0), (10, 2)])
 def test_and_not_for_ever(wait_s, found):
     cluster = Cluster(HEAD, GPU_NODE)
-    reason = f"4 were asked for, but the cluster has {found}" if found else "cuda was asked for, but no node"
+    reason = f"the config asks for 4, but there are {found}" if found else "the config asks for cuda, but no node"
     with pytest.raises(SettingsError, match=reason):
         plan_in(cluster, wait_s, **TWO_NODES)
     assert cluster.now == wait_s

@@ -95,5 +95,5 @@ def test_bad_bounds_are_refused_by_name(replicas, sentence):
 
 
 def test_the_fewest_must_be_there():
-    with pytest.raises(SettingsError, match=r"args.accelerator.replicas: 3 were asked for, but the cluster has 2"):
+    with pytest.raises(SettingsError, match=r"args.accelerator.replicas: the config asks for 3, but there are 2"):
         plan_models(settings(replicas={"min": 3, "max": 4}), [GPU_NODE])

@@ -106,7 +106,7 @@ def test_check_says_good_or_names_the_key(tmp_path, capsys):
             "applications: [{import_path: serve_app.app:build, deployments: {}}]",
             "applications[0].deployments: should be a list",
         ),
-        ("applications: []", "applications: none has import_path"),
+        ("applications: []", "applications: none is a windve application"),
         ("applications: [{import_path: 5}]", "applications[0].import_path: should be a valid string, not 5"),
         (
             "applications: [{import_path: serve_app.app:build, deployments: [{name: Router}, {name: Router}]}]",
@@ -210,9 +210,13 @@ def test_the_file_may_leave_the_promise_to_the_option(tmp_path):
         (
             "two_models.yaml",
             Overrides(model="m"),
-            "--model: the config serves several models: change args.models there",
+            "--model: the config serves several models: set args.models there",
         ),
-        ("generation.yaml", Overrides(slo_s=1.0), "--slo: this application generates, by ttft_s and tpot_s"),
+        (
+            "generation.yaml",
+            Overrides(slo_s=1.0),
+            "--slo: this application generates: set ttft_s and tpot_s in the config instead",
+        ),
     ],
 )
 def test_an_option_that_does_not_fit_is_refused(name, overrides, sentence):

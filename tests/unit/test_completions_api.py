@@ -267,22 +267,27 @@ async def test_a_first_token_is_due_from_when_the_request_had_come(api, world, m
 
 BAD, LONG = "invalid_input", "context_length_exceeded"
 TOO_MUCH = (
-    "the prompt has 8 tokens and max_tokens asks for 400 more, and the model takes 400; "
-    "shorten the prompt, or ask for 392 at most"
+    "the prompt has 8 tokens and max_tokens is 400, but the model's context is 400; "
+    "shorten the prompt, or set max_tokens to at most 392"
 )
 
 
 @pytest.mark.parametrize(
     ("path", "changes", "code", "sentence"),
     [
-        (CHAT, {"top_logprobs": 2}, BAD, "top_logprobs needs logprobs: true"),
+        (CHAT, {"top_logprobs": 2}, BAD, "top_logprobs requires logprobs: true; send both"),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, BAD, "chat_template_kwargs cannot set messages"),
         (TEXT, {"prompt": [99999]}, BAD, "token id 99999 is outside this model's vocabulary"),
         (TEXT, {"echo": True, "logprobs": 1}, BAD, "echo with logprobs is not supported"),
         (TEXT, {"prompt": [5] * 8, "max_tokens": 400}, LONG, TOO_MUCH),
-        (TEXT, {"prompt": [5] * 400}, LONG, "the prompt has 400 tokens and the model takes 400 with the answer; shor"),
+        (TEXT, {"prompt": [5] * 400}, LONG, "the prompt has 400 tokens, but the model's context is 400; shor"),
         (CHAT, {"messages": [{"role": "user", "content": "🐟" * 300}]}, LONG, "the prompt has "),
-        (CHAT, {"messages": [{"role": "user", "content": "x" * 6000}]}, "body_too_large", "the body is larger than"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "x" * 6000}]},
+            "body_too_large",
+            "the body has more bytes than",
+        ),
     ],
 )
 def test_what_is_refused_is_an_error_of_openai_s_shape(api, world, path, changes, code, sentence):
@@ -446,7 +451,7 @@ async def test_who_reads_on_just_as_it_is_cut_off_is_told(world, streamed):
             await reads_on.wait()
 
     await streamed(StreamBounds(slow_s=60, most_waiting=4), takes)
-    assert b"read too slowly" in sent[-2]["body"].split(b"data: ")[-1]
+    assert b"read the answer too slowly" in sent[-2]["body"].split(b"data: ")[-1]
     assert not sent[-1].get("more_body")
 
 

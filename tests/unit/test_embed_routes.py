@@ -94,7 +94,7 @@ def test_an_error_in_each_shape(error, status, retry_ms):
     }
     for path, (payload, name) in bodies.items():
         reply = post(HttpApi(FakeRouter(error=error)), path, payload if error else {**payload, "model": "n"})
-        sentence = "busy" if error else "there is no model 'n' here; this server has 'm'"
+        sentence = "busy" if error else "there is no model 'n' here; this server serves 'm'"
         assert (reply.status, reply.json) == (status, {name: sentence})
         assert reply.headers.get("retry-after-ms") == retry_ms
 

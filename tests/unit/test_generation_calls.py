@@ -196,8 +196,8 @@ NO_JSON = Struct(fields={"a": {"number_value": float("inf")}})
     ("request_", "status", "sentence"),
     [
         (b"\xff\xff", STATUS.INVALID_ARGUMENT, "these 2 bytes are not a windve.v1.GenerateRequest"),
-        (GenerateRequest(), STATUS.INVALID_ARGUMENT, "there is no input; send a prompt, ids or a chat"),
-        (GenerateRequest(prompt="x" * 6000), STATUS.INVALID_ARGUMENT, "larger than this server takes (5000 bytes)"),
+        (GenerateRequest(), STATUS.INVALID_ARGUMENT, "the request has no input; send a prompt, ids or a chat"),
+        (GenerateRequest(prompt="x" * 6000), STATUS.INVALID_ARGUMENT, "more bytes than this server accepts (5000)"),
         (GenerateRequest(prompt="a", top_p=float("nan")), STATUS.INVALID_ARGUMENT, "top_p must be a number above 0"),
         (GenerateRequest(prompt="a", model="b"), STATUS.NOT_FOUND, "b"),
         (GenerateRequest(chat=Chat()), STATUS.INVALID_ARGUMENT, "messages is an empty list"),

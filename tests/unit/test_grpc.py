@@ -241,14 +241,24 @@ def test_each_call_asks_and_answers_as_its_route(kind, call, path, fields):
     ("kind", "call", "request_", "sentence"),
     [
         ("embedding", "Embed", EmbedRequest(), "inputs is an empty string"),
-        ("embedding", "Embed", EmbedRequest(inputs="a" * 1001), "the message is larger than this server takes (1000 "),
+        (
+            "embedding",
+            "Embed",
+            EmbedRequest(inputs="a" * 1001),
+            "the message has more bytes than this server accepts (1000",
+        ),
         ("embedding", "Embed", EmbedRequest(inputs="a", dimensions=0), "dimensions must be a whole number from 1 to 4"),
         ("embedding", "Embed", EmbedRequest(inputs="a", dimensions=5), "dimensions must be a whole number from 1 to 4"),
         ("embedding", "Embed", EmbedRequest(inputs="a", truncation_direction=7), "truncation_direction must be 0 (ri"),
         ("reranker", "Rerank", RerankRequest(query="q"), "texts is an empty list"),
-        ("reranker", "Rerank", RerankRequest(query="q", texts=["x"] * 4), "texts has 4 items and this server takes 3"),
+        (
+            "reranker",
+            "Rerank",
+            RerankRequest(query="q", texts=["x"] * 4),
+            "texts has 4 items and this server accepts 3",
+        ),
         ("reranker", "Predict", PredictRequest(), "inputs is an empty string"),
-        ("reranker", "PredictPair", PredictPairRequest(), "inputs is a list of 0 strings; send a text, or the"),
+        ("reranker", "PredictPair", PredictPairRequest(), "inputs is a list of 0 strings; send one text, or the"),
         ("reranker", "PredictPair", PredictPairRequest(inputs=["a"] * 3), "inputs is a list of 3 strings"),
         *(
             ("embedding", call, InvalidInput("these 3 bytes are no message"), "these 3 bytes are no message")
@@ -424,7 +434,7 @@ def test_token_ids_are_counted_before_they_are_read(monkeypatch, most, code):
     monkeypatch.setattr(grpc_model, "MOST_VALUES", most)
     _, context = answer(tei_calls(FakeRouter()), "Decode", DecodeRequest(ids=[1, 2, 3]))
     assert context.code == code
-    assert code is None or context.details == "ids has 3 token ids and this server takes 2; send fewer"
+    assert code is None or context.details == "ids has 3 token ids, this server accepts 2; send fewer"
 
 
 def test_a_stream_s_bad_request_is_its_status():
@@ -464,8 +474,8 @@ def test_a_stream_of_texts_to_rerank_has_one_answer():
 @pytest.mark.parametrize(
     ("requests", "sentence"),
     [
-        ([], "the stream holds no text"),
-        ([RerankStreamRequest(query="q", text="x" * 200)] * 9, "larger than this server takes (1000 bytes)"),
+        ([], "the stream contains no text"),
+        ([RerankStreamRequest(query="q", text="x" * 200)] * 9, "more bytes than this server accepts (1000)"),
     ],
 )
 def test_a_bad_stream_of_texts(requests, sentence):

@@ -95,7 +95,7 @@ def test_a_defect_is_answered_and_then_left_to_serve(path):
         post(HttpApi(FakeRouter(error=ZeroDivisionError())), path, {"input": "a", "inputs": "a"}, takes=takes)
     start, body = sent
     assert start["status"] == 500
-    assert b"by a mistake of its own" in body["body"]
+    assert b"because of a defect of its own" in body["body"]
 
 
 def test_a_stream_that_a_defect_breaks_off_has_one_beginning():
@@ -125,13 +125,13 @@ def test_a_stream_that_a_defect_breaks_off_has_one_beginning():
     ("method", "path", "status", "allow", "sentence"),
     [
         ("GET", "/nowhere", 404, None, "there is no route /nowhere; see /docs"),
-        ("GET", "/metrics", 404, None, "Prometheus metrics are Ray's"),
+        ("GET", "/metrics", 404, None, "Ray exports the Prometheus metrics"),
         ("POST", "/embed/", 404, None, "there is no route /embed/"),
-        ("GET", "/embed", 405, "POST", "GET is not for /embed, only POST"),
-        ("PUT", "/", 405, "POST, GET, HEAD", "PUT is not for /, only POST and GET and HEAD"),
-        ("POST", "/info", 405, "GET, HEAD", "POST is not for /info, only GET and HEAD"),
-        ("DELETE", "/v1/models/m", 405, "GET, HEAD", "DELETE is not for /v1/models/m"),
-        ("BREW", "/ping", 405, "GET, HEAD", "BREW is not for /ping"),
+        ("GET", "/embed", 405, "POST", "/embed does not accept GET; use POST"),
+        ("PUT", "/", 405, "POST, GET, HEAD", "/ does not accept PUT; use POST or GET or HEAD"),
+        ("POST", "/info", 405, "GET, HEAD", "/info does not accept POST; use GET or HEAD"),
+        ("DELETE", "/v1/models/m", 405, "GET, HEAD", "/v1/models/m does not accept DELETE"),
+        ("BREW", "/ping", 405, "GET, HEAD", "/ping does not accept BREW"),
     ],
 )
 def test_other_paths_and_methods(method, path, status, allow, sentence):

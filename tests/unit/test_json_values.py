@@ -42,7 +42,7 @@ def sent(body):
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_too_many_values_are_refused(body):
-    with pytest.raises(BodyTooLarge, match=r"more values than this server takes \(300000 token ids in all"):
+    with pytest.raises(BodyTooLarge, match=r"more values than this server accepts \(300000 token ids in all"):
         sent(body)
 
 

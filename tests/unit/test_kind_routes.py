@@ -95,7 +95,7 @@ def test_a_route_for_other_models_says_which_there_are(kind):
     for path in (tei | others) - has:
         reply = post(router, path, {})
         sentence = _sentence(reply.json)
-        assert sentence.startswith(f"{path} is not for the model that is served, ")
+        assert sentence.startswith(f"{path} does not work with ")
         assert all(route in sentence for route in has & tei)
         assert reply.status == (424 if path in tei else 400)
         assert reply.json.get("error_type", "Backend") == "Backend"
@@ -180,7 +180,7 @@ def test_a_model_of_several_kinds_has_the_routes_of_each():
     assert close(post(m3(), "/embed", {"inputs": "a"}).json, VECTORS[:1])
     refused = post(colbert(), "/encode", {"inputs": "a"})
     assert refused.status == 424
-    assert "a multi-vector model, which has /v1/multi-vector and /pooling" in refused.json["error"]
+    assert "a multi-vector model; use /v1/multi-vector and /pooling" in refused.json["error"]
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))

@@ -111,7 +111,7 @@ async def test_one_burst_at_a_time():
     one.embed, bursts = embed, Bursts(one)
     first = asyncio.create_task(bursts.send(None))
     await asyncio.sleep(0)
-    with pytest.raises(Busy, match="a burst is being sent"):
+    with pytest.raises(Busy, match="another burst is running"):
         await bursts.send(None)
     may_end.set()
     assert (await first)["sent"] == 6

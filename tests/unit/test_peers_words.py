@@ -128,16 +128,16 @@ def test_jina_s_base64():
         (
             "/v1/embeddings",
             {"padding": "max_length"},
-            "padding is not supported here: no text is padded to the model's",
+            "padding is not supported here: texts are never padded to the model's",
         ),
         ("/v1/embeddings", {"late_chunking_params": {"chunk_size": 2}}, "late_chunking_params is not supported here"),
         ("/v1/embeddings", {"late_chunking": True}, "late_chunking is not supported here: each text is embedded by"),
         ("/v1/embeddings", {"add_special_tokens": False}, "add_special_tokens is not supported here"),
-        ("/v1/embeddings", {"messages": []}, "messages is not supported here: chats are not read here"),
+        ("/v1/embeddings", {"messages": []}, "messages is not supported here: only texts are read here, not chats"),
         ("/v1/embeddings", {"task": "no-such"}, "task must be 'retrieval.query', 'retrieval.passage', "),
         ("/v1/embeddings", {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens must be a whole number from 1, or"),
-        ("/v1/embeddings", {"normalize": True, "use_activation": False}, "normalize and use_activation say different"),
-        ("/v2/embed", {"priority": 3}, "priority is not supported here: the header x-windve-priority: bulk lets"),
+        ("/v1/embeddings", {"normalize": True, "use_activation": False}, "normalize and use_activation have different"),
+        ("/v2/embed", {"priority": 3}, "priority is not supported here: use the header x-windve-priority: bulk"),
         ("/api/embed", {"options": {"num_ctx": "5"}}, "options.num_ctx must be "),
     ],
 )
@@ -184,7 +184,9 @@ def test_ollama_s_routes_about_models():
     for body in ({"model": "m"}, {"name": "m:latest", "verbose": True}):
         shown = ollama.ShowResponse(**post(api, "/api/show", body).json)
         assert shown.modelinfo["bert.embedding_length"] == 4
-    assert post(api, "/api/show", {"model": "n"}).json == {"error": "there is no model 'n' here; this server has 'm'"}
+    assert post(api, "/api/show", {"model": "n"}).json == {
+        "error": "there is no model 'n' here; this server serves 'm'"
+    }
     assert get(HttpApi(FakeRouter("reranker")), "/api/tags").status == 404
 
 

@@ -40,7 +40,7 @@ ARGS = {"one": Args({"model": {"id": "m1"}}), "two": Args({"models": [{"model": 
     ("found", "lines"),
     [
         ({"one": application("RUNNING", CpuEmbedder=(1, ("RUNNING", 7)))}, []),
-        ({"one": application()}, ["the application one is being read: Ray imports it, and looks at the nodes"]),
+        ({"one": application()}, ["the application one is loading: Ray imports it and checks the nodes"]),
         (
             {"one": application(CpuEmbedder=(1, ("STARTING", None)), Router=(0.1, ("RUNNING", 7)))},
             ["CpuEmbedder of m1 waits for 1 CPU: the cluster has 2, 1.2 are taken; set cpu.num_cpus"],

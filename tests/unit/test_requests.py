@@ -129,7 +129,7 @@ def test_what_changes_nothing_in_a_generation_is_ignored():
 
 
 def test_an_unknown_model_is_told_the_names_there_are():
-    with pytest.raises(UnknownModel, match=r"there is no model 'c' here; this server has 'm', 'a' and 'b'$"):
+    with pytest.raises(UnknownModel, match=r"there is no model 'c' here; this server serves 'm', 'a' and 'b'$"):
         parse(OpenAIRequest, {"model": "c"}, Rules("m", 8, 3, aliases=("a", "b")))
 
 
@@ -164,8 +164,8 @@ EMBEDDINGS = [
     (OpenAIRequest, {"input": [[True]]}, f"input[0][0] {ID} true or"),
     (OpenAIRequest, {"input": [1, 1, 1, 1, -1]}, f"input[4] {ID} -1"),
     (OpenAIRequest, {"input": [2**31]}, f"input[0] {ID} 2147483648"),
-    (OpenAIRequest, {"input": ["a"] * 4}, "input has 4 items and this server takes 3 in one request"),
-    (OpenAIRequest, {"model": "n"}, "there is no model 'n' here; this server has 'm'"),
+    (OpenAIRequest, {"input": ["a"] * 4}, "input has 4 items and this server accepts 3 per request"),
+    (OpenAIRequest, {"model": "n"}, "there is no model 'n' here; this server serves 'm'"),
     (OpenAIRequest, {"model": 3}, "model must be a string, not 3"),
     *((OpenAIRequest, {"dimensions": bad}, f"{DIMENSIONS} (this model's own), not") for bad in (9, -1, 2.0, True)),
     (OpenAIRequest, {"encoding_format": "int8"}, "encoding_format must be 'float' or 'base64', not 'int8'"),
@@ -188,7 +188,7 @@ def compared(source, sentences):
     return SimilarityRequest, {"inputs": {"source_sentence": source, "sentences": sentences}}
 
 
-ONE_OF_TWO = "send texts or inputs, one of the two"
+ONE_OF_TWO = "send either texts or inputs, not both"
 IN_PARTS = {"texts": None, "inputs": [{"content": [{"type": "text", "text": "a"}]}]}
 OTHERS = [
     (SimilarityRequest, {"inputs": ["a"]}, "inputs must be an object with source_sentence"),
@@ -197,7 +197,7 @@ OTHERS = [
     (*compared(None, ["b"]), "inputs.source_sentence is missing; send a string"),
     (*compared("a", []), "inputs.sentences is an empty list"),
     (*compared("a", ["b", ""]), "inputs.sentences[1] is an empty string"),
-    (*compared("a", ["b", "c", "d"]), "inputs.sentences has 3 items and this server takes 2"),
+    (*compared("a", ["b", "c", "d"]), "inputs.sentences has 3 items and this server accepts 2"),
     (SimilarityRequest, {"parameters": 3}, "parameters must be an object, not 3"),
     (TokenizeRequest, {"inputs": [1, 2]}, "inputs[0] must be a string, not 1"),
     (TokenizeRequest, {"inputs": None}, "inputs is missing; send a string or a list of strings"),
@@ -207,37 +207,41 @@ OTHERS = [
     (RerankRequest, {"query": None}, "query is missing; send a string"),
     (RerankRequest, {"texts": None}, "texts is missing; send a list of strings"),
     (RerankRequest, {"texts": []}, "texts is an empty list"),
-    (RerankRequest, {"texts": ["a"] * 4}, "texts has 4 items and this server takes 3"),
+    (RerankRequest, {"texts": ["a"] * 4}, "texts has 4 items and this server accepts 3"),
     (RerankRequest, {"raw_scores": 1}, "raw_scores must be true or false"),
     (CohereRerankRequest, {"documents": [{"title": "a"}]}, "documents[0].text is missing; send a string"),
     (CohereRerankRequest, {"top_n": -1}, "top_n must be a whole number from 0, not -1"),
     (PredictRequest, {"inputs": None}, "inputs is missing; send a string, a list of one or two strings or a list of "),
     (PredictRequest, {"inputs": ""}, "inputs is an empty string"),
-    (PredictRequest, {"inputs": ["a", "b", "c"]}, "inputs is a list of 3 strings, and a pair has 2"),
+    (PredictRequest, {"inputs": ["a", "b", "c"]}, "inputs is a list of 3 strings, but a pair has 2"),
     (PredictRequest, {"inputs": [["a"], 1]}, "inputs[1] must be a string or a list of one or two strings"),
     (PredictRequest, {"inputs": [["a"], []]}, "inputs[1] is a list of 0 strings"),
     (ScoreRequest, {"text_2": None}, "text_2 is missing; send a string or a list of strings"),
     (ScoreRequest, {"text_2": []}, "text_2 is an empty list; send at least one item"),
-    (ScoreRequest, {"text_1": ["a"] * 4}, "text_1 has 4 items and this server takes 3 in one request"),
-    (ScoreRequest, {"queries": ["b"]}, "text_1 and queries say different things; send one of the two"),
+    (ScoreRequest, {"text_1": ["a"] * 4}, "text_1 has 4 items and this server accepts 3 per request"),
+    (ScoreRequest, {"queries": ["b"]}, "text_1 and queries have different values; send only one of them"),
     (ScoreRequest, {"instruction": "x"}, "instruction is not supported here: it is a setting of the server"),
     (ScoreRequest, {"text_1": {"content": [IMAGE]}}, "text_1 must be a string or a list of strings, not an object"),
     (ClassifyRequest, {"input": []}, "input is an empty list; send at least one item"),
-    (ClassifyRequest, {"messages": [TURN]}, "messages is not supported here: chats are not read here, only texts"),
+    (ClassifyRequest, {"messages": [TURN]}, "messages is not supported here: only texts are read here, not chats"),
     (TokenizePromptRequest, {"prompt": ""}, "prompt is an empty string"),
-    (TokenizePromptRequest, {"messages": [TURN]}, "messages is not supported here: only texts are tokenized here"),
-    (TokenizePromptRequest, {"return_token_strs": True}, "return_token_strs is not supported here: send inputs"),
+    (TokenizePromptRequest, {"messages": [TURN]}, "messages is not supported here: only texts can be tokenized here"),
+    (
+        TokenizePromptRequest,
+        {"return_token_strs": True},
+        "return_token_strs is not supported here: send inputs instead",
+    ),
     (DetokenizeRequest, {"tokens": "a"}, "tokens must be a list of token ids, not 'a'"),
     (DetokenizeRequest, {"model": {}}, "model must be a string, not an object"),
     (CohereEmbedRequest, {"texts": None}, ONE_OF_TWO),
     (CohereEmbedRequest, {**IN_PARTS, "texts": ["a"]}, ONE_OF_TWO),
     (CohereEmbedRequest, {"images": ["data:image/png;base64,AA=="]}, "images is not supported here: only texts are"),
-    (CohereEmbedRequest, {**IN_PARTS, "inputs": [{"content": [IMAGE]}]}, "only texts are embedded here, no images"),
+    (CohereEmbedRequest, {**IN_PARTS, "inputs": [{"content": [IMAGE]}]}, "only text can be embedded here, not images"),
     (CohereEmbedRequest, {**IN_PARTS, "inputs": [{"content": []}]}, "inputs[0].content is an empty list"),
     (CohereEmbedRequest, {**IN_PARTS, "inputs": [{"content": [{}]}]}, "inputs[0].content[0].text is missing; send a"),
     (CohereEmbedRequest, {"texts": "a"}, "texts must be a list of strings, not 'a'"),
     (CohereEmbedRequest, {"texts": ["a", ""]}, "texts[1] is an empty string"),
-    (CohereEmbedRequest, {"texts": ["a"] * 4}, "texts has 4 items and this server takes 3 in one request"),
+    (CohereEmbedRequest, {"texts": ["a"] * 4}, "texts has 4 items and this server accepts 3 per request"),
     (CohereEmbedRequest, {"embedding_types": ["int4"]}, "embedding_types[0] must be 'float', 'int8', 'uint8', 'bin"),
     (CohereEmbedRequest, {"input_type": "image"}, "input_type must be 'search_query', 'search_document', "),
     (CohereEmbedRequest, {"output_dimension": 9}, "output_dimension must be a whole number from 1 to 8"),
@@ -253,31 +257,31 @@ GENERATION = [
     ({"top_p": 0}, "top_p must be a number above 0, up to 1, not 0"),
     ({"n": 5}, "n must be a whole number from 1 to 4 (this server's bound), not 5"),
     ({"max_tokens": 0}, "max_tokens must be a whole number from 1, not 0"),
-    ({"request_id": "x" * 129}, "request_id has 129 characters and this server takes 128"),
+    ({"request_id": "x" * 129}, "request_id has 129 characters and this server accepts 128"),
     ({"seed": 2**63}, "seed must be a whole number of 64 bits"),
-    ({"stop": ["x"] * 17}, "stop may be 16 strings of 256 characters at most"),
-    ({"stop": "x" * 257}, "stop may be 16 strings of 256 characters at most"),
+    ({"stop": ["x"] * 17}, "stop may have at most 16 strings of at most 256 characters"),
+    ({"stop": "x" * 257}, "stop may have at most 16 strings of at most 256 characters"),
     ({"stop": [1]}, "stop must be a string or a list of strings"),
     ({"stream": "yes"}, "stream must be true or false, not 'yes'"),
-    ({"model": "other"}, "there is no model 'other' here; this server has 'm'"),
+    ({"model": "other"}, "there is no model 'other' here; this server serves 'm'"),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage must be true or false"),
 ]
 CHATS = [
     ({"tools": [{"type": "function"}]}, "tools is not supported"),
     ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
     ({"messages": []}, "messages is an empty list; send at least one item"),
-    ({"messages": [TURN] * 6}, "messages has 6 items and this server takes 5 in one request"),
+    ({"messages": [TURN] * 6}, "messages has 6 items and this server accepts 5 per request"),
     ({"messages": [{"role": "user"}]}, "messages[0].content is missing; send a string"),
     ({"messages": [{**TURN, "role": ""}]}, "messages[0].role is an empty string"),
-    ({"messages": [{**TURN, "role": "x" * 65}]}, "messages[0].role has 65 characters and this server takes 64"),
+    ({"messages": [{**TURN, "role": "x" * 65}]}, "messages[0].role has 65 characters and this server accepts 64"),
     ({"messages": [{**TURN, "role": 7}]}, "messages[0].role must be a string, not 7"),
     ({"messages": [{**TURN, "tool_calls": [{}]}]}, "tool_calls in messages are not supported"),
-    ({"messages": [{**TURN, "content": [IMAGE]}]}, "only text is read here, no images, sound or files; send parts"),
+    ({"messages": [{**TURN, "content": [IMAGE]}]}, "only text is supported here, not images, audio or files; send"),
 ]
 TEXTS = [
     ({"prompt": ""}, "prompt is an empty string"),
     ({"prompt": None}, "prompt is missing"),
-    ({"prompt": ["a"] * 4}, "prompt has 4 items and this server takes 3"),
+    ({"prompt": ["a"] * 4}, "prompt has 4 items and this server accepts 3"),
     ({"logprobs": 21}, "logprobs must be a whole number up to 20, not 21"),
 ]
 CHUNKS = "chunks must be a list of up to 64 pairs of whole numbers, [start, tokens]"
@@ -386,7 +390,9 @@ def test_how_long_a_request_waited_for_the_router(start, waited_s):
 
 @pytest.mark.parametrize("given", [b"", b"0", b"-1", b"1.5", b"1e3", b"9999999999", b"\xb2", b"soon"])
 def test_bad_headers(given):
-    with pytest.raises(InvalidInput, match="the header x-request-timeout-ms should be whole milliseconds from 1"):
+    with pytest.raises(
+        InvalidInput, match="the header x-request-timeout-ms must be a whole number of milliseconds from 1"
+    ):
         admission({b"x-request-timeout-ms": given})
-    with pytest.raises(InvalidInput, match="the header x-windve-priority may be 'bulk' or 'normal', not "):
+    with pytest.raises(InvalidInput, match="the header x-windve-priority must be 'bulk' or 'normal', not "):
         admission({b"x-windve-priority": given})

@@ -21,7 +21,7 @@ def user_config(raw):
 
 
 BAD_ARGS = [
-    (None, "args: missing; it must be given"),
+    (None, "args: missing; set it"),
     ([], "args: should be a mapping of settings, not a list"),
     ({}, "args.model: missing"),
     ({"model": {"id": ""}}, "args.model.id: must not be empty"),
@@ -116,13 +116,13 @@ def test_keys_that_serve_would_ignore_are_refused(where):
         check_config(config)
     path = "".join(f"[{key}]" if key == 0 else f".{key}" for key in (*where, "aplications")).removeprefix(".")
     hint = "" if where else "; did you mean applications?"
-    assert str(caught.value) == f"{path}: Serve has no such setting and would ignore it{hint}"
+    assert str(caught.value) == f"{path}: is not a setting of Serve, which would ignore it{hint}"
 
 
 def test_a_config_without_our_application():
     config = shipped()
     config["applications"][0]["import_path"] = "somebody.elses:app"
-    with pytest.raises(SettingsError, match="applications: none has import_path"):
+    with pytest.raises(SettingsError, match="applications: none is a windve application"):
         check_config(config)
 
 

@@ -49,7 +49,7 @@ def dotted(raw):
 
 BAD_ARGS = [
     ({}, "args.model: missing"),
-    ({**A, "models": [B]}, "args.model: there is args.models as well; give one of the two"),
+    ({**A, "models": [B]}, "args.model: args.models is set too; set only one of them"),
     ({"models": []}, "args.models: should be"),
     ({"models": A}, "args.models: should be a valid list, not a dict"),
     ({"models": [A, {"name": "b"}]}, "args.models[1].name: there is no such setting"),
@@ -67,7 +67,7 @@ BAD_CONFIGS = [
     ({"slo_s": 1, "cpu": {"queue_depth": 3}}, "user_config.cpu: belongs to one model: put it under user_config.mod"),
     ({"slo_s": 1, "models": []}, "user_config.models: should be a mapping"),
     ({"slo_s": 1, "models": {"a": 3}}, "user_config.models.a: should be a mapping"),
-    ({"slo_s": 1, "models": {"c": {}}}, "user_config.models.c: there is no such model, only 'a' and 'b'"),
+    ({"slo_s": 1, "models": {"c": {}}}, "user_config.models.c: no such model; this application has 'a' and 'b'"),
     ({"slo_s": 1, "models": {"b": {"slo_s": 0}}}, "user_config.models.b.slo_s: should be greater than 0"),
     ({"slo_s": 31}, "user_config.slo_s: a batch may take as long, 31 s, and batch_timeout_s takes a replica for hung"),
     ({"slo_s": 1, "models": {"b": {"slo_s": 31}}}, "user_config.models.b.slo_s: a batch may take as long, 31 s"),
@@ -103,7 +103,10 @@ def test_aliases_and_any_name_are_of_one_model():
     assert found.names == ("a", "x", "b", "y")
     assert [found.named(name) for name in ("a", "x", "b", "y", "nobody")] == [1, 1, 2, 2, 2]
     assert found.each(str).named("x") == "1"
-    for other, problem in (({"aliases": ["x"]}, "two models are called x"), ({"name": "any"}, "only one can be meant")):
+    for other, problem in (
+        ({"aliases": ["x"]}, "two models are called x"),
+        ({"name": "any"}, "only one model can answer"),
+    ):
         with pytest.raises(SettingsError, match=problem):
             Args({"models": [*called, {"model": {"id": "c", **other}}]})
 
@@ -278,7 +281,7 @@ def test_the_document_is_of_all_models(routers):
 # --- gRPC -------------------------------------------------------------------------------------------------------------
 
 
-UNKNOWN = "there is no model 'nobody' here; this server has 'a', 'org/b' and 'ranks'"
+UNKNOWN = "there is no model 'nobody' here; this server serves 'a', 'org/b' and 'ranks'"
 
 
 @pytest.mark.parametrize(

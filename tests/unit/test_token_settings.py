@@ -50,7 +50,7 @@ def test_a_users_own_token_is_used_and_else_one_is_made(monkeypatch, clean, envi
     if path == OURS:
         assert made.stat().st_mode & 0o077 == 0
         assert len(made.read_text()) == 64
-    warned = "whoever reaches this machine can run code" in (clean / "terminal").read_text()
+    warned = "anyone who can reach this machine can run code" in (clean / "terminal").read_text()
     assert warned == (mode == "disabled")
     assert Path.home() == clean / "home"
     assert {entry.name for entry in Path.home().iterdir()} == ({".ray"} if at_home else set())

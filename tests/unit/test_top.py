@@ -169,11 +169,11 @@ def test_once_prints_one_table_and_shows_the_key(service, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        ((401, b"{}"), "answers 401: say with --key where its API key is"),
+        ((401, b"{}"), "answers 401: use --key to say where its API key is"),
         ((500, b"{}"), "answers 500"),
-        ((200, b"<html>"), "is not JSON: no windve service answers there"),
-        ((200, b'{"model_id": "tei"}'), "has no pools: no windve service answers there"),
-        ((200, b"[]"), "has no pools: no windve service answers there"),
+        ((200, b"<html>"), "is not JSON: this is not a windve service"),
+        ((200, b'{"model_id": "tei"}'), "has no pools: this is not a windve service"),
+        ((200, b"[]"), "has no pools: this is not a windve service"),
     ],
 )
 def test_what_is_not_windve_is_said_in_one_sentence(service, capsys, answer, sentence):

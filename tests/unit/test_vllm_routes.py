@@ -89,9 +89,17 @@ def test_a_score_of_an_embedding_model_is_the_cosine():
     [
         ("reranker", {"text_1": ["a", "b"], "text_2": "c"}, "text_1 has 2 texts and text_2 has 1; send one in text_1"),
         ("reranker", {"text_1": "a"}, "text_2 is missing; send a string or a list of strings"),
-        ("reranker", {"queries": "a", "text_1": "b", "documents": "c"}, "text_1 and queries say different things"),
-        ("embedding", {"text_1": ["a"], "text_2": ["b"] * 3}, "text_1 and text_2 have 4 texts and this server takes 3"),
-        ("embedding", {"text_1": "a", "text_2": "b", "max_tokens_per_doc": 4}, "max_tokens_per_doc is for rerankers"),
+        ("reranker", {"queries": "a", "text_1": "b", "documents": "c"}, "text_1 and queries have different values"),
+        (
+            "embedding",
+            {"text_1": ["a"], "text_2": ["b"] * 3},
+            "text_1 and text_2 have 4 texts and this server accepts 3",
+        ),
+        (
+            "embedding",
+            {"text_1": "a", "text_2": "b", "max_tokens_per_doc": 4},
+            "max_tokens_per_doc works only with rerankers",
+        ),
         ("embedding", {"text_1": "a", "text_2": "b", "model": "n"}, "there is no model 'n' here"),
     ],
 )
@@ -134,7 +142,7 @@ def test_a_model_that_does_not_fit_says_which_routes_do(kind):
         if api.has_path(path):
             assert (reply.status, "is missing" in words) == (400, True)
         else:
-            assert (reply.status, words.startswith(f"{path} is not for the model that is served, ")) == (status, True)
+            assert (reply.status, words.startswith(f"{path} does not work with ")) == (status, True)
 
 
 def test_tokens_of_a_prompt_and_back():
@@ -156,7 +164,12 @@ def test_tokens_of_a_prompt_and_back():
     [
         ("/tokenize", {"prompt": "a", "model": "n"}, 404, "there is no model 'n' here"),
         ("/tokenize", {"prompt": ["a"]}, 422, "prompt must be a string, not a list"),
-        ("/tokenize", {"messages": []}, 422, "messages is not supported here: only texts are tokenized here, no chats"),
+        (
+            "/tokenize",
+            {"messages": []},
+            422,
+            "messages is not supported here: only texts can be tokenized here, not chats",
+        ),
         ("/tokenize", {}, 422, "inputs is missing"),
         ("/detokenize", {"tokens": [1], "model": "n"}, 404, "there is no model 'n' here"),
         ("/detokenize", {"tokens": [1], "model": {}}, 400, "model must be a string, not an object"),
@@ -210,7 +223,7 @@ def test_a_request_s_name_is_short(path):
     body = BODIES.get(path, {"input": "a"})
     assert told(FakeRouter(), path, {**body, "request_id": "é" * 128})["id"].endswith("-" + "é" * 128)
     reply = post(HttpApi(FakeRouter()), path, {**body, "request_id": "x" * 129})
-    assert (reply.status, sentence(reply)) == (400, "request_id has 129 characters and this server takes 128")
+    assert (reply.status, sentence(reply)) == (400, "request_id has 129 characters and this server accepts 128")
 
 
 def test_the_document_has_every_form():
