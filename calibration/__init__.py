@@ -1,1 +1,1 @@
-"""Calibration: measures what a query costs a running application, proves the SLO, writes both into its Serve config."""
+"""Calibration: measures what a query costs on a running application, proves the SLO, and updates its Serve config."""

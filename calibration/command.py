@@ -1,4 +1,4 @@
-"""`windve calibrate`: its options, and what they ask for."""
+"""The options of `windve calibrate`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from calibration.result import CalibrationOptions
 
 _DEFAULT_OUT = Path("reports/calibration")
-_PROMPT_TOKENS, _ANSWER_TOKENS = 512, 128  # on average, where the model takes so many
+_PROMPT_TOKENS, _ANSWER_TOKENS = 512, 128  # default means, if the model's context is long enough
 _OF_EMBEDDINGS = ("slo", "shape", "tokens", "quantile", "most", "stress_step", "fresh", "model")
 _OF_GENERATION = ("prompt_tokens", "answer_tokens")
 _DEEPEST = 100_000  # as a config may have it (`deployments.settings.Depth`)
-_INTERRUPTED = 130  # as a shell says of a command that Ctrl-C ended
+_INTERRUPTED = 130  # the shell's status for a command that Ctrl-C ended
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status: 0 calibrated, 130 interrupted. Raises WindveError where it is refused; then nothing is written."""
+    """Exit status: 0 calibrated, 130 interrupted. Raises WindveError if it refuses; nothing is written then."""
     arguments = parser().parse_args(words)
     check(arguments)
     try:
-        from calibration.session import calibrate  # here: its libraries take a second
+        from calibration.session import calibrate  # here, because importing its libraries takes a second
 
         calibrate(arguments)
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(
-            "windve: interrupted; run the same command again: of embeddings it goes on from what was measured",
+            "windve: interrupted; run the same command again: for embeddings it continues from the bursts already measured",
             file=sys.stderr,
         )
         return _INTERRUPTED
@@ -45,11 +45,11 @@ def parser() -> argparse.ArgumentParser:
         prog="windve calibrate",
         description=(
             "Measure each pool of a running windve application with bursts of queries, fit latency = alpha*C +\n"
-            "beta and the cost of a query by its length, fine-tune the queue depths with all pools at work, verify\n"
-            "them, prove streams above the capacity, write all into the Serve config, apply it live.\n"
-            "Of an application that generates: measure planned steps, fit what they take, prove both promises by\n"
-            "streams, write and apply `step_time`. Leaves a report (HTML, pictures, JSON).\n"
-            "Calibrate when it is quiet: while it runs, clients are told busy more often."
+            "beta and the cost of a query by its length, fine-tune the queue depths with all pools loaded, verify\n"
+            "them, prove the SLO with streams above the capacity, write the result into the Serve config and\n"
+            "apply it. For an application that generates: measure planned steps, fit their times, prove both\n"
+            "promises with streams, write and apply `step_time`. Writes a report (HTML, pictures, JSON).\n"
+            "Calibrate when traffic is low: during a calibration, more client requests are refused."
         ),
         epilog=(
             "examples:\n"
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
             "  windve calibrate --slo 1 --config serve_app/config.yaml --apply\n"
             "  windve calibrate --config serve_app/generation.yaml --apply     # an application that generates\n"
             "  ray job submit -- windve calibrate --slo 1 --apply\n"
-            "  windve calibrate --deploy serve.yaml --rayservice windve        # on a cluster that serves nothing yet"
+            "  windve calibrate --deploy serve.yaml --rayservice windve        # on a cluster without applications"
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -67,84 +67,84 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_promise(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("embeddings: what is promised, and to what traffic").add_argument
-    add("--slo", type=float, metavar="S", help="seconds in which an admitted query is answered (default: what runs)")
+    add = parser.add_argument_group("embeddings: the SLO, and the traffic that it is for").add_argument
+    add("--slo", type=float, metavar="S", help="seconds within which queries are answered (default: as configured)")
     add(
         "--shape",
         choices=("burst", "steady"),
         default="burst",
-        help="traffic that the depths are for. burst: all at once, alpha*C + beta, as in the paper; steady: at any "
-        "moment, a query may wait for a running batch: alpha*C + 2*beta, so depths are smaller (default: %(default)s)",
+        help="traffic that the depths are for. burst: queries arrive all at once, alpha*C + beta, as in the paper; "
+        "steady: at any time, and may wait for a running batch, alpha*C + 2*beta (default: %(default)s)",
     )
-    add("--tokens", type=int, default=75, help="length of a query; longer ones cost depth (default: %(default)s)")
+    add("--tokens", type=int, default=75, help="length of a query; longer ones reduce depths (default: %(default)s)")
     add(
         "--quantile",
         type=float,
         default=1.0,
-        help="share of each burst that has to meet the SLO; 1 is the slowest query (default: %(default)s)",
+        help="share of each burst that must meet the SLO; 1: all queries (default: %(default)s)",
     )
 
 
 def _add_generation(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("generation: the requests by which the capacity is meant").add_argument
-    add("--prompt-tokens", type=int, metavar="N", help="of a prompt, on average (default: 512, or 1/4 of the context)")
-    add("--answer-tokens", type=int, metavar="N", help="of an answer, on average (default: 128, or 1/8 of the context)")
+    add = parser.add_argument_group("generation: the requests that the capacity is for").add_argument
+    add("--prompt-tokens", type=int, metavar="N", help="mean length of a prompt (default: 512, or 1/4 of the context)")
+    add("--answer-tokens", type=int, metavar="N", help="mean length of an answer (default: 128, or 1/8 of the context)")
 
 
 def _add_measuring(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("how it is measured").add_argument
+    add = parser.add_argument_group("how to measure").add_argument
     add(
         "--most",
         type=int,
         default=2048,
-        help="embeddings: never more queries at once for one replica (default: %(default)s)",
+        help="embeddings: most queries to send to one replica at once (default: %(default)s)",
     )
     add(
         "--stress-step",
         type=int,
         default=0,
         metavar="N",
-        help="embeddings: also run a stress test by steps of N, for comparison",
+        help="embeddings: also run a stress test in steps of N queries, for comparison",
     )
-    add("--seed", type=int, default=0, help="of the texts that are sent (default: %(default)s)")
-    add("--estimate-only", action="store_true", help="stop after the fit: no fine-tuning, no proof, nothing written")
-    add("--fresh", action="store_true", help="embeddings: forget what an interrupted run has measured")
+    add("--seed", type=int, default=0, help="seed of the random texts (default: %(default)s)")
+    add("--estimate-only", action="store_true", help="stop after the fit: no fine-tuning, no proof, write nothing")
+    add("--fresh", action="store_true", help="embeddings: discard the bursts of an interrupted run")
 
 
 def _add_result(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("what is done with the result").add_argument
-    add("--config", type=Path, help="Serve config or RayService manifest to write the result into; none: not written")
+    add = parser.add_argument_group("what to do with the result").add_argument
+    add("--config", type=Path, help="Serve config or RayService manifest to write the result into (default: none)")
     add("--apply", action="store_true", help="update the running application in place, without a restart")
-    add("--dry-run", action="store_true", help="measure and show the change of the config as a diff; write nothing")
-    add("--out", type=Path, default=_DEFAULT_OUT, help="folder of the report (default: %(default)s)")
+    add("--dry-run", action="store_true", help="measure, and show the change to the config as a diff; write nothing")
+    add("--out", type=Path, default=_DEFAULT_OUT, help="folder for the report (default: %(default)s)")
 
 
 def _add_application(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("which application").add_argument
-    add("--application", metavar="NAME", help="which application, if several run")
-    add("--model", metavar="NAME", help="embeddings: which of its models, if it serves several")
-    add("--url", help="where it answers, if not where its config says")
+    add("--application", metavar="NAME", help="the application, if several are running")
+    add("--model", metavar="NAME", help="embeddings: the model, if the application serves several")
+    add("--url", help="address of the application (default: from its config)")
     add(
         "--api-keys",
         metavar="WHERE",
-        help="where the key is that the application wants, if not where its config says: file:PATH or env:NAME",
+        help="where to read the application's API key: file:PATH or env:NAME (default: from its config)",
     )
     add(
         "--dashboard",
         metavar="URL",
-        help="Ray's dashboard (default: this Ray job's, what `make serve` started, or http://127.0.0.1:8265); a token "
-        "comes from RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH",
+        help="Ray's dashboard (default: this Ray job's, that of `windve serve` here, or http://127.0.0.1:8265). If it "
+        "requires a token, set RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH",
     )
     add(
         "--deploy",
         type=Path,
         metavar="CONFIG",
-        help="first deploy this Serve config on the cluster, which serves nothing yet, with a replica for each device",
+        help="first deploy this Serve config, with one replica per device, on a cluster that serves nothing yet",
     )
     add(
         "--rayservice",
         metavar="NAME",
-        help="with --deploy: end with the kubectl command that gives this RayService the config with the depths",
+        help="with --deploy: finally print the kubectl command that writes the result to this RayService",
     )
 
 
@@ -153,13 +153,13 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.slo is not None and not 0 < arguments.slo < 3600:
         raise SettingsError("--slo", f"should be seconds above 0 and below 3600, not {arguments.slo:g}")
     if not 0.99 <= arguments.quantile <= 1:
-        raise SettingsError("--quantile", f"should be 0.99 to 1, not {arguments.quantile:g}: less is not proven")
+        raise SettingsError("--quantile", f"should be from 0.99 to 1, not {arguments.quantile:g}: less is not proven")
     if arguments.estimate_only and (arguments.config or arguments.apply):
         raise SettingsError(
-            "--estimate-only", "an estimate is not proven, so not written: leave --config and --apply out"
+            "--estimate-only", "an estimate is not proven, so it is never written: leave out --config and --apply"
         )
     if arguments.rayservice is not None and (arguments.deploy is None or arguments.estimate_only):
-        raise SettingsError("--rayservice", "needs --deploy, whose config it gets, and depths that are proven")
+        raise SettingsError("--rayservice", "requires --deploy, and proven depths: leave out --estimate-only")
     for option, least in (("tokens", 3), ("most", 1), ("stress_step", 0)):
         if getattr(arguments, option) < least:
             raise SettingsError(f"--{option.replace('_', '-')}", f"should be at least {least}")
@@ -170,14 +170,14 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def check_options(arguments: argparse.Namespace, *, generates: bool) -> None:
-    """Raises SettingsError that names an option that is for applications of the other kind."""
+    """Raises SettingsError that names an option for the other kind of application."""
     others, kind = (_OF_EMBEDDINGS, "embeddings") if generates else (_OF_GENERATION, "generation")
     defaults = parser()
     given = [name for name in others if getattr(arguments, name) != defaults.get_default(name)]
     if given:
         this = "generates" if generates else "embeds"
         raise SettingsError(
-            f"--{given[0].replace('_', '-')}", f"is for {kind}, and this application {this}: leave it out"
+            f"--{given[0].replace('_', '-')}", f"is for {kind}, but this application {this}: leave it out"
         )
 
 
@@ -188,9 +188,7 @@ def generation_options(arguments: argparse.Namespace, context: int) -> Generatio
     prompt, answer = arguments.prompt_tokens, arguments.answer_tokens
     for option, tokens in (("--prompt-tokens", prompt), ("--answer-tokens", answer)):
         if tokens is not None and not 1 <= tokens < context:
-            raise SettingsError(
-                option, f"should be at least 1 and below the model's context of {context}, not {tokens}"
-            )
+            raise SettingsError(option, f"should be from 1 to below the model's context of {context}, not {tokens}")
     prompt = prompt or max(1, min(_PROMPT_TOKENS, context // 4))
     return GenerationOptions(prompt, answer or max(1, min(_ANSWER_TOKENS, context // 8)), arguments.seed)
 
@@ -201,7 +199,7 @@ def options(arguments: argparse.Namespace, configured_slo_s: float | None) -> Ca
 
     slo_s = arguments.slo or configured_slo_s
     if not slo_s:
-        raise SettingsError("--slo", "missing: the running application has none either")
+        raise SettingsError("--slo", "missing; set it, because the running application has none")
     return CalibrationOptions(
         slo_s=float(slo_s),
         shape=arguments.shape,

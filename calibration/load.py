@@ -1,6 +1,5 @@
-"""A light load generator: connections opened beforehand, on which bursts, clients that ask again and again, or streams
-are sent; times as a client sees them. A heavier client would compete with a service on the same cores, and measure
-itself.
+"""A light load generator. It opens connections beforehand, sends bursts, steady load or streams on them, and measures
+times as a client sees them. A heavier client would compete with a service on the same cores and measure itself.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from deployments.errors import SettingsError
 
 T = TypeVar("T")
 
-_AT_ONCE = 50  # connections that are opened or tried at the same time, outside of a burst
+_AT_ONCE = 50  # connections opened or tested at the same time, outside of bursts
 _LARGEST_HEAD = 2**16
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an application answers; `prefix` is its route prefix without the last slash."""
+    """The address of an application. `prefix`: its route prefix without the trailing slash."""
 
     host: str
     port: int
@@ -34,7 +33,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Raises SettingsError where `url` is not one of http or https."""
+        """Raises SettingsError if `url` is not an HTTP or HTTPS URL."""
         try:
             parts = urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -49,7 +48,7 @@ class Address:
 
     @property
     def netloc(self) -> str:
-        """Host and port, as the header `host` has them: a gateway may go by it."""
+        """Host and port for the header `host`, which a gateway may route by."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -60,8 +59,8 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """An answer as a client sees it; `seconds` from the first byte sent to the last byte read, which was at `ended_s`
-    of `time.perf_counter`.
+    """An answer as a client sees it. `seconds`: from the first byte sent to the last byte read. `ended_s`: when that
+    was, by `time.perf_counter`.
     """
 
     status: int
@@ -76,7 +75,7 @@ class HttpReply:
 
     @property
     def problem(self) -> str:
-        """Of an error: the status, and what it says."""
+        """The status and the text of an error answer."""
         try:
             error = self.json()["error"]
             error = error if isinstance(error, str) else error["message"]
@@ -94,7 +93,7 @@ def request_bytes(
     headers: Iterable[tuple[str, str]] = (),
     host: str = "windve",
 ) -> bytes:
-    """A POST of `payload` as JSON, ready to be sent."""
+    """The bytes of a POST of `payload` as JSON."""
     body = json.dumps(payload).encode()
     lines = [f"POST {path} HTTP/1.1", f"host: {host}", "content-type: application/json", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers]
@@ -106,7 +105,7 @@ def get_bytes(path: str, host: str) -> bytes:
 
 
 class ClientConnection:
-    """One keep-alive HTTP/1.1 connection, opened anew where the server says `connection: close`."""
+    """One keep-alive HTTP/1.1 connection. It reconnects if the server says `connection: close`."""
 
     def __init__(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._address, self._reader, self._writer = address, reader, writer
@@ -117,11 +116,11 @@ class ClientConnection:
 
     @property
     def is_open(self) -> bool:
-        """False once the server has closed it, as many do after some idle seconds."""
+        """False once the server has closed the connection, as many servers do after some idle seconds."""
         return not (self._reader.at_eof() or self._writer.is_closing())
 
     async def ask(self, request: bytes, timeout_s: float = 60) -> HttpReply:
-        """Send and read the answer. Raises OSError, EOFError or TimeoutError where there is none."""
+        """Send a request and read the answer. Raises OSError, EOFError or TimeoutError if there is none."""
         started = time.perf_counter()
         self._writer.write(request)
         async with asyncio.timeout(timeout_s):
@@ -152,7 +151,7 @@ class ClientConnection:
 
 
 async def connect(address: Address, connections: int) -> list[ClientConnection]:
-    """Open them all and use each once, so that nothing is left to set up when the burst comes."""
+    """Open the connections and use each once, so that a burst has nothing left to set up."""
     opened: list[ClientConnection] = []
 
     async def open_one() -> None:
@@ -169,7 +168,7 @@ async def connect(address: Address, connections: int) -> list[ClientConnection]:
 
 
 async def ping(connections: Sequence[ClientConnection], address: Address) -> None:
-    """Use each once. Raises OSError or EOFError where the server has closed one."""
+    """Use each connection once. Raises OSError or EOFError if the server has closed one."""
     request = get_bytes(f"{address.prefix}/ping", address.netloc)
     await _some_at_a_time([lambda connection=connection: connection.ask(request) for connection in connections])  # type: ignore[misc]
 
@@ -182,17 +181,17 @@ async def _some_at_a_time(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T
 
 
 class Clients:
-    """Clients of one service, who keep their connections. A load ends when all that it sent has ended. `burst` and
-    `steady` then raise OSError, EOFError or TimeoutError if an answer did not come; its connection is closed.
+    """Clients of one service, with persistent connections. A load ends when all its requests have ended. `burst` and
+    `steady` then raise OSError, EOFError or TimeoutError if an answer did not arrive; its connection is closed.
     """
 
     def __init__(self, address: Address, timeout_s: float = 60.0) -> None:
         self.address, self.timeout_s = address, timeout_s
         self._connections: list[ClientConnection] = []
-        self._free: list[ClientConnection] = []  # of them, those on which `ask` waits for nothing
+        self._free: list[ClientConnection] = []  # those on which `ask` awaits no answer
 
     async def open(self, wanted: int) -> None:
-        """Open connections until there are `wanted`, and use each once. If the server has closed any, open all anew.
+        """Open connections until there are `wanted`, and use each once. If the server has closed any, reopen all.
         Raises OSError or EOFError.
         """
         try:
@@ -209,17 +208,17 @@ class Clients:
         self._connections, self._free = [], []
 
     async def burst(self, requests: Sequence[bytes]) -> list[HttpReply]:
-        """All at once, one on each open connection; their replies in the same order."""
+        """Send all requests at once, one per open connection. Returns the replies in the same order."""
         pairs = zip(self._connections[: len(requests)], requests, strict=True)
         return await _all_or_first_error(self._ask(*pair) for pair in pairs)
 
     async def steady(
         self, clients: Sequence[Callable[[], bytes]], seconds: float, pause_s: float = 0.0, seed: int = 0
     ) -> list[list[HttpReply]]:
-        """Each client sends what its function makes, on a connection of its own. When it has the answer it pauses for a
-        random time, `pause_s` on average, and sends the next. Returns after `seconds`: the replies, by client.
+        """Each client sends the requests that its function makes, on its own connection. After each answer it pauses
+        for a random time, `pause_s` on average. Returns the replies by client, after `seconds`.
         """
-        chance, ends = random.Random(seed), time.monotonic() + seconds  # noqa: S311 - to be repeated, not a secret
+        chance, ends = random.Random(seed), time.monotonic() + seconds  # noqa: S311 - repeatable, not a secret
 
         async def ask_again_and_again(connection: ClientConnection, request: Callable[[], bytes]) -> list[HttpReply]:
             replies = []
@@ -234,8 +233,8 @@ class Clients:
         return await _all_or_first_error(ask_again_and_again(*pair) for pair in pairs)
 
     async def ask(self, request: bytes) -> HttpReply:
-        """On a connection that is free, or on another one where none is. Raises OSError, EOFError or TimeoutError where
-        no answer came.
+        """Send a request on a free connection, or on a new one. Raises OSError, EOFError or TimeoutError if no answer
+        arrives.
         """
         while self._free:
             connection = self._free.pop()
@@ -247,13 +246,13 @@ class Clients:
                 connection = await ClientConnection.open(self.address)
             self._connections.append(connection)
         reply = await self._ask(connection, request)
-        if connection.is_open:  # nobody has hung up all of them meanwhile
+        if connection.is_open:  # `hang_up` was not called meanwhile
             self._free.append(connection)
         return reply
 
     async def stream(self, arrivals: Iterable[tuple[float, bytes]]) -> list[HttpReply | Exception]:
-        """Each request at its moment, in seconds from now, whatever became of those before; where no connection is
-        free, on another one. What became of each in the same order: an OSError, EOFError or TimeoutError is no answer.
+        """Send each request at its time, in seconds from now, regardless of earlier ones. Returns the outcomes in the
+        same order: a reply, or the OSError, EOFError or TimeoutError that came instead.
         """
         began, asking = time.monotonic(), []
 
@@ -271,19 +270,19 @@ class Clients:
     async def _ask(self, connection: ClientConnection, request: bytes) -> HttpReply:
         try:
             return await connection.ask(request, self.timeout_s)
-        except BaseException:  # its answer may still come, and would be taken for the next one's
+        except BaseException:  # the answer may still arrive, and would be taken for that of the next request
             self._drop(connection)
             raise
 
     def _drop(self, connection: ClientConnection) -> None:
         connection.hang_up()
         for kept in (self._connections, self._free):
-            if connection in kept:  # nobody has hung up all of them meanwhile
+            if connection in kept:  # `hang_up` was not called meanwhile
                 kept.remove(connection)
 
 
 async def _all_or_first_error(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """Their results, once all have ended. Raises the first error among them."""
+    """The results, once all calls have ended. Raises the first error among them."""
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -292,7 +291,7 @@ async def _all_or_first_error(calls: Iterable[Awaitable[T]]) -> list[T]:
 
 
 def burst(address: Address, requests: Sequence[bytes]) -> list[HttpReply]:
-    """All requests at once, on connections of their own that were opened before; their replies in the same order."""
+    """Send all requests at once, each on its own open connection. Returns the replies in the same order."""
 
     async def run() -> list[HttpReply]:
         clients = Clients(address)

@@ -1,4 +1,4 @@
-"""What a person sees of a long run: a live line on a terminal, plain lines in a job's log."""
+"""Shows the progress of a long run: a live line on a terminal, plain lines in a job's log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import Progress as Bars
 
 
 class Progress:
-    """One stage at a time."""
+    """Shows one stage at a time."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -41,19 +41,19 @@ class Progress:
             self._bars.stop()
 
     def advance(self, done: int, total: int) -> None:
-        """How far a stage is whose end is known."""
+        """Show how far a stage of known length is."""
         if self._live:
             self._bars.update(self._bars.task_ids[-1], completed=done, total=total, news=f"{done} of {total}")
         else:
             self.console.print(f"  {done} of {total}")
 
     def say(self, news: str) -> None:
-        """What has just happened; the next news takes its place on a terminal."""
+        """Show what has just happened. On a terminal, the next message replaces it."""
         if self._live:
             self._bars.update(self._bars.task_ids[-1], news=news)
         else:
             self.console.print(f"  {news}")
 
     def done(self, result: str) -> None:
-        """A line that stays."""
+        """End the stage with a line that stays."""
         self.console.print(result)

@@ -1,4 +1,4 @@
-"""The result of a calibration: what of it is written into the Serve config, and what the report says."""
+"""The result of a calibration: the changes to the Serve config, and the report."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from calibration.report.report_model import (
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 
-_MAX_ONGOING = 1_000_000  # requests at the Router: above all depths, or overload would wait in the proxy unrefused
-_PLACES_BEFORE_PROXY = 10  # times all depths together, at least
-_DIGITS = 6  # of alpha and beta
+_MAX_ONGOING = 1_000_000  # requests at the Router: must exceed all depths, or overload waits in the proxy
+_PLACES_BEFORE_PROXY = 10  # it is at least this many times all depths together
+_DIGITS = 6  # significant digits of alpha and beta
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOptions:
-    """What the calibration is asked for. `stress_step` 0 spares the stress test."""
+    """The options of the calibration. `stress_step` 0: no stress test."""
 
     slo_s: float
     shape: Shape
@@ -62,7 +62,7 @@ class CalibrationOptions:
 
 @dataclass(slots=True)
 class CalibrationResult(RunResult):
-    """A run that is refused leaves the rest empty."""
+    """What was found. A run that fails leaves the rest empty."""
 
     options: CalibrationOptions
     estimates: dict[str, Estimate] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class CalibrationResult(RunResult):
 
     @property
     def most_replicas(self) -> int:
-        """Replicas of all pools together."""
+        """The replicas of all pools together."""
         return sum(pool["live_replicas"] for pool in self.pools.values())
 
     @property
@@ -95,7 +95,7 @@ class CalibrationResult(RunResult):
 
     @property
     def proved(self) -> list[str]:
-        """What held the SLO, in the words of the record."""
+        """The loads that met the SLO, for the calibration record."""
         loads = ["bursts" if self.options.shape == "burst" else "steady"]
         return [*loads, *("mixed lengths" if proof.stream.mixed else "stream" for proof in self.streams)]
 
@@ -103,17 +103,17 @@ class CalibrationResult(RunResult):
         if self.why_without_cpu is None:
             self.why_without_cpu = reason
             self.note(
-                f"heterogeneous computing is switched off (cpu.queue_depth: 0): {reason}; args.cpu_overflow: false "
-                "frees the CPU replica's memory too, at the next restart"
+                f"the CPU takes no overflow (cpu.queue_depth: 0): {reason}; set args.cpu_overflow: false to also free "
+                "the CPU replica's memory at the next restart"
             )
 
     def changes(self) -> dict[str, Any]:
-        """What is written into the Router's entry of a Serve config."""
+        """The changes to the Router's entry in the Serve config."""
         user_config: dict[str, Any] = {"slo_s": self.options.slo_s}
         for pool, depth in self.depths.items():
             line = self.estimates[pool].line
             user_config[pool] = {"queue_depth": depth}
-            if line is not None and line.curve.rises:  # of one that does not, a Router takes what its warm-up measures
+            if line is not None and line.curve.rises:  # otherwise the Router uses what the warm-up measures
                 cost = {key: _round(value) for key, value in asdict(self.costs[pool]).items()}
                 user_config[pool] |= {"alpha_s": _round(line.curve.alpha_s), "beta_s": cost.pop("beta_s"), "cost": cost}
         user_config["calibration"] = self._record()
@@ -138,7 +138,7 @@ class CalibrationResult(RunResult):
         return record
 
     def report(self, problem: str | None, written: WrittenReport) -> CalibrationReport:
-        """All that was found. `problem` says why the calibration refused, None where it did not."""
+        """The report. `problem`: why the calibration failed; None if it did not."""
         return CalibrationReport(
             **self.head(problem, written, proven=bool(self.verification)),
             settings=SettingsReport(**asdict(self.options), confidence=CONFIDENCE),
@@ -172,7 +172,7 @@ class CalibrationResult(RunResult):
         return found
 
     def _add_estimate(self, found: PoolReport, estimate: Estimate) -> None:
-        """Add what was measured of the pool alone."""
+        """Add what was measured on the pool alone."""
         line, aim, pool = estimate.line, self.options.aim, estimate.pool
         outliers = line.outliers if line else frozenset()
         found.samples = [
@@ -230,7 +230,7 @@ class CalibrationResult(RunResult):
 
 
 def _quantiles(latencies_s: Sequence[float]) -> dict[str, Any]:
-    """The median, the 99 % quantile and the largest of the latencies, s; None of none."""
+    """The median, the 99 % quantile and the maximum of the latencies, in s; None if there are none."""
     names = ("p50_s", "p99_s", "slowest_s")
     if not latencies_s:
         return dict.fromkeys(names)

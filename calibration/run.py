@@ -1,4 +1,4 @@
-"""A calibration from beginning to end: measure each pool, estimate, fine-tune all at work, verify, prove streams."""
+"""Runs a calibration: measures each pool alone, fine-tunes with all pools loaded, verifies, proves streams."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from calibration.service.live_pools import check_replicas, notes_on_pools
 from deployments.embedding.config import RouterConfig
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 
-_TIMEOUT_MARGIN_S = 30.0  # beyond the application's own: then it does not answer at all
-_NOISY = 0.08  # standard deviation of a burst's latency, a share of it: worth a word
+_TIMEOUT_MARGIN_S = 30.0  # beyond the application's own timeout
+_NOISY = 0.08  # relative standard deviation of a burst's latency from which on a note is printed
 
 
 class Calibration:
-    """One run against one application."""
+    """One calibration of one application."""
 
     def __init__(self, application: Application, options: CalibrationOptions, progress: Progress) -> None:
         self._application = application
@@ -43,8 +43,8 @@ class Calibration:
         info, slo_s = self.result.info["windve"], self.result.options.slo_s
         if slo_s >= self._router.request_timeout_s:
             raise CalibrationFailed(
-                f"an SLO of {slo_s:g} s cannot be measured: the application gives up on a query after "
-                f"{self._router.request_timeout_s:g} s (user_config.request_timeout_s)"
+                f"an SLO of {slo_s:g} s cannot be measured: the application drops a query after "
+                f"{self._router.request_timeout_s:g} s; increase user_config.request_timeout_s"
             )
         for note in notes_on_pools(info):
             self.result.note(note)
@@ -55,17 +55,17 @@ class Calibration:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What makes another run the same: an interrupted one is resumed only then."""
+        """Identifies the run: an interrupted run is resumed only if all of this is equal."""
         replicas = {name: sorted(pool["replicas"]) for name, pool in self.result.pools.items()}
         options = asdict(self.result.options)
-        # Called wishes by earlier versions, whose interrupted runs are resumed too.
+        # Earlier versions, whose interrupted runs can be resumed too, named these "wishes".
         model = {} if self._application.model is None else {"model": self._application.model}
         return {"application": self._application.name, **model, "replicas": replicas, "wishes": options}
 
     async def measure(self, journal: Journal, *, estimate_only: bool = False) -> None:
-        """Find the depths, and prove them unless `estimate_only`.
+        """Find the depths and, unless `estimate_only`, prove them.
 
-        Raises CalibrationFailed or SettingsError; what was found until then is kept.
+        Raises CalibrationFailed or SettingsError; the result keeps what was found until then.
         """
         replicas = {name: pool["live_replicas"] for name, pool in self.result.pools.items()}
         options = self.result.options
@@ -100,12 +100,12 @@ class Calibration:
         if estimate.bent is not None:
             self.result.note(
                 f"the {pool} pool's {estimate.bent}: its depth was found by bisection, and alpha and beta are those of "
-                "the least line on or above what was measured up to it"
+                "the lowest line on or above the measurements up to it"
             )
         if estimate.line is not None and estimate.line.noise > _NOISY:
             self.result.note(
                 f"the {pool} pool's latencies scatter by {estimate.line.noise:.0%}: is other work on the device or the "
-                "machine? A calibration when it is quiet finds larger depths"
+                "machine? Calibrate when traffic is low to find larger depths"
             )
         line = estimate.line
         if line is None:
@@ -122,7 +122,7 @@ class Calibration:
             self._progress.done(f"{pool}: a stress test says {depth} ({spent} queries)")
 
     async def _measure_lengths(self, trials: TrialLoads) -> None:
-        """What a query costs by its length, on each pool that has a line."""
+        """Measure the cost of a query by its length, on each pool that has a line."""
         aim, tokens = self.result.options.aim, self.result.options.tokens
         lined = {pool: estimate for pool, estimate in self.result.estimates.items() if estimate.line is not None}
         with self._progress.stage("measuring queries of other lengths"):
@@ -138,7 +138,7 @@ class Calibration:
                 self._progress.done(f"{pool}: a query costs by its tokens {shown}")
 
     def _usable_estimates(self) -> dict[str, int]:
-        """The estimated depths. Raises CalibrationFailed where the preferred pool cannot meet the SLO at all."""
+        """The estimated depths. Raises CalibrationFailed if the preferred pool cannot meet the SLO at all."""
         first, *others = self.result.estimates.values()
         slo_s, aim = self.result.options.slo_s, self.result.options.aim
         if not first.depth:
@@ -163,7 +163,7 @@ class Calibration:
             )
             self._progress.say(held)
 
-        with self._progress.stage("fine-tuning, all pools at work"):
+        with self._progress.stage("fine-tuning, all pools loaded"):
             tuned = await tune(trials, fine_tune(estimates, self.result.options.most), self.result.options.aim, on_step)
         self.result.tuned = tuned
         for note in tuned.notes:
@@ -171,31 +171,31 @@ class Calibration:
         first = next(iter(tuned.depths))
         if not tuned.depths[first]:
             raise CalibrationFailed(
-                f"an SLO of {self.result.options.slo_s:g} s does not hold even for one query on the {first} pool when "
-                "all pools are at work"
+                f"the {first} pool misses an SLO of {self.result.options.slo_s:g} s even with one query when all pools "
+                "are loaded: increase --slo"
             )
         if tuned.depths.get(CPU) == 0 and ACCELERATOR in tuned.depths:
-            self.result.leave_cpu_out(tuned.notes[0] if tuned.notes else "not one query on it met the SLO under load")
+            self.result.leave_cpu_out(tuned.notes[0] if tuned.notes else "no query on it met the SLO under load")
         self._progress.done("fine-tuned: " + _depths_text(tuned.depths))
 
     async def _verify(self, trials: TrialLoads) -> None:
         assert self.result.tuned is not None
-        with self._progress.stage("verifying, with more queries than places"):
+        with self._progress.stage("verifying, with more queries than slots"):
             depths, advance = self.result.tuned.depths, self._progress.advance
             self.result.verification = await verify(trials, depths, self.result.options.aim, advance)
         if self.result.depths.get(CPU) == 0 and ACCELERATOR in self.result.depths:
-            self.result.leave_cpu_out("not one query on it met the SLO in the verification")
+            self.result.leave_cpu_out("no query on it met the SLO in the verification")
         self._progress.done(f"verified: {self.result.verified}")
 
     async def _prove_streams(self, trials: TrialLoads) -> None:
-        """Queries that come one by one, of equal and of mixed lengths, more than the pools can answer."""
+        """Prove the SLO with streams of equal and of mixed lengths, more than the pools can answer."""
         options, depths = self.result.options, self.result.depths
         rate = OVERLOAD * sum(
             self.result.estimates[pool].queries_per_second(depth) * trials.replicas[pool]
             for pool, depth in depths.items()
         )
         first = next(iter(depths))
-        only = None if all(depths.values()) else first  # a pool that is to be closed does not help in the proof
+        only = None if all(depths.values()) else first  # a pool that will be closed must not help in the proof
         for name, mixed in (("stream", False), ("stream of mixed lengths", True)):
             stream = Stream(name, rate, options.tokens, mixed)
             arrivals = stream.arrivals(options.slo_s, self.result.info["max_input_length"], options.seed)
@@ -203,7 +203,7 @@ class Calibration:
                 proof = await prove(trials, stream, arrivals, options.slo_s, only)
             self.result.streams.append(proof)
             self._progress.done(
-                f"{name}: {proof.late} of {len(proof.latencies_s)} admitted queries late, {proof.busy} told busy"
+                f"{name}: {proof.late} of {len(proof.latencies_s)} admitted queries late, {proof.busy} refused"
             )
 
 
@@ -212,13 +212,13 @@ def _depths_text(depths: Mapping[str, int]) -> str:
 
 
 def _takes(estimate: Estimate, aim: Aim) -> str:
-    """How long one query takes."""
+    """A phrase that says how long one query takes."""
     if aim.shape == "steady":
-        return f"takes up to {estimate.smallest_slo_s(aim):.3g} s where it may wait for a running batch"
+        return f"takes up to {estimate.smallest_slo_s(aim):.3g} s if it waits for a running batch"
     return f"takes {estimate.lone_s:.3g} s"
 
 
 def _round_up(seconds: float) -> float:
-    """To two digits."""
+    """Round up to two digits."""
     unit = 10.0 ** (math.floor(math.log10(seconds)) - 1)
     return math.ceil(seconds / unit) * unit

@@ -1,4 +1,4 @@
-"""`windve calibrate` at work: find the application, find and prove its depths or step times, write, apply, report."""
+"""Runs `windve calibrate`: finds the application, calibrates it, and writes, applies and reports the result."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from calibration.service.deployment import deploy, patch_command
 from deployments.errors import WindveError
 from serve_app.config.models import Args
 
-_STREAMS = 4096  # that may be read at once in the proof
+_STREAMS = 4096  # most streams read at once in the proof
 
 Result = CalibrationResult | GenerationResult
 
 
 def calibrate(arguments: argparse.Namespace) -> None:
-    """Raises WindveError where it is refused, KeyboardInterrupt or CancelledError where it is stopped."""
+    """Raises WindveError if the calibration fails, KeyboardInterrupt or CancelledError if it is stopped."""
     console = Console(highlight=False, markup=False)  # names and paths may have brackets
     application = _find(arguments, console)
     check_options(arguments, generates=application.generates)
@@ -50,7 +50,7 @@ def calibrate(arguments: argparse.Namespace) -> None:
 
 
 def _find(arguments: argparse.Namespace, console: Console) -> Application:
-    """The running application, deployed first where `--deploy` says so."""
+    """The running application, deployed first if `--deploy` is given."""
     dashboard = find_dashboard(arguments.dashboard)
     if arguments.deploy is not None:
         console.print(f"deploying {arguments.deploy} at {dashboard}: loading the model, warming up", soft_wrap=True)
@@ -73,7 +73,7 @@ def _deployed(arguments: argparse.Namespace, application: Application) -> Config
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """One call of the command. `config`: the file to write."""
+    """One run of the command. `config`: the file to write."""
 
     arguments: argparse.Namespace
     application: Application
@@ -93,8 +93,8 @@ class _Session:
         )
         journal = Journal(arguments.out, run.about, fresh=arguments.fresh)
         if journal.resumed:
-            self.console.print(f"going on from {journal.resumed} bursts of an interrupted run (--fresh starts over)")
-        with closing(journal):  # what is stopped or not written is not lost: the same command goes on from it
+            self.console.print(f"resuming from {journal.resumed} bursts of an interrupted run (--fresh starts over)")
+        with closing(journal):  # if it is stopped, the same command resumes from the journal
             try:
                 self._measure(run.measure(journal, estimate_only=arguments.estimate_only), run.result)
             except CalibrationFailed:
@@ -119,7 +119,7 @@ class _Session:
         self._put(run.result)
 
     def _measure(self, work: Coroutine[Any, Any, None], result: Result) -> None:
-        """Until it ends, fails or is stopped. Raises CalibrationFailed; the report then has what was found so far."""
+        """Run `work` to its end. Raises CalibrationFailed; the report then has what was found so far."""
         try:
             _run_until_signal(work)
         except CalibrationFailed as error:
@@ -127,7 +127,7 @@ class _Session:
             raise
 
     def _put(self, result: Result) -> None:
-        """Write and apply what was proven, as the options say, and leave the report. Raises WindveError."""
+        """Write and apply the proven result, as the options say, and write the report. Raises WindveError."""
         arguments, application, written = self.arguments, self.application, WrittenReport()
         changes = {} if arguments.estimate_only else result.changes()
         try:
@@ -135,7 +135,7 @@ class _Session:
                 application.check_unchanged()
             if self.config is not None:
                 self._write(self.config, application.placed(changes), written)
-            if arguments.apply and not arguments.dry_run:  # last: a run that is killed before leaves a good file
+            if arguments.apply and not arguments.dry_run:  # last, so that a killed run still leaves a valid file
                 application.apply(changes)
                 written.applied = True
                 found = "step times" if application.generates else "depths"
@@ -149,7 +149,7 @@ class _Session:
             print(patch_command(arguments.rayservice, edited))
 
     def _write(self, config: ConfigFile, changes: dict[str, Any], written: WrittenReport) -> None:
-        """Show the change as a diff, and make it unless that is all that is asked for."""
+        """Show the change as a diff, and write it unless only the diff is asked for."""
         edited = config.edited(changes)
         self.console.print(unified_diff(config.text, edited, str(config.path)), markup=False, soft_wrap=True)
         if not self.arguments.dry_run:
@@ -158,7 +158,7 @@ class _Session:
             self.console.print(f"written: {config.path} (before: {written.backup})", soft_wrap=True)
 
     def _show(self, result: Result, written: WrittenReport, problem: str | None = None) -> None:
-        """Leave the report. `problem` says why it was refused."""
+        """Write and show the report. `problem`: why the calibration failed."""
         shown: Any = step_report if self.application.generates else embeddings_report
         report = result.report(problem, written)
         page = shown.write(self.arguments.out, report)
@@ -167,14 +167,14 @@ class _Session:
 
 
 def _allow_connections(wanted: int) -> None:
-    """A connection is an open file, and the usual limit is 1,024 of them."""
+    """Raise the limit of open files, usually 1,024, because each connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted + 256:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted + 256, hard), hard))
 
 
 def _run_until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Run to the end, or until SIGINT or SIGTERM: then what has to be put back is put back."""
+    """Run to the end, or until SIGINT or SIGTERM. In both cases, cleanup runs."""
 
     async def run() -> None:
         task = asyncio.ensure_future(work)

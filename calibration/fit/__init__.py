@@ -1,1 +1,1 @@
-"""The latency of a burst by its size (Eq. 12), the cost of a query by its length, which burst is next. Pure."""
+"""Fits a burst's latency by its size (Eq. 12) and a query's cost by its length; chooses the next burst. Pure."""

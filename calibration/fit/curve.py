@@ -1,4 +1,4 @@
-"""Eq. 12, `latency = alpha * concurrency + beta`, and the depth it allows (Eq. 7-11). Pure arithmetic."""
+"""Eq. 12, `latency = alpha * concurrency + beta`, and the depth that it allows (Eq. 7-11). Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 Shape = Literal["burst", "steady"]
-"""burst: all queries at once, alpha*C + beta. steady: at any moment, so that a query may wait for a running batch and
-then run in the next one, alpha*C + 2*beta.
+"""burst: queries arrive all at once, alpha*C + beta. steady: queries arrive at any time, so a query may wait for a
+running batch and then run in the next one, alpha*C + 2*beta.
 """
-_NEARLY = 1e-9  # (2.0 - 0.2) / 0.1 is 18 queries, whatever the floats say
-_FLAT_S = 1e-9  # seconds per query: a slope below this is none
+_NEARLY = 1e-9  # rounding: (2.0 - 0.2) / 0.1 must give 18 queries
+_FLAT_S = 1e-9  # seconds per query; a smaller slope counts as 0
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """`alpha_s` seconds more for each query in flight, `beta_s` seconds for a run whatever its size; both >= 0."""
+    """`alpha_s`: extra seconds per query in flight. `beta_s`: seconds that any batch takes. Both >= 0."""
 
     alpha_s: float
     beta_s: float
 
     @property
     def rises(self) -> bool:
-        """False where the latency does not grow with concurrency: such a line has no depth of its own."""
+        """Whether the latency grows with concurrency. A flat line gives no depth."""
         return self.alpha_s > _FLAT_S
 
     def latency_s(self, concurrency: float, shape: Shape = "burst") -> float:
@@ -31,16 +31,16 @@ class Curve:
         return self.alpha_s * concurrency + _runs(shape) * self.beta_s
 
     def unrounded_depth(self, slo_s: float, shape: Shape = "burst") -> float:
-        """Eq. 12 solved for C: concurrency at which the latency is just `slo_s`; 0 where beta alone is longer. Raises
-        ValueError if it does not grow.
+        """Eq. 12 solved for C: the concurrency at which the latency equals `slo_s`; 0 if beta alone is longer. Raises
+        ValueError if the latency does not grow.
         """
         if self.alpha_s <= 0:
             raise ValueError("a latency that does not rise has no depth")
         return max(0.0, (slo_s - _runs(shape) * self.beta_s) / self.alpha_s)
 
     def depth(self, slo_s: float, shape: Shape = "burst", most: int | None = None) -> int:
-        """Eq. 7-10: most queries in flight on one replica, up to `most`, that are all answered within `slo_s`; 0 where
-        not even one is (Eq. 11). Raises ValueError for a latency that does not grow, unless there is a `most`.
+        """Eq. 7-10: the most queries in flight on one replica, up to `most`, that are all answered within `slo_s`; 0 if
+        not even one is (Eq. 11). Raises ValueError if the latency does not grow and there is no `most`.
         """
         if most is None:
             return floor(self.unrounded_depth(slo_s, shape))
@@ -54,15 +54,15 @@ class Curve:
 
 
 def floor(value: float) -> int:
-    """`math.floor`, but a hair below a whole number is that number."""
+    """`math.floor`, but a value just below a whole number counts as that number."""
     return math.floor(value + _NEARLY * max(1.0, abs(value)))
 
 
 def ceil(value: float) -> int:
-    """`math.ceil`, but a hair above a whole number is that number."""
+    """`math.ceil`, but a value just above a whole number counts as that number."""
     return math.ceil(value - _NEARLY * max(1.0, abs(value)))
 
 
 def _runs(shape: Shape) -> int:
-    """Batches that the slowest query sits through."""
+    """How many batches the slowest query waits for, its own included."""
     return 2 if shape == "steady" else 1

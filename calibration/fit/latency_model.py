@@ -1,8 +1,8 @@
-"""The latency model of WindVE, `t = alpha*C + beta` (Eq. 12), fitted to measured bursts, and the depth it allows. Pure.
+"""Fits WindVE's latency model, `t = alpha*C + beta` (Eq. 12), to measured bursts. Pure.
 
-The fit is robust: a first line is drawn through the most consistent share of the samples, what lies far from it is left
-out, and the rest is fitted by weighted least squares with alpha, beta >= 0. Device noise grows with the latency, so all
-residuals are relative to the line. Latencies that are on no line get the least line that lies on or above them.
+The fit is robust. A first line goes through the most consistent share of the samples. Samples far from it are left out,
+and the rest are fitted by weighted least squares with alpha, beta >= 0. Device noise grows with the latency, so all
+residuals are relative to the line. If latencies do not follow a line, the lowest line on or above them is used.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import numpy.typing as npt
 
 from calibration.fit.curve import Curve, Shape
 
-CONFIDENCE = 0.985  # one-sided: the depth is too large in one of forty calibrations, before it is fine-tuned
-NOT_LINEAR = 0.07  # a level that lies further from the line than this share of it does not belong to a line
+CONFIDENCE = 0.985  # one-sided: one of forty calibrations estimates too large a depth, before fine-tuning
+NOT_LINEAR = 0.07  # relative distance from the line beyond which a level does not fit a line
 _CONSISTENT = 0.7  # share of the samples that the first line is drawn through
-_FAR = 4.0  # standard deviations from the first line: an outlier
+_FAR = 4.0  # an outlier is this many standard deviations from the first line
 _FAR_AT_LEAST = 0.10
-_NOISE_BEFORE = 0.01  # what is believed of the noise before any sample, worth _BEFORE_WORTH samples: a few samples that
-_BEFORE_WORTH = 2  # happen to lie on a line are no proof that there is no noise
-_DEVIATIONS = 1.4826  # standard deviations in the median of what a normal distribution is away from its middle
+_NOISE_BEFORE = 0.01  # prior of the noise, which counts as _BEFORE_WORTH samples: a few samples that happen to lie on a
+_BEFORE_WORTH = 2  # line do not prove that there is no noise
+_DEVIATIONS = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One burst: `concurrency` queries at once (for each replica), and the latency that counts of it, s."""
+    """One burst: `concurrency` queries at once per replica, and the latency that the SLO applies to, in seconds."""
 
     concurrency: int
     latency_s: float
@@ -41,9 +41,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fitted line, how sure it is, and which samples it leaves out.
+    """A fitted line, its confidence, and the samples that it leaves out.
 
-    `noise` is the standard deviation of a burst's latency, a share of it. `outliers` are indices of samples.
+    `noise`: relative standard deviation of a burst's latency. `outliers`: indices of samples.
     """
 
     curve: Curve
@@ -59,12 +59,12 @@ class Fit:
         return self.quantile * math.sqrt(max(0.0, float(where @ self.covariance @ where)))
 
     def safe_depth(self, slo_s: float, shape: Shape = "burst", most: int = 100_000) -> int:
-        """As `Curve.depth`, by the upper side of the confidence interval."""
+        """As `Curve.depth`, for the upper bound of the confidence interval."""
         return int(self.exact_depth(slo_s, shape, most, parts=1))
 
     def exact_depth(self, slo_s: float, shape: Shape, most: int, *, margin: bool = True, parts: int = 10**6) -> float:
-        """The concurrency up to `most`, in so many `parts` of a query, at which the line, or its upper side with the
-        `margin`, still meets the SLO.
+        """The largest concurrency, up to `most`, at which the line meets the SLO, to 1/`parts` of a query. With
+        `margin`, the upper bound of the confidence interval must meet it.
         """
 
         def latency_s(part: int) -> float:
@@ -75,7 +75,7 @@ class Fit:
 
 
 def fit(samples: Sequence[Sample]) -> Fit:
-    """The line through `samples` (three or more, at two or more levels of concurrency). Raises ValueError if fewer."""
+    """The line through three or more samples at two or more levels of concurrency. Raises ValueError for fewer."""
     concurrency = np.array([sample.concurrency for sample in samples], dtype=np.float64)
     latency = np.array([sample.latency_s for sample in samples], dtype=np.float64)
     if len(samples) < 3 or len(set(concurrency)) < 2:
@@ -92,27 +92,27 @@ def fit(samples: Sequence[Sample]) -> Fit:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A level of concurrency none of whose samples lies near the line: if there are several, it is no outlier."""
+    """A level of concurrency at which no sample is near the line. With several samples there, it is not an outlier."""
 
     concurrency: int
     problem: str
 
 
 def scatter(samples: Sequence[Sample]) -> float:
-    """Standard deviation of a burst's latency, a share of it, by bursts of equal concurrency; 0 where none are."""
+    """Relative standard deviation of latency among bursts of equal concurrency; 0 if there are no such bursts."""
     pairs = itertools.combinations(samples, 2)
     apart = [abs(math.log(a.latency_s / b.latency_s)) for a, b in pairs if a.concurrency == b.concurrency]
     return _DEVIATIONS * median(apart) / math.sqrt(2) if apart else 0.0
 
 
 def misfit(samples: Sequence[Sample], fitted: Fit) -> Misfit | None:
-    """The level that is furthest from the line, further than NOT_LINEAR and than noise explains; None if all fit."""
+    """The level that is furthest from the line, if noise and NOT_LINEAR do not explain the distance; else None."""
     away: dict[int, float] = {}
     for sample in samples:
         residual = sample.latency_s / fitted.curve.latency_s(sample.concurrency) - 1
         away[sample.concurrency] = min(away.get(sample.concurrency, math.inf), residual, key=abs)
     level, residual = max(away.items(), key=lambda item: abs(item[1]))
-    # The line's own residuals are no measure of noise here: they hold what bends.
+    # The line's own residuals do not measure noise here: they include the bend.
     if abs(residual) <= max(NOT_LINEAR, 3 * min(fitted.noise, scatter(samples))):
         return None
     line_s = fitted.curve.latency_s(level)
@@ -124,10 +124,10 @@ def misfit(samples: Sequence[Sample], fitted: Fit) -> Misfit | None:
 
 
 def cover(samples: Sequence[Sample], depth: int, limit_s: float) -> Fit:
-    """The least line that lies on or above all samples up to `depth`, outliers aside, and reaches `limit_s` there.
+    """The lowest line on or above all samples up to `depth`, except outliers, that reaches `limit_s` at `depth`.
 
-    It promises no more than `depth` and it rises, also where a device answers one query and `depth` in the same time.
-    Least: in the middle between 0 and `depth`.
+    So it allows no more than `depth`, and it rises even if a device answers `depth` queries as fast as one. The lowest
+    line is the one that is lowest halfway between 0 and `depth`.
     """
     far = 1 + max(_FAR * scatter(samples), _FAR_AT_LEAST)
     points = {depth: limit_s}
@@ -136,7 +136,7 @@ def cover(samples: Sequence[Sample], depth: int, limit_s: float) -> Fit:
         level = sample.concurrency
         if level > depth:
             continue
-        # More queries take no less time, so a burst is slow for its level if a larger one was much quicker.
+        # More queries never take less time, so a burst was slow for its level if a larger one was much faster.
         if sample.latency_s > far * min(other.latency_s for other in samples if other.concurrency >= level):
             outliers.add(index)
         else:
@@ -152,7 +152,7 @@ def cover(samples: Sequence[Sample], depth: int, limit_s: float) -> Fit:
 
 
 def _least_above(concurrency: Floats, latency: Floats, middle: float) -> Curve:
-    """Of the lines through two of these points, or one and the origin, that lie on or above all: the least there."""
+    """Of the lines through two points (or one and the origin) on or above all points, the lowest at `middle`."""
     lines = [Curve(float(np.max(latency / concurrency)), 0.0)]
     for first, second in itertools.combinations(range(len(latency)), 2):
         alpha_s = float((latency[second] - latency[first]) / (concurrency[second] - concurrency[first]))
@@ -164,7 +164,7 @@ def _least_above(concurrency: Floats, latency: Floats, middle: float) -> Curve:
 
 
 def _consistent_line(concurrency: Floats, latency: Floats) -> Curve:
-    """Least trimmed squares over the lines through all pairs of samples: a third of them may lie anywhere."""
+    """Least trimmed squares over the lines through all pairs of samples. Up to a third may be outliers."""
     first, second = np.triu_indices(len(latency), 1)
     apart = concurrency[first] != concurrency[second]
     first, second = first[apart], second[apart]
@@ -182,10 +182,10 @@ def _consistent_line(concurrency: Floats, latency: Floats) -> Curve:
 
 
 def _least_squares(concurrency: Floats, latency: Floats, before: Curve) -> Curve:
-    """Weighted by the line before rather than by the samples: a low sample must not weigh more for being low."""
+    """Least squares, weighted by the previous line instead of the samples, so that low samples do not weigh more."""
     from sklearn.linear_model import LinearRegression
 
-    line = LinearRegression(positive=True, fit_intercept=False)  # the intercept is a column, so that it is bounded too
+    line = LinearRegression(positive=True, fit_intercept=False)  # beta is a column, so that it is bounded too
     weights = 1 / np.square(_line_s(before, concurrency))
     line.fit(np.column_stack([concurrency, np.ones_like(concurrency)]), latency, sample_weight=weights)
     return Curve(float(line.coef_[0]), float(line.coef_[1]))

@@ -1,10 +1,10 @@
-"""What a query costs by its length, from a few bursts of other lengths than the sweep's. Pure.
+"""Fits the cost of a query by its length, from a few bursts with lengths other than the sweep's. Pure.
 
-A burst of C queries of n tokens takes beta + C * c(n), with beta as the sweep found it, and
+A burst of C queries of n tokens takes beta + C * c(n), with the sweep's beta and
 
     c(n) = query_s + token_s * n + token2_s * n^2
 
-where no coefficient is negative and c is alpha at the sweep's length: Eq. 12 stays true.
+No coefficient is negative. At the sweep's length c is alpha, so that Eq. 12 still holds.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from calibration.fit.levels import CLIMB
 from deployments.embedding.scheduler.cost_model import CostModel
 
 _SHORT, _TIMES_LONGER = 10, 3  # tokens; times the sweep's length
-_ALIKE = 1.5  # lengths less than so many times apart tell nothing of each other
-_BURSTS = 3  # of each length: one to find how many queries are half a depth's work, and two of that work
-_LEAST_SHARE = 0.05  # of alpha: a cheaper query counts as this in what is sent and in how much an error weighs
-_HELD = 1e4  # weight of c being alpha at the sweep's length, beside relative errors
+_ALIKE = 1.5  # lengths must differ by more than this factor
+_BURSTS = 3  # per length: one to find how many queries are half a depth's work, and two with that many
+_LEAST_SHARE = 0.05  # of alpha: lower bound of a query's cost for burst sizes and error weights
+_HELD = 1e4  # weight of the condition that c is alpha at the sweep's length
 
 
 @dataclass(frozen=True, slots=True)
 class LengthSample:
-    """One burst: `concurrency` queries of `tokens` at once (for each replica), and the latency that counts of it, s."""
+    """One burst: `concurrency` queries of `tokens` at once per replica, and the latency that the SLO applies to."""
 
     tokens: int
     concurrency: int
@@ -36,14 +36,14 @@ class LengthSample:
 
 
 def other_lengths(tokens: int, most_tokens: int) -> list[int]:
-    """Lengths to measure beside `tokens`, of at most `most_tokens`: a short and a long one that are not alike."""
+    """Lengths to measure besides `tokens`, up to `most_tokens`: a short and a long one that differ enough from it."""
     wanted = {min(_SHORT, most_tokens), min(_TIMES_LONGER * tokens, most_tokens)}
     return sorted(length for length in wanted if max(length / tokens, tokens / length) > _ALIKE)
 
 
 def next_concurrency(samples: Sequence[LengthSample], times: float, line: Curve, depth: int, most: int) -> int | None:
-    """How many queries `times` as long as the sweep's to send next, after these; None: enough is known. About half of
-    the work of the depth; at first on the safe side, as it is not known what one costs.
+    """How many queries to send next that are `times` as long as the sweep's; None if there are enough samples. They are
+    about half of a depth's work. The first burst is smaller, because the cost of such a query is still unknown.
     """
     if len(samples) == _BURSTS or not line.rises:
         return None
@@ -55,8 +55,8 @@ def next_concurrency(samples: Sequence[LengthSample], times: float, line: Curve,
 
 
 def fit_cost(samples: Sequence[LengthSample], line: Curve, tokens: int) -> CostModel:
-    """The cost that is alpha at `tokens` and nearest to the samples at other lengths, each by its median; in proportion
-    to the tokens where there are none.
+    """Fit the cost to the median at each other length, with cost alpha at `tokens`. Without samples, the cost is
+    proportional to the tokens.
     """
     if not samples:
         return CostModel(0.0, line.alpha_s / tokens, 0.0, line.beta_s)
@@ -67,7 +67,7 @@ def fit_cost(samples: Sequence[LengthSample], line: Curve, tokens: int) -> CostM
     weights = 1 / np.maximum(costs, _LEAST_SHARE * line.alpha_s)
     columns = line.alpha_s * np.vander(np.array(lengths) / tokens, 3, increasing=True) * weights[:, None]
     shares, _ = nnls(np.vstack([columns, np.full(3, _HELD)]), np.append(np.array(costs) * weights, _HELD))
-    parts = line.alpha_s * shares / shares.sum()  # of alpha: for the query, its tokens, and their square
+    parts = line.alpha_s * shares / shares.sum()  # of alpha: for the query, its tokens, their square
     return CostModel(float(parts[0]), float(parts[1]) / tokens, float(parts[2]) / tokens**2, line.beta_s)
 
 

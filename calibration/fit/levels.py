@@ -1,9 +1,9 @@
-"""Which burst to send next, from the samples so far. Pure: a sweep that was interrupted goes on from its samples.
+"""Chooses the size of the next burst from the samples so far. Pure: an interrupted sweep continues from its samples.
 
-Few levels and far apart: lone queries, which give about beta; a quick climb, which gives about alpha; then the level
-where the SLO should just be met, again and again, and half of it, until the confidence interval of the depth is narrow.
-Where the latencies are on no line (a device that computes in tiles, attention's square), bisection finds the depth, as
-more queries take no less time.
+The levels are few and far apart. Lone queries give an estimate of beta, and a quick climb gives one of alpha. Then the
+level that should just meet the SLO, and half of it, are repeated until the depth's confidence interval is narrow. If
+the latencies do not follow a line (tiled computation, quadratic attention), bisection finds the depth: more queries
+never take less time.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from statistics import median
 from calibration.fit.curve import Shape
 from calibration.fit.latency_model import Fit, Sample, fit, misfit
 
-LONE = 2  # lone queries before anything else
-LONE_TOO_SLOW = 3  # as many that are all too slow settle that the pool cannot be used (Eq. 11)
-CLIMB = 6  # at most so many times the level before
-_SURE_SHARE = 0.02  # of the depth: an interval as narrow as this is good enough
+LONE = 2  # lone queries at the beginning
+LONE_TOO_SLOW = 3  # if this many lone queries are all too slow, the pool cannot be used (Eq. 11)
+CLIMB = 6  # most times that a level is larger than the previous one
+_SURE_SHARE = 0.02  # of the depth: the width of the interval at which the sweep ends
 _SURE_QUERIES = 0.5
-_ENOUGH, _ENOUGH_CHEAP, _CHEAP = 4, 8, 16  # samples; where the depth is small, a few more cost next to nothing
-_REPEATS = 2  # of a level off the line before the line is given up
+_ENOUGH, _ENOUGH_CHEAP, _CHEAP = 4, 8, 16  # samples; at a small depth, more samples cost little
+_REPEATS = 2  # samples of a level off the line before bisection replaces the line
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What is looked for: the depth at which `quantile` of the queries of each burst are answered within `slo_s`, under
-    traffic of `shape`; `most` queries at once are ever sent to one replica, and `bursts` in all.
+    """The goal of a sweep: the depth at which `quantile` of each burst's queries are answered within `slo_s`, under
+    traffic of `shape`. At most `most` queries at once are sent to one replica, and at most `bursts` bursts in all.
     """
 
     slo_s: float
@@ -44,7 +44,7 @@ class Aim:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The largest concurrency that held the SLO and the smallest above that did not; None: none was seen."""
+    """The largest concurrency that met the SLO, and the smallest that missed it (None if none did)."""
 
     holds: int
     misses: int | None
@@ -55,20 +55,20 @@ class Bounds:
 
 
 def bounds(samples: Sequence[Sample], aim: Aim) -> Bounds:
-    """What the samples say of the depth without any line. A level that most of its bursts do not decide misses."""
+    """The bounds on the depth without a line. A level misses the SLO unless most of its bursts met it."""
     held = {level: _held(samples, level, aim) for level in {sample.concurrency for sample in samples}}
     misses = min((level for level in held if not held[level]), default=None)
     return Bounds(max((level for level in held if misses is None or level < misses), default=0), misses)
 
 
 def limit_s(samples: Sequence[Sample], aim: Aim) -> float:
-    """What a burst may take, s. Under steady traffic a query may wait for a running batch first, about a lone query."""
+    """The longest that a burst may take. Steady traffic may wait for a running batch, about a lone query's time."""
     lone = [sample.latency_s for sample in samples if sample.concurrency == 1]
     return aim.slo_s - (median(lone) if aim.shape == "steady" else 0.0)
 
 
 def next_level(samples: Sequence[Sample], aim: Aim) -> int | None:
-    """The concurrency of the next burst, or None: the depth is known well enough, or no burst can make it so."""
+    """The concurrency of the next burst; None if the depth is known well enough, or further bursts would not help."""
     lone = [sample.latency_s for sample in samples if sample.concurrency == 1]
     if len(lone) < LONE or (len(lone) < LONE_TOO_SLOW and min(lone) > aim.slo_s):
         return 1
@@ -83,7 +83,7 @@ def next_level(samples: Sequence[Sample], aim: Aim) -> int | None:
 def _by_the_line(samples: Sequence[Sample], highest: int, aim: Aim) -> int | None:
     fitted = fit(samples)
     target = _target(fitted, aim)
-    # Beyond a burst that was late only a line that is none leads: a flat one as far as to bursts of minutes.
+    # Never go beyond a burst that was late: a flat line that does not fit would lead to bursts of minutes.
     if target > highest and not _close(highest, target) and _held(samples, highest, aim):
         return min(target, _climb(samples, highest, aim))
     odd = misfit(samples, fitted)
@@ -96,13 +96,13 @@ def _by_the_line(samples: Sequence[Sample], highest: int, aim: Aim) -> int | Non
 
 
 def _climb(samples: Sequence[Sample], highest: int, aim: Aim) -> int:
-    """The highest level to go to from here: where `highest` takes t, on any line slo/t times as many are in time."""
+    """The highest level to try next. If `highest` takes t, any line allows at least slo/t times as many queries."""
     latency_s = median(sample.latency_s for sample in samples if sample.concurrency == highest)
     return max(highest + 1, min(CLIMB * highest, math.floor(3 * aim.slo_s / latency_s * highest)))
 
 
 def _by_bisection(samples: Sequence[Sample], aim: Aim) -> int | None:
-    """One burst a level, which may be slow by accident, until the bounds are close; then these once more."""
+    """One burst per level until the bounds are close. Then these are repeated: a burst may be slow by chance."""
     found = bounds(samples, aim)
     if len(samples) >= aim.bursts:
         return None
@@ -117,7 +117,7 @@ def _by_bisection(samples: Sequence[Sample], aim: Aim) -> int | None:
 
 
 def _held(samples: Sequence[Sample], level: int, aim: Aim) -> bool | None:
-    """Whether most bursts at `level` were in time; None where as many were late, or the only one was."""
+    """Whether most bursts at `level` were in time; None if half were late, or the only one was."""
     most_s = limit_s(samples, aim)
     late = [sample.latency_s > most_s for sample in samples if sample.concurrency == level]
     if late == [True] or 2 * sum(late) == len(late):
@@ -130,7 +130,7 @@ def _target(fitted: Fit, aim: Aim) -> int:
 
 
 def _close(level: int, target: int) -> bool:
-    """A burst at `level` says what one at `target` would."""
+    """Whether a burst at `level` is as informative as one at `target`."""
     return level >= min(0.85 * target, target - 1)
 
 
@@ -143,7 +143,7 @@ def _sure(samples: Sequence[Sample], fitted: Fit, aim: Aim) -> bool:
 
 
 def _where_it_helps(samples: Sequence[Sample], target: int) -> int:
-    """At the depth itself, and at half of it, in turn: the first says where the line is, the second that it is one."""
+    """The depth and half of it, in turn: the first locates the line, the second shows that it is straight."""
     near = sum(1 for sample in samples if _close(sample.concurrency, target))
     middle = max(1, target // 2)
     beside = sum(1 for sample in samples if 0.35 * target <= sample.concurrency <= 0.65 * target)

@@ -1,1 +1,1 @@
-"""The calibration of an application that generates: what its steps take, how much it can take, and the proof."""
+"""The calibration of an application that generates: step times, capacity, and the proof."""

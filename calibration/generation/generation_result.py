@@ -1,4 +1,4 @@
-"""What a calibration of generation found: what of it is written into the Serve config, and what the report says."""
+"""The result of a calibration of generation: the changes to the Serve config, and the report."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from calibration.generation.step_series import StepFit, StepRoom
 from calibration.report.report_model import RunResult, WrittenReport
 from deployments.generation.scheduler.state import StepPolicy
 
-_CONTEXTS = (256, 1024, 4096)  # for which the overlap is shown, beside the mix's
+_CONTEXTS = (256, 1024, 4096)  # contexts for which the overlap is shown, besides the mix's
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """What the calibration is asked for: mean tokens of the requests by which the capacity is meant."""
+    """The options: the mean tokens of the requests that the capacity is for."""
 
     prompt_tokens: int
     answer_tokens: int
@@ -34,7 +34,7 @@ class GenerationOptions:
 
 @dataclass(slots=True)
 class GenerationResult(RunResult):
-    """A run that is refused leaves the rest empty."""
+    """What was found. A run that fails leaves the rest empty."""
 
     options: GenerationOptions
     fits: dict[str, StepFit] = field(default_factory=dict)
@@ -45,24 +45,24 @@ class GenerationResult(RunResult):
 
     @property
     def policy(self) -> StepPolicy:
-        """The promise that is in force."""
+        """The promise in force."""
         return StepPolicy(self.info["windve"]["ttft_s"], self.info["windve"]["tpot_s"])
 
     def room(self, pool: str) -> StepRoom:
-        """Of the pool's smallest replica."""
+        """The room in the pool's smallest replica."""
         found = self.pools[pool]
         return StepRoom(
             found["blocks"], found["max_num_batched_tokens"], self.info["max_input_length"], found["num_cpu_blocks"]
         )
 
     def layers(self, pool: str) -> int:
-        """Of the model, where a host computes a part of its attention."""
+        """The model's number of layers, if a host computes part of its attention."""
         times = [member["host_warm_up"] for member in self.pools[pool]["replicas"].values()]
         return next((int(one["layers"]) for one in times if one is not None), 1)
 
     @property
     def replicas(self) -> list[SimulatedReplica]:
-        """Of all pools that were measured, in the order in which they are asked."""
+        """The replicas of all measured pools, in the order in which the Router asks them."""
         return [
             SimulatedReplica(fit.time, self.room(pool).blocks, self.room(pool).max_num_batched_tokens)
             for pool, fit in self.fits.items()
@@ -70,11 +70,11 @@ class GenerationResult(RunResult):
         ]
 
     def changes(self) -> dict[str, Any]:
-        """What is written into the Router's entry of a Serve config."""
+        """The changes to the Router's entry in the Serve config."""
         return {"user_config": {pool: fit.settings() for pool, fit in self.fits.items()}}
 
     def overlaps(self, pool: str) -> list[Overlap]:
-        """The model's verdict on a pool and its hosts, at the mean answer of the mix, then at some lengths."""
+        """APEX's verdict on a pool and its hosts, for the mix's mean answer and then for `_CONTEXTS`."""
         fit, options = self.fits[pool], self.options
         if fit.host is None:
             return []
@@ -85,7 +85,7 @@ class GenerationResult(RunResult):
         return [one for one in found if one is not None and one.context <= self.info["max_input_length"]]
 
     def report(self, problem: str | None, written: WrittenReport) -> GenerationCalibrationReport:
-        """All that was found. `problem` says why the calibration refused, None where it did not."""
+        """The report. `problem`: why the calibration failed; None if it did not."""
         promise = self.policy
         return GenerationCalibrationReport(
             **self.head(problem, written, proven=self.proven),

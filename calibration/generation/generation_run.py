@@ -1,4 +1,4 @@
-"""A calibration of generation from beginning to end: measure planned steps, fit, find the capacity, prove streams."""
+"""Runs a calibration of generation: measures planned steps, fits their times, finds the capacity, proves streams."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from calibration.progress import Progress
 from calibration.service.application import Application, CalibrationFailed
 from calibration.service.live_pools import check_replicas, notes_on_pools
 
-_NOISY = 0.15  # by which equal steps differ: worth a word
+_NOISY = 0.15  # spread of equal steps from which on a note is printed
 
 
 class GenerationCalibration:
-    """One run against one application that generates."""
+    """One calibration of one application that generates."""
 
     def __init__(self, application: Application, options: GenerationOptions, progress: Progress) -> None:
         self._application = application
@@ -33,9 +33,9 @@ class GenerationCalibration:
             self.result.note(note)
 
     async def measure(self, *, estimate_only: bool = False) -> None:
-        """Find what steps take, and prove the promise with it unless `estimate_only`.
+        """Find the step times and, unless `estimate_only`, prove the promise with them.
 
-        Raises CalibrationFailed; what was found until then is kept.
+        Raises CalibrationFailed; the result keeps what was found until then.
         """
         async with granted_trials(self._application, self.result.note) as secret:
             for pool in self.result.pools:
@@ -56,7 +56,7 @@ class GenerationCalibration:
         with closing(trials), self._progress.stage(f"measuring steps of the {pool} pool"):
             measured = await measure(self.result.room(pool), policy.longest_step_s, trials.ask, on_step)
         if not measured:
-            raise CalibrationFailed(f"no planned step fits into the {pool} pool's cache: give it more blocks")
+            raise CalibrationFailed(f"no planned step fits into the {pool} pool's cache: increase its blocks")
         self.result.fits[pool] = fit = StepFit.of(measured, self.result.layers(pool))
         fit.check(pool, policy.tpot_s)
         if fit.noise > _NOISY:
@@ -65,11 +65,11 @@ class GenerationCalibration:
             )
         if fit.host is not None and not self.result.overlaps(pool):
             self.result.note(
-                f"the {pool} pool's attention, or its linear layers, took no time that could be measured: nothing says "
-                "whether its host pays"
+                f"the {pool} pool's attention or linear layers were too fast to measure, so the report does not say "
+                "whether its host pays off"
             )
         if self.result.pools[pool]["live_replicas"] > len(trials.replicas):
-            self.result.note(f"the {pool} pool's step time is that of {', '.join(sorted(trials.replicas))} alone")
+            self.result.note(f"the {pool} pool's step time was measured only on {', '.join(sorted(trials.replicas))}")
         self._progress.done(
             f"{pool}: {len(measured)} steps, predicted to {fit.median_error:.1%} (median) and {fit.worst_error:.0%} "
             "(worst)"
@@ -83,8 +83,8 @@ class GenerationCalibration:
             result.capacity = capacity(result.replicas, result.policy, mix, options.seed)
         if not result.capacity:
             raise CalibrationFailed(
-                f"a first token within {result.policy.ttft_s:g} s and {result.policy.tpot_s:g} s for each further one "
-                "can be promised to nobody: loosen ttft_s and tpot_s"
+                f"no request can get its first token within {result.policy.ttft_s:g} s and each further one within "
+                f"{result.policy.tpot_s:g} s: increase ttft_s and tpot_s"
             )
         self._progress.done(
             f"capacity: {result.capacity:.3g} requests a second, prompts of {options.prompt_tokens} tokens and answers "

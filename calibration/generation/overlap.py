@@ -1,17 +1,16 @@
-"""Whether it pays that a host computes a part of the attention while the accelerator computes the rest: APEX's model
-(arXiv:2506.03296, Section 3.2), on measured times. Pure.
+"""Predicts whether computing part of the attention on the host pays off: APEX's model (arXiv:2506.03296, Section 3.2)
+with measured times. Pure.
 
-Of a step that continues answers and computes no prompt: `t_gl` and `t_ga` are the accelerator's seconds for the linear
-layers and for the attention, T_gl and T_ga of the paper; `n_g` and `n_c` (N_G, N_C) are the answers a second whose
-attention the accelerator and the host can compute. Numbers in brackets are the paper's equations. The model takes the
-linear layers of a second batch to cost as much as those of the first, and data to go between the two for nothing.
+The model covers a step that continues answers and computes no prompt. `t_gl` and `t_ga` are the accelerator's seconds
+for the linear layers and for the attention (T_gl, T_ga in the paper). `n_g` and `n_c` (N_G, N_C) are the answers per
+second whose attention the accelerator and the host can compute. Numbers in parentheses are the paper's equations. The
+model assumes that the linear layers of a second batch cost as much as those of the first, and that transfers are free.
 
-It says of a device whether its host pays. What the host does in one step is decided by `planner`, by that step's
-own load.
+It judges a device as a whole. What the host does in one step is decided by `planner`, by that step's load.
 
-Section 3.2 says that n_g / n_c "must generally be less than ~7.5" where t_ga / t_gl is between 0.5 and 1.5. That is the
-bound's largest value there, at 0.5; it is 5.83 at 1.41, the least of all. Algorithm 1 divides what a step with prompts
-gives by the time of one without, so it overrates the host there; nothing here follows it in that.
+Section 3.2 says that n_g / n_c "must generally be less than ~7.5" for t_ga / t_gl between 0.5 and 1.5. That is the
+largest bound in this range, at 0.5; the smallest is 5.83, at 1.41. Algorithm 1 divides the tokens of a step with
+prompts by the time of a step without, which overrates the host; this module does not.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepT
 
 
 def alone_s(t_gl: float, t_ga: float) -> float:
-    """(1): of a step of the accelerator alone."""
+    """(1): seconds of a step on the accelerator alone."""
     return t_gl + t_ga
 
 
 def pipelined_s(t_gl: float, t_ga: float) -> float:
-    """(2): of a step whose two batches take turns: the weights are read twice."""
+    """(2): seconds of a step in which two batches take turns, so that the weights are read twice."""
     return 2 * t_gl + t_ga
 
 
 def largest_ratio(t_gl: float, t_ga: float) -> float:
-    """The right side of (6): two batches that take turns pay where n_g / n_c is less. It is 2 sqrt(2) + 3 or more."""
+    """The right side of (6): two batches pay off if n_g / n_c is less. It is at least 2 sqrt(2) + 3."""
     return 2 * t_gl / t_ga + 3 + t_ga / t_gl
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The model's verdict on a device and its host, while the accelerator's cache is full of answers with `context`
-    tokens each. `layers`: of the model.
+    """The prediction for a device and its host, with the accelerator's cache full of answers of `context` tokens each.
+    `layers`: the language model's.
     """
 
     context: int
@@ -55,9 +54,8 @@ class Overlap:
     def of(
         cls, model: StepTime, host: HostTime, blocks: int, context: int, kv_token_s: float | None = None
     ) -> Overlap | None:
-        """With so many blocks of the accelerator's cache. `kv_token_s`: of its attention alone, where the model's has
-        more in it. None where there is nothing to compare: not one such answer has room, or one of the four times is
-        zero.
+        """For an accelerator's cache of `blocks`. `kv_token_s`: seconds of attention per token, if those of `model`
+        include other work. None if there is nothing to compare: no such answer fits, or one of the times is zero.
         """
         rows = blocks // blocks_of(context)
         load = StepLoad(rows, rows * context)
@@ -69,7 +67,7 @@ class Overlap:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast as the host the accelerator's attention is: the left side of (6)."""
+        """The left side of (6): the accelerator's attention speed over the host's."""
         return self.n_g / self.n_c
 
     @property
@@ -78,39 +76,39 @@ class Overlap:
 
     @property
     def pays(self) -> bool:
-        """(6): batches that take turns give more tokens than the accelerator alone."""
+        """(6): whether two batches that take turns give more tokens than the accelerator alone."""
         return self.ratio < self.largest_ratio
 
     @property
     def alone_rate(self) -> float:
-        """The right side of (5): tokens a second of the accelerator alone."""
+        """The right side of (5): tokens per second of the accelerator alone."""
         return self.n_g * self.t_ga / alone_s(self.t_gl, self.t_ga)
 
     @property
     def pipelined_rate(self) -> float:
-        """The left side of (5): tokens a second of both, where the host never waits; by (3) and (4)."""
+        """The left side of (5), by (3) and (4): tokens per second of both, if the host never waits."""
         took_s = pipelined_s(self.t_gl, self.t_ga)
         return (self.n_g * self.t_ga + self.n_c * took_s) / took_s
 
     @property
     def asynchronous_rate(self) -> float:
-        """Of one batch, which the host's answers join when they are ready (Section 3.3; no equation of the paper): the
-        accelerator's own, and all that the host computes. It is never less than either rate of (5).
+        """Tokens per second with one batch that the host's answers join when they are ready (Section 3.3; the paper has
+        no equation): the accelerator's and all of the host's. Never less than either rate of (5).
         """
         return self.alone_rate + self.n_c
 
     @property
     def pipelined_blocks(self) -> int:
-        """Of the host, that its answers fill where it never waits: each gets a token a step."""
+        """Host cache blocks that keep the host busy if each of its answers gets one token per step."""
         return self._blocks(pipelined_s(self.t_gl, self.t_ga))
 
     @property
     def asynchronous_blocks(self) -> int:
-        """The same for answers that join when they are ready: each passes one layer a step, and gets a token in as many
+        """The same for answers that join when they are ready: each passes one layer per step, so a token takes as many
         steps as there are layers.
         """
         return self._blocks(self.layers * alone_s(self.t_gl, self.t_ga))
 
     def _blocks(self, token_s: float) -> int:
-        """Of so many answers that the host is always busy, where each gets a token every `token_s`."""
+        """Blocks of as many answers as keep the host busy, if each gets a token every `token_s`."""
         return math.ceil(self.n_c * token_s) * blocks_of(self.context)

@@ -1,6 +1,6 @@
-"""The proof: streams of requests with the found step times in force, timed by a client that reads their tokens.
+"""The proof: streams of requests while the new step times are in force, timed by a client that reads the tokens.
 
-What is admitted keeps both promises, first token and pace; the rest is told busy.
+Admitted requests must keep both promises: the first token and the time per output token. The others are refused.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from calibration.generation.token_stream import ClientStream
 from calibration.service.application import CalibrationFailed
 from deployments.generation.scheduler.state import StepPolicy
 
-REQUIRED = 0.995  # of what is admitted, each promise
-LOADS = ((1.0, False), (1.5, False), (1.5, True))  # times the capacity; in bursts
-_FIRSTS, _SHORTEST_S = 5, 8.0  # how long requests come: times `ttft_s`; and until there are `_FEWEST`,
-_FEWEST, _LONGEST_S = 50, 120.0  # if that takes no longer
+REQUIRED = 0.995  # share of the admitted requests that must keep each promise
+LOADS = ((1.0, False), (1.5, False), (1.5, True))  # (times the capacity, in bursts)
+_FIRSTS, _SHORTEST_S = 5, 8.0  # length of a stream, in `ttft_s`, and at least; it goes on until `_FEWEST` requests
+_FEWEST, _LONGEST_S = 50, 120.0  # are sent, but no longer than `_LONGEST_S`
 _ATTEMPTS = 2
-_IDS = range(5, 100)  # that every vocabulary has
+_IDS = range(5, 100)  # token ids that every vocabulary has
 
 
 @dataclass(frozen=True, slots=True)
 class PromiseStream:
-    """Requests of a mix, `rate` a second, `times` the capacity; `together`: so many come at once."""
+    """A stream of requests of a mix: `rate` per second, which is `times` the capacity; `together` arrive at once."""
 
     times: float
     rate: float
@@ -32,7 +32,7 @@ class PromiseStream:
 
     @classmethod
     def of(cls, times: float, capacity: float, ttft_s: float, *, bursts: bool) -> PromiseStream:
-        """Bursts are of what comes within `ttft_s`, and of two at least."""
+        """A burst has the requests of one `ttft_s`, and at least two."""
         rate = times * capacity
         return cls(times, rate, max(2, round(rate * ttft_s)) if bursts else 1)
 
@@ -48,8 +48,8 @@ class PromiseStream:
 
 @dataclass(frozen=True, slots=True)
 class PromiseProof:
-    """What a client saw of one stream: of what was admitted, seconds to each first token, and the mean seconds between
-    the tokens of each answer that has several.
+    """What the client saw of one stream. Of the admitted requests: seconds to each first token, and mean seconds
+    between the tokens of each answer with several.
     """
 
     stream: PromiseStream
@@ -62,23 +62,23 @@ class PromiseProof:
 
     @property
     def held(self) -> bool:
-        """Of few, one may be late: so few cannot show a share."""
+        """Whether enough were in time. Among few requests, one may be late, because so few cannot show a share."""
         late = ((self.late_firsts, self.firsts_s), (self.late_paces, self.paces_s))
         return all(count <= max(1, (1 - REQUIRED) * len(every)) for count, every in late)
 
     def check(self, policy: StepPolicy) -> None:
-        """Raises CalibrationFailed where too much was late."""
+        """Raises CalibrationFailed if too many were late."""
         if not self.held:
             raise CalibrationFailed(
                 f"the promise does not hold for a {self.stream.name}: {self.late_firsts} of {len(self.firsts_s)} first "
                 f"tokens came after {policy.ttft_s:g} s (the last after {max(self.firsts_s):.3g} s) and "
-                f"{self.late_paces} of {len(self.paces_s)} answers were slower than {policy.tpot_s:g} s a token; "
-                "nothing was written. Calibrate when it is quiet, or loosen ttft_s and tpot_s"
+                f"{self.late_paces} of {len(self.paces_s)} answers were slower than {policy.tpot_s:g} s per token; "
+                "nothing was written. Calibrate when traffic is low, or increase ttft_s and tpot_s"
             )
 
     @classmethod
     def of(cls, stream: PromiseStream, came: Sequence[ClientStream], policy: StepPolicy) -> PromiseProof:
-        """Raises CalibrationFailed where a request fails, or none is admitted."""
+        """Raises CalibrationFailed if a request fails, or none is admitted."""
         admitted = [one for one in came if one.status == 200]
         busy = sum(one.status == 429 for one in came)
         failed = [one for one in came if one.status != 429 and (one.error is not None or one.first_s is None)]
@@ -111,8 +111,8 @@ async def prove(
     policy: StepPolicy,
     send: Callable[[Sequence[Arrival]], Awaitable[Sequence[ClientStream]]],
 ) -> PromiseProof:
-    """Send the stream, once more where too much is late; what the last one shows. Raises CalibrationFailed where
-    requests fail.
+    """Send the stream, and once more if too many are late. Returns the last proof. Raises CalibrationFailed if requests
+    fail.
     """
     for _ in range(_ATTEMPTS):
         found = PromiseProof.of(stream, await send(arrivals), policy)
@@ -122,8 +122,8 @@ async def prove(
 
 
 def payload(model: str, arrival: Arrival, seed: int) -> dict[str, object]:
-    """A streamed completion of a prompt that means nothing, whose answer has just so many tokens."""
-    draw = random.Random(seed)  # noqa: S311 - a prompt that means nothing
+    """The body of a streamed completion with a random prompt, whose answer has exactly the arrival's tokens."""
+    draw = random.Random(seed)  # noqa: S311 - a random prompt
     return {
         "model": model,
         "prompt": draw.choices(_IDS, k=arrival.prompt_tokens),

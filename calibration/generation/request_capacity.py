@@ -1,6 +1,6 @@
-"""How many requests of a mix a service can take in a second: the product's own schedules in virtual time. Pure.
+"""Finds how many requests of a mix a service can admit per second, with the real schedulers in virtual time. Pure.
 
-The devices take exactly what their step time says. Requests come as a Poisson stream.
+Devices take exactly the time that their step time predicts. Requests arrive as a Poisson stream.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
-_SPREAD = 0.9  # of the logarithm of lengths
-_ADMITTED = 0.99  # at the capacity
-_FEWEST, _MOST = 200, 500  # requests of a stream
-_LIVES = 3  # of a mean answer at its pace, that a stream lasts at least
-_EXACT = 0.05  # of the capacity
-_STEP = 1.5  # from a first guess to what is too much, or not
-_GUESSED_ROWS = 16  # that share a step's time, in that guess
-_CUT = 0.5  # of the longest prompt: longer ones find room on a device that rests, and say little of what it can take
+_SPREAD = 0.9  # standard deviation of the logarithm of lengths
+_ADMITTED = 0.99  # share of the requests that is admitted at the capacity
+_FEWEST, _MOST = 200, 500  # requests in a stream
+_LIVES = 3  # a stream lasts at least this many times a mean answer
+_EXACT = 0.05  # relative precision of the capacity
+_STEP = 1.5  # factor between rates while the capacity is not yet bracketed
+_GUESSED_ROWS = 16  # answers that share a step, in the first guess
+_CUT = 0.5  # of the longest prompt: longer ones are admitted only on an idle device, so they say little of the capacity
 
 
 class Arrival(NamedTuple):
-    """A request: when it comes, s after the first; tokens of its prompt and of its answer."""
+    """A request: its arrival, in seconds after the first, and the tokens of its prompt and answer."""
 
     at: float
     prompt_tokens: int
@@ -38,8 +38,8 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Requests whose prompts and answers have log-normal lengths with these means, cut at half of the longest prompt
-    that the promise allows, and at the model's `context` for both.
+    """Requests whose prompts and answers have log-normal lengths with these means. Prompts have at most half of
+    `longest_prompt`, and both together at most the model's `context`.
     """
 
     prompt_tokens: int
@@ -48,8 +48,8 @@ class Mix:
     context: int
 
     def arrivals(self, rate: float, seconds: float, seed: int, *, together: int = 1) -> list[Arrival]:
-        """A Poisson stream of `rate` a second; `together`: of bursts of so many."""
-        draw = random.Random(seed)  # noqa: S311 - nobody's secret, and a run can be repeated
+        """A Poisson stream of `rate` requests per second, in bursts of `together`."""
+        draw = random.Random(seed)  # noqa: S311 - not a secret; seeded, so that a run can be repeated
         count = max(1, round(rate * seconds / together))
         moments = accumulate(draw.expovariate(rate / together) for _ in range(count))
         return [Arrival(at, *self._lengths(draw)) for at in moments for _ in range(together)]
@@ -64,7 +64,7 @@ class Mix:
 
 
 class SimulatedReplica(NamedTuple):
-    """One that generates."""
+    """A replica of an application that generates."""
 
     time: StepTime
     blocks: int
@@ -78,7 +78,7 @@ class SimulatedReplica(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _Device:
     schedule: StepScheduler
-    ends: float = math.inf  # of the step that runs
+    ends: float = math.inf  # when the running step ends
 
     def start(self, now: float) -> None:
         runs = bool(self.schedule.next_step(now))
@@ -92,7 +92,7 @@ class _Device:
 
 
 def refused(replicas: Sequence[SimulatedReplica], policy: StepPolicy, arrivals: Sequence[Arrival], most: float) -> int:
-    """Of these arrivals, in virtual time; it stops at more than `most`."""
+    """How many of these arrivals are refused, in virtual time. Stops counting above `most`."""
     devices = [_Device(one.schedule(policy)) for one in replicas]
     count = 0
     for at, prompt_tokens, answer_tokens in arrivals:
@@ -110,14 +110,14 @@ def refused(replicas: Sequence[SimulatedReplica], policy: StepPolicy, arrivals: 
 
 
 def longest_prompt(replicas: Sequence[SimulatedReplica], policy: StepPolicy) -> int:
-    """Tokens, of which the first token comes in time on an idle device; 0: none."""
+    """The most prompt tokens with which the first token arrives in time on an idle device; 0 if there are none."""
     left_s = policy.ttft_s / (1 + Learning(calibrated=True).margin)
     return max(one.schedule(policy).admission.longest_prompt(left_s) for one in replicas)
 
 
 def capacity(replicas: Sequence[SimulatedReplica], policy: StepPolicy, mix: Mix, seed: int) -> float:
-    """Requests of the mix a second of which 99 % are admitted; 0: not even one now and then. `replicas` in the order in
-    which they are asked.
+    """The requests per second of which 99 % are admitted; 0 if hardly any are. `replicas`: in the order in which they
+    are asked.
     """
 
     def holds(rate: float) -> bool:
@@ -130,7 +130,7 @@ def capacity(replicas: Sequence[SimulatedReplica], policy: StepPolicy, mix: Mix,
 
 
 def _guess(time: StepTime, mix: Mix) -> float:
-    """Requests a second, by the seconds that one takes beside others."""
+    """A first guess of the requests per second, from the time that one takes beside others."""
     tokens = mix.prompt_tokens + mix.answer_tokens / 2
     step_s = time.seconds(StepLoad(_GUESSED_ROWS, _GUESSED_ROWS * tokens))
     prompt_s = time.seconds(StepLoad().with_chunk(0, mix.prompt_tokens)) - time.beta_s
@@ -138,8 +138,8 @@ def _guess(time: StepTime, mix: Mix) -> float:
 
 
 def _largest(holds: Callable[[float], bool], first: float) -> float:
-    """To `_EXACT`, between a thousandth of `first`, or else 0, and a thousand times `first`: where even that holds, a
-    stream is too short to fill the device.
+    """The largest value that holds, to `_EXACT`, from `first`/1000 (0 if that does not hold) to 1000 `first` (if that
+    holds, a stream is too short to fill the device).
     """
     low, high, rate = 0.0, math.inf, first
     while high > (1 + _EXACT) * low and first / 1000 < rate < 1000 * first:

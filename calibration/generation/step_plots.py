@@ -1,4 +1,4 @@
-"""Pictures of a calibration of generation: predicted over measured steps, and what came when beside the promise."""
+"""Pictures of a calibration of generation: predicted over measured steps, and the streams' times beside the promise."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from calibration.report.tables import POOLS
 
 _COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#666666", "#000000")
 _MARKS = "osD^v<>P"
-_TIGHT = 0.10  # of the measured: between these lines
+_TIGHT = 0.10  # relative error between the two lines
 
 
 def steps(report: GenerationCalibrationReport, name: str) -> bytes:
-    """Seconds that each planned step was predicted to take, over those that it took; both axes logarithmic."""
+    """Predicted over measured seconds of each planned step; both axes logarithmic."""
     pool = report.pools[name]
     figure, axes = canvas(height_in=6.0)
     names = list(dict.fromkeys(step.series for step in pool.steps))
@@ -50,8 +50,8 @@ def steps(report: GenerationCalibrationReport, name: str) -> bytes:
 
 
 def overlaps(found: Sequence[OverlapReport], name: str) -> bytes:
-    """The bound of APEX's inequality (6), and where the device and its host lie, by the tokens of each answer. Both
-    axes are logarithmic.
+    """The bound of APEX's inequality (6), with the device and its host at several answer lengths. Both axes are
+    logarithmic.
     """
     figure, axes = canvas(height_in=5.0)
     places = [one.linear_to_attention for one in found]
@@ -74,7 +74,7 @@ def overlaps(found: Sequence[OverlapReport], name: str) -> bytes:
 
 
 def promises(report: GenerationCalibrationReport) -> bytes | None:
-    """The share of first tokens, and of answers, that came within so many seconds; None where no stream was sent."""
+    """Cumulative shares of first tokens, and of answers, over seconds; None if no stream was sent."""
     if not report.streams:
         return None
     figure = Figure(figsize=(8.0, 4.2), dpi=DOTS_PER_INCH, layout="constrained")

@@ -1,4 +1,4 @@
-"""Shows what a calibration of generation found: `report.json`, `report.html` with its pictures, tables."""
+"""The report of a calibration of generation: `report.json`, `report.html` with pictures, and tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from calibration.report.tables import DASH, POOLS, Sheet, percent
 
 
 def write(folder: Path, report: GenerationCalibrationReport) -> Path:
-    """Write `report.json`, the pictures and `report.html` into `folder`; the path of the last."""
+    """Write `report.json`, the pictures and `report.html` into `folder`. Returns the path of `report.html`."""
     pictures = {
         f"steps-{name}.png": (f"Predicted over measured steps, {POOLS[name]}", step_plots.steps(report, name))
         for name in _measured(report)
@@ -33,7 +33,7 @@ def write(folder: Path, report: GenerationCalibrationReport) -> Path:
 
 
 def show(console: Console, report: GenerationCalibrationReport) -> None:
-    """The step times, whether a host pays, the streams and the verdict, for a terminal of 100 columns."""
+    """Print the step times, whether a host pays off, the streams and the verdict, for a terminal of 100 columns."""
     show_report(console, report, verdict(report), (_times(report), *_hosts(report), _streams(report)))
 
 
@@ -49,7 +49,7 @@ def verdict(report: GenerationCalibrationReport) -> str:
 
 
 def _measured(report: GenerationCalibrationReport) -> dict[str, StepPoolReport]:
-    """The preferred pool first."""
+    """The measured pools, the preferred one first."""
     return {name: report.pools[name] for name in POOLS if name in report.pools and report.pools[name].step_time}
 
 
@@ -90,7 +90,7 @@ def _times(report: GenerationCalibrationReport) -> Sheet | None:
 
 
 def _hosts(report: GenerationCalibrationReport) -> list[Sheet]:
-    """Of pools whose hosts hold a part of the cache: whether it pays."""
+    """For pools whose hosts hold part of the cache: whether that pays off."""
     return [_host(name, pool) for name, pool in _measured(report).items() if pool.overlaps]
 
 

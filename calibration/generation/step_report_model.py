@@ -1,5 +1,5 @@
-"""The report of a calibration of generation as one type. Times are in seconds, shares between 0 and 1; None is what is
-not known.
+"""The report of a calibration of generation as one type. Times are in seconds, shares are between 0 and 1, and None
+means unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from calibration.report.report_model import PoolHead, ReportHead, ReportPart
 
 
 class PromiseReport(ReportPart):
-    """What was promised, and the mix of requests: mean tokens, and the longest prompt that is ever admitted."""
+    """The promise, and the mix of requests: mean tokens, and the longest prompt that can be admitted."""
 
     ttft_s: float
     tpot_s: float
@@ -23,7 +23,7 @@ class PromiseReport(ReportPart):
 
 
 class StepReport(ReportPart):
-    """One planned step: `seconds` that it took each time, and what the fit says."""
+    """One planned step: the `seconds` of each run, and the fit's prediction."""
 
     series: str
     rows: int
@@ -37,9 +37,9 @@ class StepReport(ReportPart):
 
 
 class OverlapReport(ReportPart):
-    """APEX's model (`generation.overlap`) where the accelerator's cache is full of answers with `context` tokens each:
-    does it pay that the host computes attention in batches that take turns? Rates are tokens a second, `blocks` of the
-    host's cache that keep it busy.
+    """APEX's prediction (`generation.overlap`) with the accelerator's cache full of answers of `context` tokens each:
+    does the host's attention pay off, with two batches that take turns? Rates are in tokens per second. `blocks`: host
+    cache blocks that keep the host busy.
     """
 
     context: int
@@ -55,8 +55,8 @@ class OverlapReport(ReportPart):
 
 
 class StepPoolReport(PoolHead):
-    """One pool: its replicas, what their steps take (`StepTime`), and how wrong that is of what was measured. With a
-    part of the cache on hosts, what that takes (`HostTime`), and whether it pays.
+    """One pool: its replicas, their step time (`StepTime`), and its errors against the measurements. If hosts hold part
+    of the cache: their times (`HostTime`), and whether they pay off.
     """
 
     step_time: dict[str, float] | None = None
@@ -70,7 +70,7 @@ class StepPoolReport(PoolHead):
 
 
 class ProofReport(ReportPart):
-    """One stream, as its client saw it: of what was admitted, seconds to each first token, and between tokens."""
+    """One stream, as its client saw it. Of the admitted requests: seconds to each first token, and between tokens."""
 
     name: str
     rate: float
@@ -85,7 +85,7 @@ class ProofReport(ReportPart):
 
 
 class GenerationCalibrationReport(ReportHead):
-    """`report.json`. `capacity`: requests of the mix a second of which 99 % are admitted, in virtual time."""
+    """`report.json`. `capacity`: requests per second of which 99 % are admitted, in virtual time."""
 
     emulated_means = (
         "The devices are EMULATED: the step times are true of the emulated tables, not of this machine's devices."

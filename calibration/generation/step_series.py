@@ -1,6 +1,6 @@
-"""Which planned steps a calibration measures of a device that generates, and what it makes of their times. Pure.
+"""The planned steps that a calibration of generation measures, and the fit to their times. Pure.
 
-A series grows. It ends where a step takes longer than steps are allowed to, or where the replica has no room for it.
+The steps of a series grow. A series ends when a step takes longer than allowed, or the replica has no room for it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _TOKENS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _FEW_TOKENS = (16, 64, 256, 1024)
 _COPIED = (0, 2, 8, 32, 128)  # blocks
 _COPIES = "blocks to the host and back"
-_NEAR, _MIDDLE, _FAR = 64, 1024, 4096  # tokens in the cache, where the model takes so many
-_FEWEST = 8  # steps, of which six numbers are to be found
-_WORST_MEDIAN = 0.15  # error of a fit that is written; beyond it promises would hold by luck
+_NEAR, _MIDDLE, _FAR = 64, 1024, 4096  # tokens in the cache, if the context is long enough
+_FEWEST = 8  # steps for a fit of six numbers
+_WORST_MEDIAN = 0.15  # largest median error of a fit that is written; beyond it, promises would hold only by luck
 _DIGITS = 6
 
 Seconds = tuple[float, ...]
 
 
 class StepRoom(NamedTuple):
-    """What fits into a replica's cache, into a step, and into the host's part of the cache. `context`: tokens of a
-    prompt and its answer.
+    """The room in a replica's cache, in a step, and in the host's part of the cache. `context`: most tokens of a prompt
+    and its answer.
     """
 
     blocks: int
@@ -43,9 +43,9 @@ class StepRoom(NamedTuple):
 
 
 def all_series(room: StepRoom) -> dict[str, list[PlannedStep]]:
-    """By what they show: answers alone, prompts alone, each behind more and more of a context, and both together; then
-    answers whose attention the host computes, and what it takes to get there. With a host as many answers as fill the
-    cache with long texts are measured behind short ones, too: so the attention shows in all series alike.
+    """All series by name: answers alone and prompts alone, each with more and more context before, then both together.
+    With a host: answers whose attention the host computes, and copies to the host. With a host, the number of answers
+    that fill the cache with long contexts is also measured with short ones, so that the difference is the attention.
     """
     near, middle, far = (
         min(tokens, room.context * share // 8) for tokens, share in ((_NEAR, 2), (_MIDDLE, 4), (_FAR, 6))
@@ -73,7 +73,7 @@ def all_series(room: StepRoom) -> dict[str, list[PlannedStep]]:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """One planned step of a series; what it took each time, s, and how long the host computed attention in it."""
+    """One planned step of a series: the seconds of each run, and those in which the host computed attention."""
 
     series: str
     step: PlannedStep
@@ -91,8 +91,8 @@ Ask = Callable[[PlannedStep], Awaitable[tuple[Seconds, Seconds] | None]]
 async def measure(
     room: StepRoom, longest_s: float, ask: Ask, on_step: Callable[[MeasuredStep], None] = lambda _: None
 ) -> list[MeasuredStep]:
-    """All series. `ask` runs a step a few times: what it took, and the host in it; None: it does not fit. No step that
-    is longer than one that took more than `longest_s` is asked for.
+    """Measure all series. `ask` runs a step a few times and returns its seconds and the host's, or None if the step
+    does not fit. A series ends after a step that takes more than `longest_s`.
     """
     found = []
     for name, steps in all_series(room).items():
@@ -109,7 +109,7 @@ async def measure(
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """A pool's step time, its host's where this holds a part of the cache, and the steps that they were fitted to."""
+    """A pool's step time, its host's times if the host holds part of the cache, and the steps that were fitted."""
 
     time: StepTime
     measured: Sequence[MeasuredStep]
@@ -117,9 +117,8 @@ class StepFit:
 
     @classmethod
     def of(cls, measured: Sequence[MeasuredStep], layers: int = 1) -> StepFit:
-        """With the digits that are written: what is proven is what is written. `layers`: of the model.
-
-        Raises ValueError for no steps.
+        """Fit the steps, rounded to the digits that are written, so that the proof uses what is written. `layers`: the
+        model's. Raises ValueError if there are no steps.
         """
         time = StepTime.fit((one.step.load, one.median_s) for one in measured if not one.step.asks_host)
         attention = [(one.step.host_load, median(one.host_seconds)) for one in measured if one.step.host_rows]
@@ -129,13 +128,13 @@ class StepFit:
         return cls(StepTime(*_written(time)), measured, None if host is None else HostTime(*_written(host)))
 
     def seconds(self, step: PlannedStep) -> float:
-        """As predicted."""
+        """The predicted seconds of a step."""
         return step.seconds(self.time, self.host)
 
     @property
     def kv_token_s(self) -> float:
-        """Of the accelerator's attention alone, for each token that is read: by how much steps with as many answers
-        differ. What a row costs besides, as the picking of its token, is not in it; in that of `time` it may be.
+        """Seconds of the accelerator's attention per token read, from steps with equally many answers. Unlike that of
+        `time`, it excludes other costs per row, such as sampling.
         """
         groups: dict[int, list[tuple[float, float]]] = {}
         for one in self.measured:
@@ -149,7 +148,7 @@ class StepFit:
 
     @property
     def errors(self) -> list[float]:
-        """Of each step: predicted over measured, less 1."""
+        """For each step: predicted over measured seconds, minus 1."""
         return [self.seconds(one.step) / one.median_s - 1 for one in self.measured]
 
     @property
@@ -162,31 +161,31 @@ class StepFit:
 
     @property
     def noise(self) -> float:
-        """By how much equal steps differ: the median of (slowest - quickest) / median."""
+        """The spread of equal steps: the median of (slowest - fastest) / median."""
         return median((max(one.seconds) - min(one.seconds)) / one.median_s for one in self.measured)
 
     def settings(self) -> dict[str, dict[str, float]]:
-        """As of a pool in a config."""
+        """The settings of a pool in the config."""
         found = {"step_time": asdict(self.time)}
         return found if self.host is None else {**found, "host_time": asdict(self.host)}
 
     def check(self, pool: str, tpot_s: float) -> None:
-        """Raises CalibrationFailed where nothing can be promised by it."""
+        """Raises CalibrationFailed if no promise can be based on this fit."""
         lone = next((one for one in self.measured if one.step.rows == 1), None)
         if lone is not None and lone.median_s > tpot_s:
             raise CalibrationFailed(
-                f"the {pool} pool takes {lone.median_s:.3g} s for one token of one answer, and tpot_s promises "
-                f"{tpot_s:g} s: no answer can be admitted there"
+                f"the {pool} pool takes {lone.median_s:.3g} s for one token of one answer, but tpot_s is "
+                f"{tpot_s:g} s: no answer could be admitted; increase tpot_s"
             )
         if len(self.measured) < _FEWEST:
             raise CalibrationFailed(
-                f"only {len(self.measured)} steps of the {pool} pool fit into its cache and into the time that a step "
-                f"may take; {_FEWEST} are needed: give it more blocks, or loosen ttft_s and tpot_s"
+                f"only {len(self.measured)} steps of the {pool} pool fit into its cache and the time that a step "
+                f"may take; {_FEWEST} are needed: increase its blocks, or ttft_s and tpot_s"
             )
         if self.median_error > _WORST_MEDIAN:
             raise CalibrationFailed(
-                f"the steps of the {pool} pool follow no formula: half of them are predicted wrong by more than "
-                f"{self.median_error:.0%} (equal ones differ by {self.noise:.0%}). Calibrate when it is quiet"
+                f"the steps of the {pool} pool do not fit the formula: half of the predictions are off by more than "
+                f"{self.median_error:.0%} (equal steps differ by {self.noise:.0%}). Calibrate when traffic is low"
             )
 
 

@@ -1,4 +1,4 @@
-"""Planned steps on a running service: `POST /calibration/steps`, by a run that was granted trials."""
+"""Runs planned steps on a running service: `POST /calibration/steps`, with a trial's secret."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from calibration.service.application import CalibrationFailed
 from deployments.admission.trial import HEADER
 from deployments.generation.planned_steps import PlannedStep
 
-_TIMES = 3  # of each step, behind one that is not counted
-_ASK_S = 120.0  # what is served ends first, and a long step is run several times
+_TIMES = 3  # timed runs of each step, after one warm-up run
+_ASK_S = 120.0  # running answers end first, and a long step runs several times
 _AGAIN_S = 0.2
-_BUSY_S = 60.0  # that a replica may say it has something else to do
+_BUSY_S = 60.0  # how long a replica may answer that it is busy
 
 
 @dataclass(slots=True)
 class StepTrials:
-    """Steps on the replicas of `pool`; Serve picks one each time."""
+    """Steps on the replicas of `pool`. Serve chooses a replica each time."""
 
     address: Address
-    headers: Sequence[tuple[str, str]]  # of every request, beside the trial's
+    headers: Sequence[tuple[str, str]]  # of every request, besides the trial's
     secret: str
     pool: str
-    replicas: set[str] = field(default_factory=set)  # that have answered
+    replicas: set[str] = field(default_factory=set)  # those that have answered
     _connection: ClientConnection | None = None
 
     async def ask(self, step: PlannedStep) -> tuple[Seconds, Seconds] | None:
-        """What it takes each time, and the host in it; None where it does not fit. Raises CalibrationFailed."""
+        """The seconds of each run, and the host's; None if the step does not fit. Raises CalibrationFailed."""
         body = {"pool": self.pool, "times": _TIMES, "loads": [step._asdict()]}
         headers = [*self.headers, (HEADER, self.secret)]
         request = request_bytes(body, f"{self.address.prefix}/calibration/steps", headers, self.address.netloc)
@@ -42,7 +42,7 @@ class StepTrials:
         return None if seconds is None else (tuple(seconds), tuple(host_seconds))
 
     async def _answered(self, request: bytes) -> HttpReply:
-        """The grant may be on its way to the Router, and the replica busy with what it has admitted."""
+        """Retries, because the grant may not have reached the Router yet, or the replica may be busy."""
         began = time.monotonic()
         while True:
             reply = await self._sent(request)
@@ -50,7 +50,7 @@ class StepTrials:
             if reply.status == 200:
                 return reply
             if time.monotonic() - began > waits_s:
-                raise CalibrationFailed(f"the {self.pool} pool runs no planned step: {reply.problem}")
+                raise CalibrationFailed(f"the {self.pool} pool refused a planned step: {reply.problem}")
             await asyncio.sleep(_AGAIN_S)
 
     async def _sent(self, request: bytes) -> HttpReply:

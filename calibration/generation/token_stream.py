@@ -1,5 +1,5 @@
-"""An open-loop client of streams: each request is sent at its moment, on a connection of its own, whatever became of
-those before it.
+"""An open-loop client for streams: it sends each request at its planned time on a separate connection, regardless of
+earlier ones.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _LONGEST_S = 300.0
 
 
 class ClientStream(NamedTuple):
-    """What a client saw of one. Times are seconds from the moment for which it was planned; None: there was none.
-    `error`: in a sentence, where the status is 200 too.
+    """What the client saw of one stream. Times are in seconds from the planned time; None if it did not happen.
+    `error`: one sentence, also possible with status 200.
     """
 
     status: int
-    lag_s: float  # of the client: sent so much later than planned
+    lag_s: float  # how much later than planned it was sent
     first_s: float | None = None
     last_s: float | None = None
     tokens: int = 0
@@ -30,9 +30,7 @@ class ClientStream(NamedTuple):
 
 
 async def send_all(address: Address, plan: Sequence[tuple[float, bytes]], before_s: float = 0.0) -> list[ClientStream]:
-    """What became of each of the plan: seconds from the start, and a completion that is streamed, ready to be sent. The
-    start is in `before_s`.
-    """
+    """Send each (seconds from the start, request) of the plan, and return the outcomes. The start is in `before_s`."""
     loop = asyncio.get_running_loop()
     starts = loop.time() + before_s
 
@@ -67,7 +65,7 @@ async def _stream(address: Address, request: bytes, planned: float, lag_s: float
 
 
 def _read(found: ClientStream, chunks: Sequence[tuple[float, bytes]]) -> ClientStream:
-    """Of chunks of a body and when they came. An event comes with its last byte."""
+    """Add what the chunks of a body, with their arrival times, contain. An event arrives with its last byte."""
     left = b""
     for at, chunk in chunks:
         *lines, left = (left + chunk).split(b"\n")

@@ -1,1 +1,1 @@
-"""Bursts and streams on the running application, kept as they land."""
+"""Sends bursts and streams to the running application, and saves each result at once."""

@@ -1,4 +1,4 @@
-"""Every burst, written as it lands; a run that was interrupted replays them and goes on where it stopped."""
+"""A journal of all bursts, written as they finish, from which an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from deployments.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """What was sent and what came back. `depths` for each live replica; latencies in s, by the pool that answered; `at`
-    Unix time, s.
+    """One burst and its outcome. `depths`: per live replica. `latencies_s`: by the pool that answered. `at`: Unix time,
+    in seconds.
     """
 
     stage: str  # sweep, stress test, 10 tokens (a length), fine-tune, verify, stream
@@ -42,9 +42,8 @@ def written_into(folder: Path) -> Iterator[None]:
 
 
 class Journal:
-    """A file of lines: first what the run is about, then its bursts. Bursts are asked for in order: those of an
-    interrupted run about the same thing come first, while they are what is asked for; the first that is not cuts off
-    the rest.
+    """A file whose first line describes the run, and each further line one burst. A run with the same description
+    replays the bursts in order, as long as each is the one that it asks for. The first mismatch discards the rest.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any], *, fresh: bool) -> None:
@@ -56,7 +55,7 @@ class Journal:
         self._lock(folder)
         self._replay = deque([] if fresh else _read(self._path, head))
         self.resumed = len(self._replay)
-        self._end = len(head)  # of what this run stands on, in bytes
+        self._end = len(head)  # bytes of the file that this run uses
         if not self._replay:
             self._file.truncate(0)
             self._write(head)
@@ -74,7 +73,7 @@ class Journal:
             pass  # a file system without locks
 
     def replayed(self, stage: str, depths: Mapping[str, int], sent: int) -> Burst | None:
-        """The next burst of the interrupted run, if it is this one."""
+        """The next burst of the interrupted run, if it has this stage, these depths and this size; else None."""
         if not self._replay:
             return None
         burst, end = self._replay.popleft()
@@ -86,7 +85,7 @@ class Journal:
         return burst
 
     def add(self, burst: Burst) -> None:
-        """On the disk before the next burst is sent."""
+        """Save a burst to disk before the next one is sent."""
         self._replay.clear()
         self._file.truncate(self._end)
         line = orjson.dumps(asdict(burst)) + b"\n"
@@ -95,7 +94,7 @@ class Journal:
         self.bursts.append(burst)
 
     def finish(self) -> None:
-        """Nothing is left to resume; the report holds the bursts."""
+        """Delete the file: nothing is left to resume, and the report has the bursts."""
         self._path.unlink(missing_ok=True)
         self._file.close()
 
@@ -109,8 +108,8 @@ class Journal:
 
 
 def _read(path: Path, head: bytes) -> list[tuple[Burst, int]]:
-    """The bursts of an interrupted run about the same thing, each with where its line ends; a line that was cut off by
-    the interruption is left out.
+    """The bursts of an interrupted run with the same description, each with the offset of its line's end. A line that
+    the interruption cut off is left out.
     """
     try:
         first, *lines = path.read_bytes().splitlines(keepends=True)

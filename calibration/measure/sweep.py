@@ -1,4 +1,6 @@
-"""One pool measured alone: bursts at levels chosen as it goes, until its line is known; and the stress test spared."""
+"""Measures one pool alone, with bursts at levels chosen from the results so far, until its line is known. Also runs the
+stress test that this replaces.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from calibration.fit.levels import Aim, bounds, limit_s, next_level
 from calibration.measure.trials import TrialLoads
 from calibration.service.application import CalibrationFailed
 
-TOO_NOISY = 0.25  # standard deviation of a burst's latency, a share of it: no depth can be told then
-_AGAIN = 2  # times that a burst is sent again because others took its places
+TOO_NOISY = 0.25  # relative standard deviation of a burst's latency above which no depth can be found
+_AGAIN = 2  # times that a burst is repeated because other traffic took its slots
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a sweep found, with `queries` spent on it. `line` is None where not one query meets the SLO (Eq. 11). `bent`
-    says why the latencies are on no line; `line` lies on or above them then, and `depth` was found by bisection.
+    """The result of a sweep that sent `queries`. `line` is None if not even one query meets the SLO (Eq. 11). `bent`:
+    why the latencies do not follow a line; `line` is then on or above them, and bisection found `depth`.
     """
 
     pool: str
@@ -32,21 +34,21 @@ class Estimate:
     bent: str | None = None
 
     def queries_per_second(self, depth: int) -> float:
-        """What one replica answers with `depth` queries in each run; 0 for none."""
+        """Queries per second that one replica answers with `depth` queries in each batch; 0 for depth 0."""
         if not depth:
             return 0.0
         return depth / (self.line.curve.latency_s(depth) if self.line else self.lone_s)
 
     def smallest_slo_s(self, aim: Aim) -> float:
-        """The smallest SLO that one query meets, s."""
+        """The smallest SLO that one query meets, in seconds."""
         if self.line is None:
             return self.lone_s * (2 if aim.shape == "steady" else 1)
         return max(self.lone_s, self.line.curve.latency_s(1, aim.shape) + self.line.margin_s(1, aim.shape))
 
 
 async def sweep(trials: TrialLoads, pool: str, aim: Aim, on_sample: Callable[[list[Sample]], None]) -> Estimate:
-    """Measure `pool` alone until its depth is known. Raises CalibrationFailed where its latencies scatter, or others
-    disturb it.
+    """Measure `pool` alone until its depth is known. Raises CalibrationFailed if its latencies scatter too much, or
+    other traffic disturbs it.
     """
     samples: list[Sample] = []
     while (level := next_level(samples, aim)) is not None:
@@ -56,9 +58,9 @@ async def sweep(trials: TrialLoads, pool: str, aim: Aim, on_sample: Callable[[li
 
 
 def estimated(pool: str, samples: Sequence[Sample], aim: Aim, queries: int) -> Estimate:
-    """What the samples of a sweep that is done say. Raises CalibrationFailed where they scatter too much to say it."""
+    """The estimate from the samples of a complete sweep. Raises CalibrationFailed if they scatter too much."""
     lone_s = float(np.median([sample.latency_s for sample in samples if sample.concurrency == 1]))
-    found = Estimate(pool, tuple(samples), None, int(lone_s <= aim.slo_s), queries, lone_s)  # 1 where --most is 1
+    found = Estimate(pool, tuple(samples), None, int(lone_s <= aim.slo_s), queries, lone_s)  # 1 if --most is 1
     if max(sample.concurrency for sample in samples) == 1:
         return found
     line = fit(samples)
@@ -67,7 +69,7 @@ def estimated(pool: str, samples: Sequence[Sample], aim: Aim, queries: int) -> E
     if noise > TOO_NOISY:
         raise CalibrationFailed(
             f"the {pool} pool: latencies of equal bursts scatter by {noise:.0%}; is other work on the device or the "
-            "machine? Calibrate when it is quiet"
+            "machine? Calibrate when traffic is low"
         )
     if odd is not None:
         depth = bounds(samples, aim).holds
@@ -75,12 +77,12 @@ def estimated(pool: str, samples: Sequence[Sample], aim: Aim, queries: int) -> E
         return replace(found, line=above, depth=depth, bent=odd.problem)
     depth = line.safe_depth(aim.slo_s, aim.shape, aim.most)
     if not depth and line.curve.depth(aim.slo_s, aim.shape, aim.most):
-        depth = 1  # the line allows it, its margin does not: fine-tuning will tell
+        depth = 1  # the line allows it, but its upper bound does not; fine-tuning decides
     return replace(found, line=line, depth=depth)
 
 
 async def measure_length(trials: TrialLoads, estimate: Estimate, tokens: int, aim: Aim) -> list[LengthSample]:
-    """A few bursts of queries of another length on a pool whose line is known."""
+    """Measure a few bursts of queries of another length on a pool whose line is known."""
     assert estimate.line is not None
     samples: list[LengthSample] = []
     line, times = estimate.line.curve, tokens / trials.tokens
@@ -91,9 +93,10 @@ async def measure_length(trials: TrialLoads, estimate: Estimate, tokens: int, ai
 
 
 async def stress_test(trials: TrialLoads, pool: str, aim: Aim, step: int) -> tuple[int, int]:
-    """What the estimator spares (Eq. 7-10): more and more queries at once, by `step`, until the SLO is missed.
+    """The stress test that the estimator replaces (Eq. 7-10): increase the concurrency by `step` until the SLO is
+    missed.
 
-    Returns the largest concurrency that met it, and the queries spent.
+    Returns the largest concurrency that met it, and the number of queries sent.
     """
     level, spent = 0, 0
     while level + step <= aim.most:
@@ -108,7 +111,7 @@ async def stress_test(trials: TrialLoads, pool: str, aim: Aim, step: int) -> tup
 async def _measure(
     trials: TrialLoads, stage: str, pool: str, level: int, aim: Aim, *, tokens: int | None = None
 ) -> Sample:
-    """The latency of a burst that the SLO speaks of: its slowest query's, or that of the quantile."""
+    """Measure the latency of a burst that the SLO applies to: that of its slowest query, or the quantile."""
     alone = {name: level if name == pool else 0 for name in trials.replicas}
     for _ in range(1 + _AGAIN):
         burst = await trials.burst(stage, alone, tokens=tokens)
@@ -119,6 +122,6 @@ async def _measure(
             f"{burst.failed} of {burst.sent} queries failed on the {pool} pool: a replica was lost, or hangs"
         )
     raise CalibrationFailed(
-        f"{burst.busy} of {burst.sent} queries found no place on the {pool} pool: other traffic is served at the same "
-        "time, or a replica was lost; calibrate when it is quiet"
+        f"{burst.busy} of {burst.sent} queries were refused by the {pool} pool: other traffic is served at the same "
+        "time, or a replica was lost; calibrate when traffic is low"
     )

@@ -1,4 +1,4 @@
-"""Trial loads on the running application: bursts and steady load at given depths, streams at a given SLO."""
+"""Sends trial loads to the running application: bursts and steady load at given depths, streams for a given SLO."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from deployments.admission.trial import HEADER, Trial
 from deployments.errors import SettingsError
 
 T = TypeVar("T")
-Answer = tuple[str | None, HttpReply]  # the only pool that the query was for, if any; what came back
+Answer = tuple[str | None, HttpReply]  # the only pool that the query was for, if any, and the reply
 Ask = Callable[[], Awaitable[list[Answer]]]
 
-_ROOM_FOR_OTHERS = 1000  # the depth by which the first query is admitted, whatever else is in flight
-_ROOM_IN_STREAM, _ROOM_AT_LEAST = 2.0, 50  # connections, times what arrives within the SLO; others open late
-GRANT_ARRIVES_S = 15.0  # the new user_config is on its way to the Router
-_ANOTHER_S = 10.0  # since the last trial query: a run that goes on sends some more often
+_ROOM_FOR_OTHERS = 1000  # depth at which the first query is admitted, whatever else is in flight
+_ROOM_IN_STREAM, _ROOM_AT_LEAST = 2.0, 50  # connections opened beforehand, times the arrivals within the SLO
+GRANT_ARRIVES_S = 15.0  # for the new user_config to reach the Router
+_ANOTHER_S = 10.0  # since the last trial query: a live run sends them more often
 _WORDS = (  # noqa: SIM905 - most are one token
     "river stone window garden market paper light winter road music water house "
     "field summer letter table bridge morning story night school forest money power"
 ).split()
-_ROUTES = {  # of a lone text, by the model's kind, and the field that holds it
+_ROUTES = {  # kind of model -> the route for a single text, and the field for the text
     "embedding": ("/v1/embeddings", "input"),
     "reranker": ("/predict", "inputs"),
     "classifier": ("/predict", "inputs"),
@@ -42,19 +42,19 @@ _ROUTES = {  # of a lone text, by the model's kind, and the field that holds it
 
 @dataclass(slots=True)
 class TrialLoads:
-    """Loads at depths, or for an SLO, that are not in force. `replicas[pool]`: depths are for each of them."""
+    """Sends loads at depths, or for an SLO, that are not in force. `replicas`: by pool; depths are per replica."""
 
     address: Address
-    headers: Sequence[tuple[str, str]]  # of every query, beside the trial's
+    headers: Sequence[tuple[str, str]]  # of every query, besides the trial's
     secret: str
     journal: Journal
     replicas: Mapping[str, int]
     tokens: int
     seed: int
     timeout_s: float
-    kind: str = "embedding"  # of the model, as `/info` says
+    kind: str = "embedding"  # the model's, from `/info`
     problem: str = ""  # of the last query that failed
-    _words: dict[int, int] = field(default_factory=dict)  # of a text, by its tokens
+    _words: dict[int, int] = field(default_factory=dict)  # tokens of a text -> its words
     _clients: Clients = field(init=False)
     _number: count[int] = field(default_factory=count)
 
@@ -62,19 +62,19 @@ class TrialLoads:
         self._clients = Clients(self.address, self.timeout_s)
 
     async def prepare(self, most_tokens: int) -> None:
-        """Wait until the grant is in force, and find texts of the wanted number of tokens.
+        """Wait until the grant is in force, and find texts with the requested number of tokens.
 
-        Raises SettingsError where the model does not take so many, CalibrationFailed where the grant does not arrive.
+        Raises SettingsError if the model does not accept so many, CalibrationFailed if the grant does not arrive.
         """
         if self.tokens > most_tokens:
-            raise SettingsError("--tokens", f"the model takes at most {most_tokens}, not {self.tokens}")
+            raise SettingsError("--tokens", f"should be at most {most_tokens}, the model's maximum, not {self.tokens}")
         found = await self.nearest(self.tokens)
         if abs(found - self.tokens) > 0.1 * self.tokens:
-            raise SettingsError("--tokens", f"no text of {self.tokens} tokens was found, only one of {found}")
+            raise SettingsError("--tokens", f"no text has {self.tokens} tokens, the nearest one has {found}: use that")
         self._words[self.tokens] = self._words[found]
 
     async def nearest(self, tokens: int) -> int:
-        """Find texts of about so many tokens; how many they have."""
+        """Find texts of about `tokens` tokens. Returns how many they have."""
         words = tokens
         for _ in range(8):  # most words are one token; other vocabularies need a few steps
             found = int((await self._first_answer(words)).headers["x-compute-tokens"])
@@ -85,13 +85,13 @@ class TrialLoads:
         return found
 
     def _words_of(self, tokens: int) -> int:
-        """Words of a text of about so many tokens, by the lengths that were found."""
+        """How many words give about `tokens` tokens, interpolated from the lengths found so far."""
         (least, fewest), (most, many) = min(self._words.items()), max(self._words.items())
         slope = (many - fewest) / (most - least) if most > least else 1.0
         return self._words.get(tokens) or max(1, round(fewest + slope * (tokens - least)))
 
     async def _first_answer(self, words: int) -> HttpReply:
-        """An answered query: until the grant is in force, and while others take the places, it is sent again."""
+        """Send a query until it is answered: the grant may not be in force yet, or the queues may be full."""
         ends = time.monotonic() + GRANT_ARRIVES_S
         request = self._request(Trial(self.secret, dict.fromkeys(self.replicas, _ROOM_FOR_OTHERS)), words)
         while True:
@@ -104,8 +104,8 @@ class TrialLoads:
             await asyncio.sleep(0.1)
 
     async def burst(self, stage: str, depths: Mapping[str, int], extra: int = 0, tokens: int | None = None) -> Burst:
-        """As many queries at once for each pool as fill its depth, and `extra` more for any; of another length, if
-        given. All answered when it returns.
+        """Send at once as many queries to each pool as fill its depth, and `extra` more to any pool. `tokens`: their
+        length, if not the usual one. Returns once all are answered.
         """
         aims = self._aims(depths, extra)
 
@@ -117,8 +117,8 @@ class TrialLoads:
         return await self._once(stage, depths, len(aims), len(aims), ask)
 
     async def steady(self, stage: str, depths: Mapping[str, int], extra: int, seconds: float, pause_s: float) -> Burst:
-        """Keep these depths full for `seconds`, with queries that arrive at any moment: a client for each place, and
-        `extra` more for any; each asks again after a random pause of `pause_s` on average.
+        """Keep these depths full for `seconds` with queries that arrive at any time: one client per slot, and `extra`
+        more for any pool. Each sends its next query after a random pause of `pause_s` on average.
         """
         aims = self._aims(depths, extra)
 
@@ -132,8 +132,8 @@ class TrialLoads:
         return await self._once(stage, depths, len(aims), len(aims), ask)
 
     async def stream(self, stage: str, slo_s: float, arrivals: Sequence[tuple[float, int]], only: str | None) -> Burst:
-        """Queries that come when they come (s after the first, tokens), whatever became of those before, admitted by
-        predicted finish for `slo_s`; on the pool `only`, if given.
+        """Send queries at given times, (seconds after the first, tokens), regardless of earlier ones. They are admitted
+        by predicted finish for `slo_s`, on the pool `only` if given.
         """
         rate = len(arrivals) / max(arrivals[-1][0], slo_s)
         connections = min(len(arrivals), math.ceil(_ROOM_IN_STREAM * rate * slo_s) + _ROOM_AT_LEAST)
@@ -151,7 +151,7 @@ class TrialLoads:
         return await self._once(stage, {}, len(arrivals), connections, ask)
 
     async def _once(self, stage: str, depths: Mapping[str, int], sent: int, connections: int, ask: Ask) -> Burst:
-        """What an interrupted run has measured already; else what `ask` measures on so many connections."""
+        """The burst of an interrupted run, if it has it; else what `ask` measures, on this many connections."""
         done = self.journal.replayed(stage, depths, sent)
         if done is None:
             await self._connect(connections)
@@ -161,8 +161,8 @@ class TrialLoads:
         return done
 
     def _aims(self, depths: Mapping[str, int], extra: int) -> list[str | None]:
-        """Each place gets a query aimed at its pool: a quick accelerator would otherwise answer some before the burst
-        has arrived, take the CPU's share too, and leave the CPU's depth untried.
+        """The pool for each query. Otherwise a fast accelerator would answer some queries before the whole burst has
+        arrived, take the CPU's share too, and leave the CPU's depth untested.
         """
         places = [pool for pool, depth in depths.items() for _ in range(depth * self.replicas[pool])]
         return [*places, *[None] * extra]
@@ -171,20 +171,18 @@ class TrialLoads:
         self._clients.hang_up()
 
     async def _connect(self, connections: int) -> None:
-        """So many connections, each just used: nothing is left to set up when the burst comes."""
+        """Open connections and use each once, so that a burst has nothing left to set up."""
         try:
             await self._clients.open(connections)
         except (OSError, EOFError) as error:
-            raise CalibrationFailed(f"the application is gone from {self.address}: {error}") from None
+            raise CalibrationFailed(f"the application at {self.address} no longer answers: {error}") from None
 
     async def _answers(self, asking: Awaitable[list[T]]) -> list[T]:
         try:
             return await asking
         except (OSError, EOFError, TimeoutError) as error:
             reason = str(error) or f"no answer within {self.timeout_s:.0f} s"
-            raise CalibrationFailed(
-                f"a connection to {self.address} broke in the middle of a burst: {reason}"
-            ) from None
+            raise CalibrationFailed(f"a connection to {self.address} broke during a burst: {reason}") from None
 
     def _request(self, trial: Trial, words: int) -> bytes:
         number = next(self._number)
@@ -195,7 +193,7 @@ class TrialLoads:
         return request_bytes(payload, f"{self.address.prefix}{route}", headers, self.address.netloc)
 
     def _collect(self, stage: str, at: float, depths: Mapping[str, int], answers: Sequence[Answer], sent: int) -> Burst:
-        """A query that the application gave up on counts as late on its pool. Raises CalibrationFailed if all fail."""
+        """Sum up a burst. A query that timed out counts as late on its pool. Raises CalibrationFailed if all failed."""
         latencies: dict[str, list[float]] = {pool: [] for pool in self.replicas}
         busy = failed = 0
         for only, reply in answers:
@@ -214,15 +212,15 @@ class TrialLoads:
 
 @asynccontextmanager
 async def granted_trials(application: Application, note: Callable[[str], None]) -> AsyncIterator[str]:
-    """The secret of a grant that ends with the run. `note` is told if it could not be withdrawn. Raises
-    CalibrationFailed.
+    """Grant trials for the duration of the context, and yield their secret. `note` gets a line if the grant cannot be
+    withdrawn. Raises CalibrationFailed.
     """
 
     def end() -> None:
         try:
             application.end_trials()
         except CalibrationFailed as error:
-            note(f"the grant for trials was not withdrawn, and ends by itself within a day: {error}")
+            note(f"could not withdraw the grant for trials; it expires within a day: {error}")
 
     await _wait_for_another_run(application)
     try:
@@ -244,8 +242,8 @@ async def finished(change: Callable[[], T]) -> T:
 
 
 async def _wait_for_another_run(application: Application) -> None:
-    """The trial queries of a run that was killed have ended; those of one that goes on have not. Raises
-    CalibrationFailed where they do not end.
+    """Wait until no other run sends trial queries: those of a killed run end. Raises CalibrationFailed if they do not
+    end, because another run is active.
     """
     ends = time.monotonic() + 1.5 * _ANOTHER_S
     while True:
@@ -253,7 +251,7 @@ async def _wait_for_another_run(application: Application) -> None:
         if ago_s is None or ago_s >= _ANOTHER_S:
             return
         if time.monotonic() > ends:
-            raise CalibrationFailed("another calibration of this application is running: wait until it has ended")
+            raise CalibrationFailed("another calibration of this application is running: wait until it ends")
         await asyncio.sleep(0.2)
 
 

@@ -1,1 +1,1 @@
-"""Devices and money, from a report."""
+"""Computes devices and money for a demand, from a report."""

@@ -1,4 +1,4 @@
-"""`windve plan`: its options, and the plan of what they ask for."""
+"""`windve plan`: its options and its output."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="windve plan",
         description=(
-            "How many devices your traffic needs, with and without the CPU's help, and what that costs. Calculated "
-            "from a finished calibration report: nothing is measured, no service is asked."
+            "Compute how many devices your traffic needs, with and without the CPU's help, and what they cost. The "
+            "input is a finished calibration report; nothing is measured and no service is contacted."
         ),
         epilog=(
             "example: at most 1000 queries at once, 400 queries/s on average, 2000 EUR for a device: "
@@ -41,41 +41,41 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("report", type=Path, metavar="REPORT", help="report.json of a calibration, or the folder that holds it")
+    add("report", type=Path, metavar="REPORT", help="report.json of a calibration, or its folder")
     add(
         "--peak",
         type=int,
         required=True,
         metavar="N",
-        help="most queries at once, in flight together: sized for it, no query waits too long and none is told busy",
+        help="most queries in flight at once; devices sized for this refuse none and answer all within the SLO",
     )
     add(
         "--average",
         type=float,
         required=True,
         metavar="N",
-        help="queries per second on average: sized for it, fewer devices are busier, and bursts may be told busy",
+        help="queries per second on average; devices sized for this are fewer, and may refuse bursts",
     )
     add(
         "--price",
         type=float,
         required=True,
         metavar="P",
-        help="price of one device, for any period (bought, or per month): all money in the plan is for that period",
+        help="price of one device, once or per period (such as a month); all money in the plan is for the same period",
     )
     add(
         "--devices-per-instance",
         type=int,
         metavar="D",
         help="devices to pay for in one instance, which is all replicas of the report "
-        "(default: one for each replica on an accelerator, or on a CPU where there is none)",
+        "(default: one per accelerator replica, or per CPU replica if there is no accelerator)",
     )
-    add("--currency", default="EUR", metavar="NAME", help="written behind money, nothing is converted (%(default)s)")
-    add("--json", action="store_true", help="the same plan as JSON on standard output, and no tables")
+    add("--currency", default="EUR", metavar="NAME", help="printed after amounts (default: %(default)s)")
+    add("--json", action="store_true", help="print the plan as JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print the plan. Raises SettingsError, which names the option and says what is wrong with it."""
+    """Print the plan. Raises SettingsError that names the option."""
     devices = arguments.devices_per_instance
     demand = TrafficDemand(
         peak=_positive("--peak", arguments.peak, "queries at once"),
@@ -94,5 +94,5 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def _positive(option: str, value: _Number, what: str) -> _Number:
     if not 0 < value <= MOST:
-        raise SettingsError(option, f"{what} must be above 0 and at most {MOST:.0e}, not {str(value)[:20]}")
+        raise SettingsError(option, f"{what} should be above 0 and at most {MOST:.0e}, not {str(value)[:20]}")
     return value

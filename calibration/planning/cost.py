@@ -1,9 +1,9 @@
-"""What a deployment costs and what the CPU saves (Section III), and why (Section IV-B.3). Pure arithmetic.
+"""Computes what a deployment costs, what the CPU saves (Section III), and why (Section IV-B.3). Pure arithmetic.
 
-Names: a query is one text; an instance is all replicas of all pools that serve together; its capacity is the number of
-queries it may have in flight. The paper writes T both for an instance's throughput (Eq. 5) and for the longest latency
-allowed (Eq. 7-11): here they are `throughput` (queries/s) and `slo_s`. Costs are in the currency and for the period of
-the price that is put in.
+A query is one text. An instance is all replicas of all pools that serve together. Its capacity is the number of queries
+that it may have in flight. The paper writes T both for an instance's throughput (Eq. 5) and for the longest allowed
+latency (Eq. 7-11); here they are `throughput` (queries/s) and `slo_s`. Costs have the currency and the period of the
+given price.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ class PoolCapacity:
 
     @property
     def capacity(self) -> int:
-        """Queries in flight on all replicas, C of Eq. 6."""
+        """Queries in flight on all replicas: C of Eq. 6."""
         return self.depth * self.replicas
 
     def capacity_at(self, slo_s: float, shape: Shape) -> int:
-        """Queries in flight on all replicas that meet `slo_s` by the curve, whatever the calibrated depth."""
+        """Queries in flight on all replicas that meet `slo_s` according to the curve, regardless of the calibrated
+        depth.
+        """
         return self.curve.depth(slo_s, shape) * self.replicas
 
     def throughput(self, shape: Shape = "burst") -> float:
-        """Queries/s, T of Eq. 5, with every place taken all the time: depth over latency, for each replica."""
+        """Queries/s at full queues, T of Eq. 5: depth over latency, summed over the replicas."""
         return self.capacity / self.curve.latency_s(self.depth, shape) if self.depth else 0.0
 
 
@@ -55,10 +57,10 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """A demand met by the accelerators alone, and by the same instances with the CPU's help.
+    """A demand met by the accelerators alone, and by the same kind of instances with the CPU's help.
 
-    `saved_share` is of whole devices. `saved_share_limit` is what it tends to for a large demand, where rounding up to
-    whole instances no longer matters.
+    `saved_share`: the saved share of whole devices. `saved_share_limit`: its limit for a large demand, where rounding
+    up to whole instances no longer matters.
     """
 
     demand: float
@@ -70,7 +72,7 @@ class Sizing:
 
     @property
     def saved(self) -> Deployment:
-        """What the CPU's help makes needless."""
+        """The devices that the CPU's help saves."""
         alone, together = self.alone, self.together
         return Deployment(
             alone.instances - together.instances, alone.devices - together.devices, alone.cost - together.cost
@@ -82,12 +84,12 @@ class Sizing:
 
 
 def queries_per_window(slo_s: float, processing_s: float) -> int:
-    """Eq. 4: other queries that are processed while one waits as long as it may, `slo_s - processing_s`.
+    """Eq. 4: how many other queries are processed while one waits as long as it may, `slo_s - processing_s`.
 
-    Our reading: `processing_s` is the average time an instance is busy for one query, 1/T, so that n + 1 queries leave
-    within the SLO at the throughput T of Eq. 5. The paper calls it the average processing time and does not tie it to
-    T; with the latency of a full batch in its place, n counts batches. It rounds up, so the last of the n may still be
-    running when the wait ends. 0 where a query alone takes longer than the SLO.
+    Our reading: `processing_s` is the average time that an instance is busy per query, 1/T, so that n + 1 queries
+    finish within the SLO at the throughput T of Eq. 5. The paper calls it the average processing time and does not
+    relate it to T; with the latency of a full batch instead, n would count batches. The result is rounded up, so the
+    last of the n may still be running when the wait ends. It is 0 if one query alone takes longer than the SLO.
     """
     return max(0, ceil((slo_s - processing_s) / processing_s))
 
@@ -96,17 +98,17 @@ def deployment(demand: float, each: float, devices_per_instance: int, price: flo
     """Eq. 5 and 6: Cost = demand / each * D * P, with `demand / each` rounded up to whole instances.
 
     Eq. 5 deploys for the average: `demand` is N in queries/s, `each` an instance's throughput T in queries/s. Eq. 6
-    deploys for the peak: `demand` is N_peak in queries at once, `each` an instance's capacity C. The paper prints the
-    quotients without rounding; nobody sells 0.4 of a device.
+    deploys for the peak: `demand` is N_peak in queries at once, `each` an instance's capacity C. The paper does not
+    round the quotients, but devices are sold whole.
     """
     instances = max(1, ceil(demand / each))
     return Deployment(instances, instances * devices_per_instance, instances * devices_per_instance * price)
 
 
 def size(demand: float, alone: float, added: float, devices_per_instance: int, price: float) -> Sizing:
-    """Eq. 5 or 6 twice: instances that do `alone` each, and the same with the CPUs in their servers adding `added`.
+    """Eq. 5 or 6 twice: for instances that do `alone` each, and for the same with `added` by their servers' CPUs.
 
-    The CPUs are there anyway, so they cost nothing more (Section III-A).
+    The CPUs are there anyway, so they cost nothing extra (Section III-A).
     """
     return Sizing(
         demand,
@@ -125,9 +127,9 @@ def size(demand: float, alone: float, added: float, devices_per_instance: int, p
 class Bound:
     """Eq. 19 for one instance: `limit` is alpha_acc / alpha_cpu, `measured` is C_cpu / C_acc by the calibrated depths.
 
-    Both count all replicas. `premise` says whether Eq. 15 holds, beta_cpu > beta_acc: only then is `limit` a bound.
-    Depths that were tuned on the device and lie off the fitted line may pass it even so, as the paper's own do
-    (22 / 96 = 0.229 against 0.21).
+    Both count all replicas. `premise`: whether Eq. 15 holds, beta_cpu > beta_acc; only then is `limit` a bound. Depths
+    tuned on the device may still exceed it if they are off the fitted line, as the paper's own do (22 / 96 = 0.229
+    against 0.21).
     """
 
     limit: float
@@ -151,7 +153,7 @@ def gain_bound(accelerator: PoolCapacity, cpu: PoolCapacity) -> Bound:
 
 @dataclass(frozen=True, slots=True)
 class SloRow:
-    """Queries at once that an instance's pools answer within `slo_s`, by the curves; None: there is no such pool."""
+    """How many queries at once each pool of an instance answers within `slo_s`, by the curves; None: no pool."""
 
     slo_s: float
     accelerator: int | None
@@ -165,8 +167,8 @@ def slo_effect(
 ) -> list[SloRow]:
     """Eq. 23: a looser SLO gives the CPU a larger share, as long as beta_cpu > beta_acc (Eq. 15).
 
-    Strictly so for `unrounded_gain`, C_cpu / C_acc of the curves themselves; whole queries let the gain of a row differ
-    from it by up to one query of either pool.
+    This is strictly true of `unrounded_gain`, C_cpu / C_acc of the curves. The gain of a row may differ from it by up
+    to one query of either pool, because queries are whole.
     """
     pools = {name: pool for name, pool in (("accelerator", accelerator), ("cpu", cpu)) if pool is not None}
 
@@ -200,10 +202,10 @@ class CoresRow:
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The extrapolation to other counts of CPU cores, and the fewest with which the CPU takes a query at all.
+    """The extrapolation to other numbers of CPU cores, and the fewest cores with which the CPU can take a query at all.
 
-    `least_factor` is a factor of the cores measured, None where no number of cores is enough; `least_cores` is None
-    also where the cores measured are not known.
+    `least_factor`: relative to the measured cores; None if no number of cores is enough. `least_cores` is also None if
+    the measured number of cores is unknown.
     """
 
     least_factor: float | None
@@ -212,7 +214,7 @@ class Cores:
 
 
 def slowdown(factor: float) -> float:
-    """Amdahl's law: time on `factor` times the cores over the time now."""
+    """Amdahl's law: the time on `factor` times the cores, relative to the time now."""
     return (1.0 - PARALLEL_SHARE) + PARALLEL_SHARE / factor
 
 
@@ -221,10 +223,10 @@ def cores_effect(
 ) -> Cores:
     """Figure 6 by a model: alpha and beta of the CPU both follow `slowdown`. Nothing here was measured.
 
-    It assumes PARALLEL_SHARE of both, although beta is mostly loading the model (Eq. 13), which memory bandwidth
-    bounds whatever the cores. So it flatters large factors: the paper found a border past which cores add nothing. It
-    flatters small ones too, see `least_factor`. `cores` are those of one replica; where they are known, factors are
-    moved to whole cores. `accelerator_capacity` is what the gain is measured against.
+    It assumes PARALLEL_SHARE for both, although beta is mostly loading the model (Eq. 13), which memory bandwidth
+    bounds regardless of the cores. So it is too optimistic for large factors (the paper found a point beyond which
+    cores add nothing), and also for small ones (see `least_factor`). `cores`: of one replica; if known, factors are
+    rounded to whole cores. `accelerator_capacity`: what the gain is relative to.
     """
     rows: dict[float, CoresRow] = {}
     for asked in CORE_FACTORS:
@@ -240,11 +242,11 @@ def cores_effect(
 
 
 def least_factor(curve: Curve, slo_s: float, shape: Shape) -> float | None:
-    """Fewest cores, as a factor of those measured, with which the CPU answers one query within `slo_s` (Eq. 11).
+    """The fewest cores, relative to those measured, with which the CPU answers one query within `slo_s` (Eq. 11).
 
-    Solves `slowdown(factor) * latency(1) = slo_s`; None where the serial part alone takes longer. By this model the
-    paper's 48 Xeon cores may shrink to 19 at 1 s and to 10 at 2 s; Figure 6 found no gain below 44 and 36. Below what
-    was measured, take it as the best case.
+    Solves `slowdown(factor) * latency(1) = slo_s`; None if the serial part alone takes longer. By this model, the
+    paper's 48 Xeon cores could be reduced to 19 at 1 s and to 10 at 2 s, but Figure 6 found no gain below 44 and 36.
+    Below the measured number of cores, this is the best case.
     """
     room = slo_s / curve.latency_s(1, shape) - (1.0 - PARALLEL_SHARE)
     return PARALLEL_SHARE / room if room > 0 else None

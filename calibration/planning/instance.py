@@ -1,4 +1,4 @@
-"""An instance as a report measured it: all replicas of all pools that serve together. Plans multiply it."""
+"""The instance that a report measured: all replicas of all pools that serve together. Plans multiply it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from deployments.hardware.device_detector import ACCELERATOR, CPU
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """The pools of the report in `path`. `cpu_idle` says why the CPU takes nothing beside the accelerator, else None.
+    """The pools of the report in `path`. `cpu_idle`: why the CPU takes no queries beside the accelerator, or None.
 
-    A pool is None where the report has none, and the CPU's also where it has no curve and takes nothing.
+    A pool is None if the report does not have it. The CPU's is also None if it has no curve and takes no queries.
     """
 
     path: Path
@@ -28,8 +28,8 @@ class Instance:
 
     @classmethod
     def read(cls, path: Path) -> Instance:
-        """The instance of `path`, a report.json or its folder. Raises SettingsError with what is wrong with the
-        report, in one sentence.
+        """The instance of the report in `path`, a report.json or its folder. Raises SettingsError that says what is
+        wrong with the report.
         """
         try:
             path = path / "report.json" if path.is_dir() else path
@@ -58,7 +58,7 @@ class Instance:
 
     @property
     def base(self) -> PoolCapacity:
-        """The pool that is bought: the accelerator, or the CPU where there is no other."""
+        """The pool to buy: the accelerator, or the CPU if there is no accelerator."""
         pool = self.accelerator or self.cpu
         assert pool is not None
         return pool
@@ -69,25 +69,25 @@ class Instance:
 
     @property
     def helper(self) -> PoolCapacity | None:
-        """The CPU where it takes what the accelerator cannot."""
+        """The CPU, if it takes the accelerator's overflow."""
         return self.cpu if self.accelerator is not None and self.cpu_idle is None else None
 
     @property
     def cpu_cores(self) -> int | None:
-        """Cores of one CPU replica; None where they are not known."""
+        """Cores of one CPU replica; None if unknown."""
         return self.report.pools[CPU].cores if self.cpu else None
 
 
 def _check_calibrated(path: Path, report: CalibrationReport) -> None:
     if report.outcome == "estimated":
-        raise SettingsError("REPORT", f"{path} holds estimates that were not proven: calibrate without --estimate-only")
+        raise SettingsError("REPORT", f"{path} has estimates that were not proven: calibrate without --estimate-only")
     if report.outcome == "refused":
         reason = plain(report.reason or "it gives no reason").rstrip(".")
-        raise SettingsError("REPORT", f"{path} has no depths to plan with, the calibration refused: {reason}")
+        raise SettingsError("REPORT", f"{path} has no depths to plan with, because the calibration failed: {reason}")
 
 
 def _pool(report: CalibrationReport, name: str) -> PoolCapacity | None:
-    """The pool by its curve and its tuned depth; None where there is no curve."""
+    """The pool with its curve and tuned depth; None if there is no curve."""
     found = report.pools.get(name)
     if found is None:
         return None
@@ -99,7 +99,7 @@ def _pool(report: CalibrationReport, name: str) -> PoolCapacity | None:
 
 
 def _cpu_idle(report: CalibrationReport, cpu: PoolCapacity | None) -> str | None:
-    """Why the CPU takes nothing, in the report's words where it has some; None where it takes queries."""
+    """Why the CPU takes no queries, in the report's words if it has any; None if it takes some."""
     if report.capacity(CPU):
         return None
     if report.cpu_overflow.reason:

@@ -1,6 +1,6 @@
-"""How many devices a demand takes with and without the CPU's help, from a report, and how that is shown.
+"""Computes and prints how many devices a demand needs, with and without the CPU's help.
 
-Reads a finished report (`instance`) and calculates (`cost`); it measures nothing and asks no service.
+It reads a finished report (`instance`) and calculates (`cost`). It measures nothing and contacts no service.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 
 @dataclass(frozen=True, slots=True)
 class TrafficDemand:
-    """What is asked for. `price` is in `currency` for one device; None devices: one for each replica of the report."""
+    """The demand. `price`: of one device, in `currency`. `devices` None: one per replica of the report."""
 
     peak: int
     average: float
@@ -48,7 +48,7 @@ class TrafficDemand:
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
-    """The answer. `windows` is Eq. 4's n without and with the CPU; what a report cannot say is None or empty."""
+    """The plan. `windows`: Eq. 4's n without and with the CPU. What the report does not tell is None or empty."""
 
     instance: Instance
     demand: TrafficDemand
@@ -62,12 +62,12 @@ class CapacityPlan:
 
 
 def make_plan(instance: Instance, demand: TrafficDemand) -> CapacityPlan:
-    """All the figures of the plan. Pure."""
+    """Compute all figures of the plan. Pure."""
     base, helper, slo_s, shape = instance.base, instance.helper, instance.slo_s, instance.shape
     devices = demand.devices_per_instance or base.replicas
     added_capacity, added_rate = (helper.capacity, helper.throughput(shape)) if helper else (0, 0.0)
     rate = base.throughput(shape)
-    # A latency that does not rise says nothing of other SLOs and other cores.
+    # A latency that does not rise allows no conclusion about other SLOs or other numbers of cores.
     accelerator, cpu = (pool if pool and pool.curve.rises else None for pool in (instance.accelerator, instance.cpu))
     capacity = accelerator.capacity_at(slo_s, shape) if accelerator else None
     slos_s = [factor * slo_s for factor in SLO_FACTORS]
@@ -88,7 +88,7 @@ def make_plan(instance: Instance, demand: TrafficDemand) -> CapacityPlan:
 
 
 def as_json(plan: CapacityPlan) -> dict[str, Any]:
-    """The plan for programs: the same data, units in names, shares between 0 and 1, null for what is not known."""
+    """The plan for programs: units in names, shares between 0 and 1, null for unknown values."""
     instance, demand, helped = plan.instance, plan.demand, plan.instance.helper is not None
     measured = {"measured": False, "parallel_share": PARALLEL_SHARE}
     return {
@@ -135,7 +135,7 @@ def _sizing(sized: Sizing, *, helped: bool) -> dict[str, Any]:
 
 
 def show(plan: CapacityPlan, console: Console) -> None:
-    """The conclusion, what to buy, and what it depends on, for a terminal of 100 columns."""
+    """Print the conclusion, what to buy, and what it depends on, for a terminal of 100 columns."""
     instance = plan.instance
     console.print(Text(conclusion(plan), style="bold green"))
     console.print(Text(f"From {instance.path}: SLO {instance.slo_s:g} s, {instance.shape} traffic.", style="dim"))
@@ -169,7 +169,7 @@ def conclusion(plan: CapacityPlan) -> str:
 
 
 def _notes(plan: CapacityPlan) -> Iterator[str]:
-    """What one should know before one believes the figures."""
+    """Caveats about the figures."""
     if plan.instance.report.application.emulated:
         yield EMULATED
     if plan.average.together.devices > plan.peak.together.devices:
@@ -218,7 +218,7 @@ def _purchase_notes(plan: CapacityPlan) -> Iterator[str]:
         )
         yield "The CPUs are in the servers anyway and cost nothing more."
     fit = sized.together.instances * plan.peak.each_together
-    yield f"Bought for the average, {_devices(sized.together)} take {fit:,} queries at once; more are told busy."
+    yield f"Bought for the average, {_devices(sized.together)} take {fit:,} queries at once; more are refused."
     yield f"While a query waits as long as it may, its instance answers {plan.windows[1]:,} others (Eq. 4)."
 
 
@@ -307,7 +307,7 @@ def _cores_notes(plan: CapacityPlan, cores: Cores) -> Iterator[str]:
 
 
 def _lines(notes: Iterable[str]) -> str:
-    """Notes as a caption, below the table's first column."""
+    """Notes as a caption below the table."""
     return "\n".join(f"  {note}" for note in notes)
 
 

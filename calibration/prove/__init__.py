@@ -1,1 +1,1 @@
-"""All pools at work: fine-tuning, the verification, and the proof by streams."""
+"""Tests with all pools loaded: fine-tuning, verification, and the proof by streams."""

@@ -1,7 +1,7 @@
-"""Fine-tuning: from estimated depths to those at which the SLO just holds with both pools at work. Pure.
+"""Fine-tuning: from the estimated depths to those at which the SLO just holds with both pools loaded. Pure.
 
-`fine_tune` is a generator: it yields the depths to try, and is sent which pools held the SLO there. All decisions are
-here; the bursts are somebody else's. So a run that was interrupted is replayed by sending it the same results.
+`fine_tune` is a generator. It yields depths to try, and is sent which pools met the SLO. All decisions are made here,
+and the caller sends the bursts. So an interrupted run is replayed by sending the same results.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ Depths = Mapping[str, int]
 Held = Mapping[str, bool]
 Tuning = Generator[dict[str, int], Held, "Tuned"]
 
-_NO_LOSS = 50  # the accelerator has lost nothing if it holds its estimate to one in fifty,
-_NO_LOSS_QUERY = 20  # or to the query, where that is about as little
-_EXACT = 100  # depths up to here are found to the query; larger ones to one in a hundred
+_NO_LOSS = 50  # the accelerator loses nothing if it holds its estimate to within 1/50,
+_NO_LOSS_QUERY = 20  # or to within one query at small depths
+_EXACT = 100  # depths up to this are found exactly; larger ones to within 1/100
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The depths at which the SLO just holds, and what was noticed on the way, for people."""
+    """The depths at which the SLO just holds, and notes for people."""
 
     depths: dict[str, int]
     notes: tuple[str, ...] = ()
@@ -30,8 +30,8 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """The largest depth known to hold and the smallest known not to; `next` is tried next: away from the estimate in
-    growing steps until both are known, then in the middle between them.
+    """The largest depth known to hold, and the smallest known to fail. `next` is the depth to try next: away from the
+    estimate in growing steps until both bounds are known, then halfway between them.
     """
 
     holds: int
@@ -51,7 +51,9 @@ class Bracket:
         return self.fails - self.holds <= max(1, self.holds // _EXACT)
 
     def after(self, *, held: bool) -> Bracket:
-        """The bracket after a trial of `next`; if it was done, of `holds`, which fails now that the other has grown."""
+        """The bracket after a trial of `next`. If it was complete, the trial was of `holds`, and the other pool's
+        growth made it fail.
+        """
         if self.done:
             return replace(self, holds=0, fails=self.holds, next=max(1, self.holds - self.step))
         holds, fails = (self.next, self.fails) if held else (self.holds, self.next)
@@ -63,10 +65,10 @@ class Bracket:
 
 
 def fine_tune(estimates: Depths, most: int) -> Tuning:
-    """Yields depths to try (for each live replica), is sent which pools held, returns the depths that hold.
+    """Yields depths to try (per live replica), is sent which pools held, and returns the depths that hold.
 
-    Both pools move at the same time, each by its own results. If the accelerator loses depth to the CPU's work, the
-    CPU gives way: the accelerator keeps what it holds alone, and the CPU gets what is left, possibly nothing.
+    Both pools are tuned at the same time, each by its own results. If the CPU's work costs the accelerator depth, the
+    accelerator keeps the depth that it holds alone, and the CPU gets what is left, possibly 0.
     """
     brackets = {pool: Bracket.around(depth, most) for pool, depth in estimates.items() if depth > 0}
     closed = {pool: 0 for pool, depth in estimates.items() if depth == 0}
@@ -90,12 +92,12 @@ def _search(brackets: dict[str, Bracket], fixed: Depths) -> Generator[dict[str, 
 
 
 def _protect_accelerator(estimate: int, together: Depths) -> Tuning:
-    """With both pools at work the accelerator holds less than was estimated from it alone: find out who costs it."""
+    """The accelerator holds less with both pools loaded than was estimated for it alone: find out why."""
     alone = yield from _search({ACCELERATOR: Bracket.around(estimate, estimate)}, {CPU: 0})
     most = alone[ACCELERATOR].holds
     if most <= together[ACCELERATOR]:
-        return Tuned(dict(together), (f"the accelerator's estimate of {estimate} was too high, by itself too",))
-    low, high = 0, together[CPU] + 1  # the CPU's largest depth beside which the accelerator still holds `most`
+        return Tuned(dict(together), (f"the accelerator's estimate of {estimate} was too high even when it ran alone",))
+    low, high = 0, together[CPU] + 1  # bounds of the largest CPU depth with which the accelerator still holds `most`
     while high - low > 1:
         middle = (low + high) // 2
         held = yield {ACCELERATOR: most, CPU: middle}
@@ -103,7 +105,7 @@ def _protect_accelerator(estimate: int, together: Depths) -> Tuning:
             low = middle
         else:
             high = middle
-    lost = f"beside {together[CPU]} queries on the CPU the accelerator would hold {together[ACCELERATOR]}, not {most}"
+    lost = f"with {together[CPU]} queries on the CPU, the accelerator holds only {together[ACCELERATOR]}, not {most}"
     gives_way = f"the CPU gives way and gets {low}" if low else "the CPU is left out"
     return Tuned(
         {ACCELERATOR: most, CPU: low},
@@ -112,5 +114,5 @@ def _protect_accelerator(estimate: int, together: Depths) -> Tuning:
 
 
 def step_down(depth: int, attempt: int) -> int:
-    """The smaller depth to verify after attempt number `attempt` (0, 1, ...) was late: a little at first, then more."""
+    """The smaller depth to verify after attempt number `attempt` (0, 1, ...) was late. The steps grow."""
     return max(0, depth - max(1, depth // _EXACT) * (1 << max(0, attempt - 1)))

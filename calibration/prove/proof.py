@@ -1,4 +1,4 @@
-"""Both pools under load together: fine-tuning, and the verification without which nothing is written."""
+"""Loads both pools together: runs the trials of fine-tuning, and the verification. Nothing is written if that fails."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from calibration.measure.trials import TrialLoads
 from calibration.prove.fine_tune import Held, Tuned, Tuning, step_down
 from calibration.service.application import CalibrationFailed
 
-REQUIRED = 0.99  # of what is admitted, within the SLO
-_DECIDED = 2  # bursts that hold or fail, before the others: one slow burst proves nothing
+REQUIRED = 0.99  # share of the admitted queries that must meet the SLO
+_DECIDED = 2  # bursts that must agree, because one slow burst proves nothing
 _QUERIES, _FEWEST_BURSTS, _MOST_BURSTS = 200, 5, 30  # of a verification
-_OVERLOAD = 0.1  # queries more than there are places, so that the verification sees busy answers too
-_POLISHED = 2  # times that depths are stepped down though they hold, so that nothing at all is late
+_OVERLOAD = 0.1  # more queries than slots, so that the verification includes refusals
+_POLISHED = 2  # most times that depths that hold are reduced so that no query at all is late
 _ATTEMPTS = 7  # at smaller and smaller depths
 _STEADY_TRIAL, _STEADY_PROOF = 4, 10  # windows, in SLOs
 _SHORTEST_WINDOW_S = 3.0
-_STEADY_CLIENTS, _STEADY_PAUSE = 0.5, 0.25  # clients more than places; a client's pause, in SLOs
+_STEADY_CLIENTS, _STEADY_PAUSE = 0.5, 0.25  # more clients than slots; a client's pause, in SLOs
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TuningStep:
 
 
 async def tune(trials: TrialLoads, tuning: Tuning, aim: Aim, on_step: Callable[[TuningStep], None]) -> Tuned:
-    """Carry out the trials that `tuning` asks for."""
+    """Run the trials that `tuning` asks for."""
     try:
         depths = next(tuning)
         while True:
@@ -46,7 +46,7 @@ async def tune(trials: TrialLoads, tuning: Tuning, aim: Aim, on_step: Callable[[
 
 
 async def _try(trials: TrialLoads, depths: Mapping[str, int], aim: Aim) -> TuningStep:
-    """Until each pool has held or failed often enough."""
+    """Repeat a trial until each pool has held or failed often enough."""
     open_pools = [pool for pool, depth in depths.items() if depth]
     good, bad, slowest = (dict.fromkeys(open_pools, 0), dict.fromkeys(open_pools, 0), dict.fromkeys(open_pools, 0.0))
     decided = _DECIDED if aim.shape == "burst" else 1
@@ -79,8 +79,8 @@ async def _load(trials: TrialLoads, stage: str, depths: Mapping[str, int], aim: 
     for pool, depth in depths.items():
         if len(burst.latencies_s[pool]) < depth * trials.replicas[pool]:
             raise CalibrationFailed(
-                f"{len(burst.latencies_s[pool])} of {depth * trials.replicas[pool]} places of the {pool} pool could be "
-                "filled: other traffic is served at the same time, or a replica was lost; calibrate when it is quiet"
+                f"{len(burst.latencies_s[pool])} of {depth * trials.replicas[pool]} slots of the {pool} pool could be "
+                "filled: other traffic is served at the same time, or a replica was lost; calibrate when traffic is low"
             )
     return burst
 
@@ -96,7 +96,7 @@ class Verification:
 
     @property
     def share(self) -> float:
-        """Of the admitted queries, within the SLO."""
+        """The share of the admitted queries that met the SLO."""
         admitted = sum(self.admitted.values())
         return 1 - sum(self.late.values()) / admitted if admitted else 0.0
 
@@ -105,7 +105,7 @@ class Verification:
         return sum(burst.failed for burst in self.bursts)
 
     def late_pools(self) -> list[str]:
-        """The pools that do not hold; all of them if only their sum does not."""
+        """The pools that miss REQUIRED. If only their sum misses it: all pools with late queries."""
         allowed = 1 - REQUIRED
         late = [pool for pool, count in self.late.items() if count > allowed * self.admitted[pool]]
         return late or ([pool for pool, count in self.late.items() if count] if 1 - self.share > allowed else [])
@@ -114,10 +114,10 @@ class Verification:
 async def verify(
     trials: TrialLoads, depths: Mapping[str, int], aim: Aim, on_burst: Callable[[int, int], None]
 ) -> Verification:
-    """Load beyond these depths; if too much is late, step the late pool down and verify again. REQUIRED must be in
-    time; for a step or two, all is aimed at.
+    """Send more load than these depths admit. If too many queries are late, reduce the late pool's depth and repeat. If
+    REQUIRED holds but a few are late, reduce it once or twice more.
 
-    Raises CalibrationFailed after some attempts, or where a pool is left with nothing.
+    Raises CalibrationFailed after `_ATTEMPTS`, or if the preferred pool's depth reaches 0.
     """
     depths = dict(depths)
     good: list[Verification] = []
@@ -132,14 +132,14 @@ async def verify(
             if not late or len(good) > _POLISHED:
                 return verification
         elif good:
-            return good[-1]  # smaller depths and more late: the machine's doing
+            return good[-1]  # more late queries at smaller depths: the machine's noise
         depths = {pool: step_down(depth, attempt) if pool in late else depth for pool, depth in depths.items()}
         if not next(iter(depths.values())):
             break
     raise CalibrationFailed(
         f"the depths did not hold: {verification.share:.2%} of the admitted queries were answered within "
         f"{aim.slo_s:g} s, {REQUIRED:.0%} are needed; nothing was written. The device or the machine "
-        "is too unsteady for this SLO: calibrate when it is quiet, or loosen the SLO"
+        "is too unsteady for this SLO: calibrate when traffic is low, or increase the SLO"
     )
 
 
@@ -160,7 +160,7 @@ async def _verify_once(
                 for pool, count in found.late.items()
             )
             if late:
-                break  # nothing that follows can make it good
+                break  # further bursts cannot make up for it
     return found
 
 

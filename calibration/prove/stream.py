@@ -1,8 +1,8 @@
-"""The proof beside bursts: queries that arrive one by one, more than the devices can answer, admitted by predicted
-finish. What is admitted is in time; the rest is told busy.
+"""The proof by streams: queries arrive one by one, more than the devices can answer, and are admitted by predicted
+finish. Admitted queries must be in time; the others are refused.
 
-REQUIRED allows twice as much late as serving should have over minutes: some seconds hold few queries, and one slow run
-of a device is a large share of them.
+REQUIRED allows twice as many late queries as serving should have over minutes. A stream of a few seconds has few
+queries, and one slow batch is a large share of them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from calibration.measure.trials import TrialLoads
 from calibration.prove.proof import REQUIRED
 from calibration.service.application import CalibrationFailed
 
-OVERLOAD = 1.5  # times what the pools answer in a second
-_SLOS, _SHORTEST_S = 10, 3.0  # how long a stream goes on
-_SPREAD = 0.9  # of the logarithm of mixed lengths
+OVERLOAD = 1.5  # times the pools' throughput
+_SLOS, _SHORTEST_S = 10, 3.0  # length of a stream: in SLOs, and at least in seconds
+_SPREAD = 0.9  # standard deviation of the logarithm of mixed lengths
 _SHORTEST_TOKENS = 3
 _ATTEMPTS = 2
 
-Arrival = tuple[float, int]  # when, s after the first; tokens
+Arrival = tuple[float, int]  # seconds after the first; tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Poisson arrivals, `rate` a second, of queries of `tokens`; `mixed`: on average, log-normal."""
+    """Poisson arrivals of `rate` queries per second with `tokens` each. `mixed`: log-normal lengths with this mean."""
 
     name: str
     rate: float
@@ -36,7 +36,7 @@ class Stream:
     mixed: bool
 
     def arrivals(self, slo_s: float, most_tokens: int, seed: int) -> list[Arrival]:
-        chance = random.Random(seed)  # noqa: S311 - nobody's secret, and a run can be repeated
+        chance = random.Random(seed)  # noqa: S311 - not a secret; seeded, so that a run can be repeated
         at, found = 0.0, []
         middle = math.log(self.tokens) - _SPREAD**2 / 2
         while at < max(_SHORTEST_S, _SLOS * slo_s):
@@ -48,7 +48,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class StreamProof:
-    """A stream that held: `late` of `latencies_s` are above the SLO."""
+    """A stream that met the SLO: `late` of its `latencies_s` are above it."""
 
     stream: Stream
     sent: int
@@ -60,7 +60,7 @@ class StreamProof:
 async def prove(
     trials: TrialLoads, stream: Stream, arrivals: Sequence[Arrival], slo_s: float, only: str | None
 ) -> StreamProof:
-    """Send the stream, once more where too much is late. Raises CalibrationFailed where it is late again, or fails."""
+    """Send the stream, and once more if too many are late. Raises CalibrationFailed if that is late too, or fails."""
     for _ in range(_ATTEMPTS):
         sent = await trials.stream(stream.name, slo_s, arrivals, only)
         found = _count(sent, stream, slo_s, trials.problem)
@@ -69,8 +69,8 @@ async def prove(
             return found
     raise CalibrationFailed(
         f"the SLO does not hold for a {stream.name} of {stream.rate:.3g} queries a second: {found.late} of {answered} "
-        f"admitted queries were answered after {slo_s:g} s; nothing was written. Calibrate when it is quiet, or loosen "
-        "the SLO"
+        f"admitted queries were answered after {slo_s:g} s; nothing was written. Calibrate when traffic is low, or "
+        "increase the SLO"
     )
 
 

@@ -1,1 +1,1 @@
-"""What a calibration found: one typed model, pictures, tables, a page."""
+"""The report of a calibration: one typed model, pictures, tables, a page."""

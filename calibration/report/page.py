@@ -1,5 +1,5 @@
-"""How a report of either kind is shown: on a terminal, and as one page that loads nothing: tables and facts in HTML,
-pictures inlined, no script, every foreign text escaped.
+"""Shows a report of either kind on a terminal, and as one HTML page: tables, facts and inlined pictures. The page has
+no script, loads nothing, and escapes all foreign text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from calibration.measure.journal import written_into
 from calibration.report.report_model import ReportHead
 from calibration.report.tables import DASH, Sheet, plain, print_sheet
 
-Pictures = Mapping[str, tuple[str, bytes]]  # by the file's name: what it shows, and the PNG
+Pictures = Mapping[str, tuple[str, bytes]]  # file name -> its caption, and the PNG
 
 UNITS = {"_s": "s", "_ms": "ms", "_gib": "GiB", "_bytes": "bytes"}
 
@@ -52,7 +52,7 @@ figure img { display: block; width: 100%; height: auto; }
 
 
 def show_report(console: Console, report: ReportHead, verdict: str, sheets: Iterable[Sheet | None]) -> None:
-    """For a terminal of 100 columns."""
+    """Print a report on a terminal of 100 columns."""
     for sheet in sheets:
         if sheet is not None:
             print_sheet(console, sheet)
@@ -62,7 +62,9 @@ def show_report(console: Console, report: ReportHead, verdict: str, sheets: Iter
 
 
 def write_report(folder: Path, report: ReportHead, verdict: str, pictures: Pictures, findings: Iterable[str]) -> Path:
-    """Write `report.json`, the pictures and `report.html` into `folder`; the path of the last. `findings` are HTML."""
+    """Write `report.json`, the pictures and `report.html` into `folder`. Returns the path of the HTML. `findings`:
+    HTML.
+    """
     path = folder / "report.html"
     with written_into(folder):
         (folder / "report.json").write_text(report.model_dump_json(indent=2), encoding="utf-8")
@@ -73,7 +75,7 @@ def write_report(folder: Path, report: ReportHead, verdict: str, pictures: Pictu
 
 
 def facts(title: str, part: BaseModel) -> Sheet:
-    """A part of the report as two columns, a key's unit in words."""
+    """A part of the report as a table of two columns, with a key's unit in words."""
     rows = [[_label(key), text(value)] for key, value in part.model_dump().items()]
     return Sheet(title, ["", ""], rows, facts=True)
 
@@ -87,7 +89,7 @@ def _label(key: str) -> str:
 
 
 def text(value: Any) -> str:
-    """Foreign text on one line: no control characters, so no escape sequence reaches a terminal; null is a dash."""
+    """Foreign text on one line, without control characters (so without terminal escape sequences). None is a dash."""
     if value is None or value == "":
         return DASH
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
 """The report's pictures: Figure 4 of the paper for each pool, and the latencies of the verification.
 
-PNG as bytes, drawn through matplotlib's object API: no pyplot, no window, no global state. The colours are Okabe and
-Ito's, apart for colour-blind eyes; line styles, markers and hatches differ too, so that a grey print still reads.
+They are PNGs as bytes, drawn with matplotlib's object API: no pyplot, no window, no global state. The colors are Okabe
+and Ito's, which color-blind people can distinguish. Line styles, markers and hatches differ too, for print in gray.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLOURS = {"accelerator": "#0072B2", "cpu": "#D55E00"}
 OUTLIER, SLO, DEPTH, INK, GREY = "#AA4499", "#111111", "#00795A", "#222222", "#666666"
 DOTS_PER_INCH = 150
 BINS_TO_SLO = 40
-LATEST = 1.5  # of the SLO: slower queries are counted at the histogram's right edge
+LATEST = 1.5  # SLOs: slower queries are counted in the histogram's last bin
 LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
 
 
@@ -49,9 +49,9 @@ def fit(report: CalibrationReport, name: str) -> bytes:
 
 
 def verification(report: CalibrationReport) -> bytes | None:
-    """How long each pool's queries took in the verification, s; None where no burst of it holds a latency."""
+    """How long each pool's queries took in the verification, in s; None if no burst of it has a latency."""
     verified = [burst for burst in report.bursts if burst.stage == "verify"]
-    # Attempts at larger depths, which did not hold, come before the last one.
+    # Earlier bursts belong to attempts at larger depths, which did not hold.
     bursts = [burst.latencies_s for burst in verified if burst.depths == verified[-1].depths]
     taken = {name: [latency for burst in bursts for latency in burst.get(name, ())] for name in POOLS}
     taken = {name: latencies for name, latencies in taken.items() if latencies}
@@ -88,7 +88,9 @@ def plain_axes(axes: Axes) -> None:
 
 
 def _lines(axes: Axes, pool: PoolReport, shape: Shape, edge: float, colour: str) -> None:
-    """Eq. 12 from C = 0, where it shows beta; the confidence region; under steady load the line the SLO is held to."""
+    """Eq. 12 from C = 0, where it shows beta; the confidence region; and for steady load, the line that must meet the
+    SLO.
+    """
     curve = pool.curve
     if curve is None:
         return
@@ -129,7 +131,7 @@ def _slo(axes: Axes, slo_s: float) -> None:
 
 
 def _depth(axes: Axes, pool: PoolReport, edge: float) -> None:
-    """A vertical line at the fine-tuned depth, or, where tuning was not reached, at the estimate."""
+    """A vertical line at the fine-tuned depth, or at the estimate if there was no fine-tuning."""
     word, depth = ("depth", pool.fine_tuned) if pool.fine_tuned is not None else ("estimate", pool.estimate)
     if depth is None:
         return
@@ -143,7 +145,7 @@ def _depth(axes: Axes, pool: PoolReport, edge: float) -> None:
 
 
 def _bins(latencies_s: Floats, slo_s: float) -> Floats:
-    """Edges in s, the SLO one of them; from 0, or from just below the quickest where nothing was quick."""
+    """Bin edges in s; the SLO is one of them. They begin at 0, or just below the fastest query if none was fast."""
     quickest_s, slowest_s = float(latencies_s.min()), float(latencies_s.max())
     start_s = 0.0 if quickest_s < 0.5 * slo_s else max(0.0, min(1.3 * quickest_s - 0.3 * slo_s, 0.9 * slo_s))
     width_s = (slo_s - start_s) / BINS_TO_SLO
@@ -153,7 +155,7 @@ def _bins(latencies_s: Floats, slo_s: float) -> Floats:
 
 
 def _histogram(axes: Axes, name: str, latencies_s: Floats, edges: Floats, slo_s: float) -> None:
-    """Queries per bin, the late ones hatched; the numbers above in words."""
+    """Queries per bin, with late ones hatched, and a title with the numbers."""
     plain_axes(axes)
     shown = np.clip(latencies_s, edges[0], edges[-1])
     late = latencies_s > slo_s
@@ -184,7 +186,7 @@ def _bars(axes: Axes, latencies_s: Floats, edges: Floats, **style: Any) -> None:
 
 
 def _titles(axes: Axes, device: str, equation: str) -> None:
-    """The device's name, foreign text in which `$` is no formula, above the fitted numbers."""
+    """Titles: the device's name (foreign text, in which `$` does not begin a formula) above the fitted numbers."""
     style: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom", "color": INK}
     axes.annotate(
         device, (0, 1), xytext=(0, 26), fontsize=12.5, fontweight="bold", parse_math=False, **style,
@@ -200,12 +202,12 @@ def _equation(pool: PoolReport) -> str:
 
 
 def _which_query(quantile: float) -> str:
-    """The latency a burst is known by: that of its slowest query, or a quantile of them all."""
+    """The label for a burst's latency: that of its slowest query, or a quantile."""
     return "latency of the slowest query" if quantile >= 1 else f"{100 * quantile:g} % quantile of latency"
 
 
 def _devices(report: CalibrationReport, pool: PoolReport) -> str:
-    """The first device by name, the others counted; what the font may lack becomes a question mark."""
+    """The first device's name and the number of others. Characters that the font may lack become question marks."""
     first, *others = pool.devices or ["no device"]
     latin = str(first).encode("latin-1", "replace").decode("latin-1")
     name = "".join(sign if sign.isprintable() else "?" for sign in latin)
@@ -218,7 +220,7 @@ def _emulated(report: CalibrationReport) -> str:
 
 
 def png(figure: Figure, *, legend: bool) -> bytes:
-    """The figure as PNG, the legend below it, where no data can be."""
+    """The figure as PNG, with the legend below the data."""
     if legend:
         entries = len(figure.axes[0].get_legend_handles_labels()[1])
         figure.legend(loc="outside lower center", ncols=3 if entries > 4 else 4, frameon=False, fontsize=9.5)

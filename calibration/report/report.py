@@ -1,5 +1,5 @@
-"""The calibration's report: `report.json` for programs, `report.html` with its pictures for people, tables for the
-terminal. It renders a `CalibrationReport` and measures nothing; None is shown as a dash.
+"""The calibration's report: `report.json` for programs, `report.html` with pictures for people, and tables for the
+terminal. It renders a `CalibrationReport`; None is shown as a dash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _QUANTILES = ("p50, s", "p99, s", "slowest, s")
 
 
 def write(folder: Path, report: CalibrationReport) -> Path:
-    """Write `report.json`, the pictures and `report.html` into `folder`; the path of the last."""
+    """Write `report.json`, the pictures and `report.html` into `folder`. Returns the path of `report.html`."""
     against = f", against the SLO of {report.settings.slo_s:g} s"
     pictures = {
         f"fit-{name}.png": (f"Latency over concurrency, {POOLS[name]}{against}", plots.fit(report, name))
@@ -43,7 +43,7 @@ def write(folder: Path, report: CalibrationReport) -> Path:
 
 
 def show(console: Console, report: CalibrationReport) -> None:
-    """The depths, the gain, the verification and the verdict, for a terminal of 100 columns."""
+    """Print the depths, the gain, the verification and the verdict, for a terminal of 100 columns."""
     sheets = (_depths(report), _cost(report), _gain(report), _verification(report), _streams(report))
     show_report(console, report, verdict(report), sheets)
 
@@ -67,18 +67,18 @@ def verdict(report: CalibrationReport) -> str:
 
 
 def _pools(report: CalibrationReport) -> dict[str, PoolReport]:
-    """The pools there are, the preferred one first."""
+    """The pools, the preferred one first."""
     return {name: report.pools[name] for name in POOLS if name in report.pools}
 
 
 def _depth(pool: PoolReport) -> str:
-    """The depth, times the replicas where there are several."""
+    """The depth, with the number of replicas if there are several."""
     depth = number(pool.fine_tuned)
     return depth if pool.replicas == 1 else f"{pool.replicas} x {depth}"
 
 
 def _depths(report: CalibrationReport) -> Sheet | None:
-    """Table III, with the estimate beside the paper's two ways."""
+    """Table III, with the estimate besides the paper's two methods."""
     pools = _pools(report)
     if all(pool.estimate is None for pool in pools.values()):
         return None
@@ -96,7 +96,7 @@ def _depths(report: CalibrationReport) -> Sheet | None:
 
 
 def _gain(report: CalibrationReport) -> Sheet | None:
-    """Table I, and Section III-B's two readings of it; nothing where only one pool works."""
+    """Table I, and the savings by Section III-B; None if only one pool is used."""
     alone, added = report.capacity(ACCELERATOR), report.capacity(CPU)
     if report.is_refused or not alone or not added:
         return None
@@ -121,13 +121,13 @@ def _verification(report: CalibrationReport) -> Sheet | None:
     share = DASH if seen.share is None else f"{math.floor(1000 * seen.share + 1e-6) / 10:.1f} %"
     caption = (
         f"{seen.bursts} bursts, {seen.queries} queries: {seen.within_slo} of {seen.admitted} admitted "
-        f"within the SLO ({share}), {seen.busy} told busy, {seen.failed} failed"
+        f"within the SLO ({share}), {seen.busy} refused, {seen.failed} failed"
     )
     return Sheet("Verification", ["pool", "admitted", "late", *_QUANTILES], rows, caption)
 
 
 def _streams(report: CalibrationReport) -> Sheet | None:
-    """The loads beside bursts that were proved."""
+    """The streams that were proved."""
     if not report.streams:
         return None
     rows = [
@@ -139,12 +139,12 @@ def _streams(report: CalibrationReport) -> Sheet | None:
 
 
 def _quantiles(taken: LatenciesReport) -> list[str]:
-    """The cells below `_QUANTILES`."""
+    """The cells of the `_QUANTILES` columns."""
     return [seconds(taken.p50_s), seconds(taken.p99_s), seconds(taken.slowest_s)]
 
 
 def _cost(report: CalibrationReport) -> Sheet | None:
-    """What a query costs by its tokens, at the lengths that were measured."""
+    """The cost of a query at the measured lengths."""
     costs = {name: pool.cost for name, pool in _pools(report).items() if pool.cost is not None}
     if not costs:
         return None
@@ -177,7 +177,7 @@ def _fine_tuning(report: CalibrationReport) -> Sheet | None:
 
 
 def _curves(report: CalibrationReport) -> Sheet | None:
-    """What was measured and fitted (Eq. 12), a column per pool."""
+    """The measurements and the fit (Eq. 12), one column per pool."""
     pools = _pools(report)
     if not pools:
         return None
@@ -204,7 +204,7 @@ def _curve(pool: PoolReport) -> dict[str, str]:
 
 
 def _findings(report: CalibrationReport, pictures: Pictures) -> list[str]:
-    """What the page says, in HTML."""
+    """The findings for the page, in HTML."""
     reason = text(report.cpu_overflow.reason) if report.cpu_overflow.reason else ""
     sheets = (_verification(report), _streams(report), _fine_tuning(report), _curves(report), _cost(report))
     return [

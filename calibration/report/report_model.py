@@ -1,7 +1,7 @@
-"""The calibration's report as one type: calibration writes it, the page and the pictures show it, a plan reads it.
+"""The calibration's report as one type. The calibration writes it, the page and the pictures show it, plans read it.
 
-Times are in seconds, shares between 0 and 1. None is what is not known: a pool that was not measured has no `alpha_s`.
-A file may lack a field that has a default: earlier versions did not write all of them.
+Times are in seconds, shares are between 0 and 1, and None means unknown: a pool that was not measured has no `alpha_s`.
+A file may lack fields that have a default, because earlier versions did not write all of them.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from calibration.service.application import Application
 
 FORMAT = 1
-MOST = 10**12  # of anything that is counted or timed here; more is a slip of the keyboard
+MOST = 10**12  # upper bound of all counts and times; anything larger is a typing error
 
 Count = Annotated[int, Field(strict=True, ge=1, le=MOST)]
 Depth = Annotated[int, Field(strict=True, ge=0, le=MOST)]
-Band = tuple[float, float, float]  # concurrency, and the latencies between which the line lies, s
+Band = tuple[float, float, float]  # concurrency; lower and upper bound of the line's latency, s
 Seconds = Annotated[float, Field(strict=True, ge=0, le=MOST, allow_inf_nan=False)]
 
 
 class ReportPart(BaseModel):
-    """Keys of later versions are ignored."""
+    """A part of a report. Keys of later versions are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class ApplicationReport(ReportPart):
-    """What was calibrated."""
+    """The calibrated application."""
 
     name: str
     model: str
@@ -56,14 +56,14 @@ class MachineReport(ReportPart):
     hostname: str
     cpu_model: str
     architecture: str
-    cores: int  # that it may use
+    cores: int  # those that this process may use
     memory_gib: float
     python: str
     ray: str
 
     @classmethod
     def probe(cls) -> Self:
-        """Look at the one that this runs on."""
+        """Describe the machine that this runs on."""
         machine = probe_machine()
         return cls(
             hostname=machine.hostname,
@@ -77,7 +77,7 @@ class MachineReport(ReportPart):
 
 
 class SettingsReport(ReportPart):
-    """What the calibration was asked for; `confidence` is that of the fitted line's upper side."""
+    """The options of the calibration. `confidence`: of the fitted line's upper bound."""
 
     slo_s: Annotated[Seconds, Field(gt=0)]
     shape: Shape
@@ -90,7 +90,7 @@ class SettingsReport(ReportPart):
 
 
 class SampleReport(ReportPart):
-    """One burst of the sweep: `concurrency` queries at once on each replica. The fit leaves an outlier out."""
+    """One burst of the sweep: `concurrency` queries at once per replica. The fit leaves outliers out."""
 
     concurrency: int
     latency_s: float
@@ -106,18 +106,18 @@ class LengthReport(ReportPart):
 
 
 class CostReport(ReportPart):
-    """Device seconds of a query of n tokens, `query_s + token_s * n + token2_s * n^2`; `beta_s` once a run."""
+    """Device seconds of a query of n tokens: `query_s + token_s * n + token2_s * n^2`, plus `beta_s` per batch."""
 
     query_s: float
     token_s: float
     token2_s: float
     beta_s: float | None = None
     samples: list[LengthReport]
-    by_tokens: list[tuple[int, float]]  # tokens, s a query
+    by_tokens: list[tuple[int, float]]  # tokens, seconds per query
 
 
 class PoolHead(ReportPart):
-    """What reports of both kinds say of a pool."""
+    """The fields of a pool in reports of both kinds."""
 
     devices: list[str]
     engine: str | None
@@ -126,16 +126,16 @@ class PoolHead(ReportPart):
 
     @property
     def devices_in_words(self) -> str:
-        """The first by name, the others counted."""
+        """The first device's name, and the number of others."""
         first, *others = self.devices or [DASH]
         return plain(first) + (f" and {len(others)} more" if others else "")
 
 
 class PoolReport(PoolHead):
-    """One pool: its replicas, its curve (Eq. 12), and the queue depths for each replica that were found for it.
+    """One pool: its replicas, its curve (Eq. 12), and the queue depths per replica.
 
-    `cores` are those of the replica with the fewest. `band` is the fitted line's confidence interval. A
-    pool whose `fine_tuned` is None was not tuned; one where it is 0 takes nothing.
+    `cores`: of the replica with the fewest. `band`: the fitted line's confidence interval. `fine_tuned`: None if the
+    pool was not tuned, 0 if it takes no queries.
     """
 
     cores: Count | None = None
@@ -156,7 +156,7 @@ class PoolReport(PoolHead):
 
     @property
     def curve(self) -> Curve | None:
-        """The fitted line; None where none was fitted."""
+        """The fitted line, or None."""
         return None if self.alpha_s is None or self.beta_s is None else Curve(self.alpha_s, self.beta_s)
 
 
@@ -168,7 +168,7 @@ class CpuOverflowReport(ReportPart):
 
 
 class TuningReport(ReportPart):
-    """One step of fine-tuning: the depths of the pools there are, each one's slowest query, and whether it `held`."""
+    """One step of fine-tuning: each pool's depth, its slowest query, and whether it `held` the SLO."""
 
     accelerator: int | None = None
     cpu: int | None = None
@@ -177,7 +177,7 @@ class TuningReport(ReportPart):
 
 
 class LatenciesReport(ReportPart):
-    """How long admitted queries took, and how many of them were `late`; None where none was admitted."""
+    """How long admitted queries took, and how many were `late`; times are None if none was admitted."""
 
     admitted: int
     late: int
@@ -200,7 +200,7 @@ class VerificationReport(ReportPart):
 
 
 class StreamReport(LatenciesReport):
-    """Queries that came one by one, `rate` a second, of `tokens` each; `mixed`: on average."""
+    """Queries that arrived one by one, `rate` per second, with `tokens` each (`mixed`: on average)."""
 
     name: str
     rate: float
@@ -211,7 +211,7 @@ class StreamReport(LatenciesReport):
 
 
 class WrittenReport(ReportPart):
-    """Where the depths were written, and where the file as it was before; `applied` to the running application."""
+    """The file that the depths were written to, its backup, and whether they were `applied` to the application."""
 
     config: str | None = None
     backup: str | None = None
@@ -219,8 +219,8 @@ class WrittenReport(ReportPart):
 
 
 class ReportHead(ReportPart):
-    """What reports of both kinds say. `started` and `finished` are UTC, ISO 8601; `reason` says why the calibration
-    refused; `emulated_means`, what to think of it where the devices are emulated.
+    """The fields of reports of both kinds. `started`, `finished`: UTC, ISO 8601. `reason`: why the calibration failed.
+    `emulated_means`: what emulated devices mean for the result.
     """
 
     emulated_means: ClassVar[str]
@@ -244,7 +244,7 @@ class ReportHead(ReportPart):
 
 @dataclass(slots=True)
 class RunResult:
-    """What any run has found so far. `info`: what the application said at its begin; `started`: Unix time."""
+    """What a run has found so far. `info`: the application's `/info` at the start; `started`: Unix time."""
 
     application: Application
     info: dict[str, Any]
@@ -253,7 +253,7 @@ class RunResult:
 
     @property
     def pools(self) -> dict[str, dict[str, Any]]:
-        """The application's pools, as `/info` lists them."""
+        """The application's pools, as in `/info`."""
         pools: dict[str, dict[str, Any]] = self.info["windve"]["pools"]
         return pools
 
@@ -265,7 +265,7 @@ class RunResult:
         return sorted({str(member["device"]) for member in self.pools[pool]["replicas"].values()})
 
     def head(self, problem: str | None, written: WrittenReport, *, proven: bool) -> dict[str, Any]:
-        """The fields of `ReportHead`, of a run that ends now. `problem`: why it is refused."""
+        """The fields of `ReportHead` for a run that ends now. `problem`: why it failed."""
         finished = time.time()
         return {
             "windve": importlib.metadata.version("windve"),
@@ -310,18 +310,16 @@ class CalibrationReport(ReportHead):
 
     @classmethod
     def parse(cls, content: bytes, source: str) -> CalibrationReport:
-        """The report that the file `source` holds. Raises SettingsError with what is wrong, in one sentence."""
+        """The report in the content of the file `source`. Raises SettingsError that says what is wrong."""
         try:
             document = json.loads(content)
         except (ValueError, RecursionError) as error:
             why = "it is not text" if isinstance(error, UnicodeDecodeError) else str(error)
-            raise SettingsError("REPORT", f"{source} is not a report of the calibration, no JSON: {why}") from None
+            raise SettingsError("REPORT", f"{source} is not a calibration report: it is not JSON ({why})") from None
         if not isinstance(document, dict) or "format" not in document or "outcome" not in document:
-            raise SettingsError(
-                "REPORT", f"{source} is not a report of the calibration: it has no format and no outcome"
-            )
+            raise SettingsError("REPORT", f"{source} is not a calibration report: it has no format and outcome")
         if document.get("kind") == "generation":
-            raise SettingsError("REPORT", f"{source} is about an application that generates; a plan is for embeddings")
+            raise SettingsError("REPORT", f"{source} is of an application that generates; plans are for embeddings")
         if document["format"] != FORMAT:
             raise SettingsError(
                 "REPORT", f"{source} has format {plain(document['format'])}, but this version reads format {FORMAT}"
@@ -329,9 +327,7 @@ class CalibrationReport(ReportHead):
         return parse_settings(cls, document, "REPORT")
 
     def capacity(self, name: str) -> int:
-        """Queries in flight that a pool takes on all its replicas. A CPU that is not used beside an accelerator takes
-        none.
-        """
+        """Queries in flight on all replicas of a pool; 0 for a CPU that is not used beside an accelerator."""
         pool = self.pools.get(name)
         if pool is None or (name == CPU and ACCELERATOR in self.pools and not self.cpu_overflow.used):
             return 0

@@ -1,4 +1,4 @@
-"""What the tables of the report and of the plan share: the table itself, names of pools, shares, foreign text."""
+"""Code that the report and the plan share: tables, names of pools, percentages, foreign text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 DASH = "\N{EN DASH}"
-POOLS = {"accelerator": "accelerator", "cpu": "CPU"}  # in order of preference, and as they are written
+POOLS = {"accelerator": "accelerator", "cpu": "CPU"}  # in order of preference -> display name
 
 
 def percent(share: float | None, spec: str = ".1f") -> str:
@@ -21,13 +21,13 @@ def percent(share: float | None, spec: str = ".1f") -> str:
 
 
 def plain(value: Any) -> str:
-    """Foreign text on one line, without control characters: no escape sequence reaches a terminal."""
+    """Foreign text on one line, without control characters, so without terminal escape sequences."""
     return "".join(sign if sign.isprintable() else " " for sign in str(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """One table, for the page and for the terminal. `styles` are rich's, by row; `facts` aligns text to the left."""
+    """One table, for the page and the terminal. `styles`: rich's, by row. `facts`: align text to the left."""
 
     title: str
     columns: Sequence[str]
@@ -38,7 +38,7 @@ class Sheet:
 
 
 def print_sheet(console: Console, sheet: Sheet) -> None:
-    """The title, the table, the caption, and an empty line. No head where no column has a name."""
+    """Print the title, the table, the caption and an empty line. No header if no column has a name."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, show_header=any(sheet.columns))
     for number, column in enumerate(sheet.columns):
         table.add_column(Text(column), justify="right" if number else "left", overflow="fold")

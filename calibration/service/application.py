@@ -1,4 +1,4 @@
-"""The running application as a calibration meets it: `/info` over HTTP, and its config through Ray Serve's REST API."""
+"""A calibration's access to the running application: `/info` over HTTP, and the config over Ray Serve's REST API."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from serve_app.local import service_file
 _DEFAULT_DASHBOARD = "http://127.0.0.1:8265"
 _CONFIG_KEYS = ("proxy_location", "http_options", "grpc_options", "target_capacity")
 _ALL_INTERFACES = {"0.0.0.0", "::", ""}  # noqa: S104 - compared with, not bound
-_GRANT_S = 24 * 3600.0  # how long a grant is good for; nobody else ever knows the secret of a run that was killed
-_IN_FORCE_S = 30.0  # for a new user_config to arrive at the Router
+_GRANT_S = 24 * 3600.0  # how long a grant is valid, should a killed run not withdraw it; only the run knows the secret
+_IN_FORCE_S = 30.0  # for a new user_config to reach the Router
 
 
 class CalibrationFailed(WindveError):
-    """The run cannot go on or must not write; the text is one sentence with the reason."""
+    """The run cannot continue, or must not write. The text is one sentence with the reason."""
 
     code = "calibration_failed"
 
 
 @dataclass(slots=True)
 class Application:
-    """One windve application on a Ray cluster. `deployed` is its Serve config as it was found.
+    """One windve application on a Ray cluster. `deployed`: its Serve config at the start.
 
-    `model`: which of its models is meant, where it serves several; the address is then that of this model.
+    `model`: the model to calibrate, if the application serves several; `address` is then that of this model.
     """
 
     name: str
     dashboard: str
     address: Address
     deployed: dict[str, Any]
-    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # of every request: they hold the API key
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # of every request; they contain the API key
     model: str | None = None
     _pass: dict[str, Any] | None = None
-    _tried: dict[str, Any] | None = None  # what runs until `end_trials`, without the grant
+    _tried: dict[str, Any] | None = None  # the config in force until `end_trials`, without the grant
 
     @classmethod
     def find(
@@ -64,11 +64,11 @@ class Application:
         api_keys: str | None = None,
         model: str | None = None,
     ) -> Application:
-        """Ask Ray Serve at `dashboard`, as `find_dashboard` says it.
+        """Find the application with Ray Serve's API at `dashboard` (see `find_dashboard`).
 
-        `url`: where the application answers (None: where its config says). `api_keys` says where the key is that it
-        wants, as its own setting does (None: where that says). `model`: which one, where it serves several.
-        Raises CalibrationFailed where there is none, SettingsError where it must be chosen or the key is not there.
+        `url`: the application's address (None: from its config). `api_keys`: where to read its API key, in the form of
+        the setting (None: from the setting). `model`: the model, if it serves several. Raises CalibrationFailed if
+        there is no application, SettingsError if one must be chosen or the key is not found.
         """
         details = serve_details(dashboard)
         ours = {
@@ -83,12 +83,12 @@ class Application:
                 "start one with `make serve` or `serve deploy`"
             )
         if name is None and len(ours) > 1:
-            raise SettingsError("--application", f"several run there, choose one: {', '.join(sorted(ours))}")
+            raise SettingsError("--application", f"several are running; choose one: {', '.join(sorted(ours))}")
         name = name or next(iter(ours))
         if name not in ours:
-            raise SettingsError("--application", f"there is no windve application named {name}, only {', '.join(ours)}")
+            raise SettingsError("--application", f"no application is named {name}; choose one: {', '.join(ours)}")
         where = url or _url(details, ours[name], dashboard)
-        reads = ours[name]["import_path"] == EMBEDDINGS  # what generates serves one model
+        reads = ours[name]["import_path"] == EMBEDDINGS  # an application that generates serves one model
         model = _chosen(model, Args(ours[name].get("args"))) if reads else None
         if model is not None:
             where = f"{where.rstrip('/')}/models/{quote(model)}"
@@ -96,7 +96,7 @@ class Application:
         return cls(name, dashboard, Address.parse(where), _without_trial(ours[name]), headers, model)
 
     def info(self) -> dict[str, Any]:
-        """What `/info` says. Raises CalibrationFailed where it does not answer."""
+        """The content of `/info`. Raises CalibrationFailed if it does not answer."""
         try:
             request = urllib.request.Request(f"{self.address}/info", headers=dict(self.headers))  # noqa: S310 - checked
             with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - checked: http(s)
@@ -104,17 +104,17 @@ class Application:
         except (OSError, ValueError, HTTPException) as error:
             if getattr(error, "code", None) == HTTPStatus.UNAUTHORIZED:
                 raise CalibrationFailed(
-                    f"the application at {self.address} does not take the key; say where a good one is with --api-keys"
+                    f"the application at {self.address} does not accept the API key; give a valid one with --api-keys"
                 ) from None
             raise CalibrationFailed(
-                f"the application does not answer at {self.address}/info: {error}; say where it is with --url"
+                f"the application does not answer at {self.address}/info: {error}; set its address with --url"
             ) from None
         if "windve" not in found:
-            raise CalibrationFailed(f"what answers at {self.address}/info is not windve")
+            raise CalibrationFailed(f"the server at {self.address}/info is not windve; set the address with --url")
         return found
 
     def wait_until_it_answers(self) -> None:
-        """For a moment after it is said to run its proxy may not know the way yet. Raises CalibrationFailed."""
+        """Wait, because the proxy may not know the routes yet when Serve reports RUNNING. Raises CalibrationFailed."""
         ends = time.monotonic() + _IN_FORCE_S
         while True:
             try:
@@ -128,23 +128,23 @@ class Application:
 
     @property
     def generates(self) -> bool:
-        """Whether it writes text; else it reads it."""
+        """Whether the application generates text; else it serves embeddings."""
         return bool(self.deployed.get("import_path") == GENERATION)
 
     def router_config(self) -> dict[str, Any]:
-        """The Router's `user_config` as it was found; of several models, what is in force for this one."""
+        """The Router's `user_config` at the start; with several models, the part in force for this one."""
         found = dict(_router(self.deployed).get("user_config") or {})
         own = (found.pop("models", None) or {}).get(self.model) if self.model is not None else {}
         return found | (own or {})
 
     def placed(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Changes of the Router's entry, with those of its `user_config` where this model has its own."""
+        """Changes to the Router's entry, with those of `user_config` in this model's part if there are several."""
         if self.model is None:
             return dict(changes)
         return {**changes, "user_config": {"models": {self.model: changes["user_config"]}}}
 
     def grant_trials(self) -> str:
-        """Return a secret: for a while, queries that show it are admitted by the depths or the SLO that they name."""
+        """Return a secret. Until it expires, queries that send it are admitted by the depths or SLO they name."""
         secret = secrets.token_urlsafe(24)
         self.check_unchanged()
         self._pass = {"secret_sha256": hash_secret(secret), "expires_at": time.time() + _GRANT_S}
@@ -152,14 +152,14 @@ class Application:
         return secret
 
     def try_out(self, changes: Mapping[str, Any]) -> None:
-        """Put `changes` in force beside the grant, until `end_trials`. Raises CalibrationFailed."""
+        """Put `changes` in force together with the grant, until `end_trials`. Raises CalibrationFailed."""
         assert self._pass is not None, "no trials were granted"
         self._tried = _with_router(self.deployed, self.placed(changes))
         self._change(_with_router(self._tried, self.placed({"user_config": {"trial": self._pass}})))
         self._wait_until_in_force(_router(self._tried)["user_config"])
 
     def end_trials(self) -> None:
-        """Put back what was found, unless somebody has deployed another config, or granted other trials, meanwhile."""
+        """Restore the original config, unless someone has deployed another one, or granted other trials, meanwhile."""
         if self._pass is None:
             return
         now = self._deployed_now()
@@ -176,10 +176,10 @@ class Application:
         self._wait_until_in_force(self.router_config())
 
     def check_unchanged(self) -> None:
-        """Raises CalibrationFailed where another config was deployed since this one was found."""
+        """Raises CalibrationFailed if another config has been deployed since the start."""
         if _without_trial(self._deployed_now()) != self.deployed:
             raise CalibrationFailed(
-                "the application's config changed while the calibration ran: nothing was applied; please run it again"
+                "the application's config changed during the calibration: nothing was applied; run it again"
             )
 
     def _wait_until_in_force(self, user_config: Mapping[str, Any]) -> None:
@@ -193,7 +193,7 @@ class Application:
                 return
             if info["config_problem"] or time.monotonic() > ends:
                 reason = info["config_problem"] or f"/info still shows {shown}"
-                raise CalibrationFailed(f"the application did not take over what was found: {reason}")
+                raise CalibrationFailed(f"the application did not apply the result: {reason}")
             time.sleep(0.1)
 
     def _deployed_now(self) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class Application:
         return found.get("deployed_app_config") or {}
 
     def _change(self, application: Mapping[str, Any]) -> None:
-        """Deploy the cluster's Serve config as it is now, with this application in place of what it was."""
+        """Deploy the cluster's current Serve config, with this application replaced."""
         details = serve_details(self.dashboard)
         config = {key: details[key] for key in _CONFIG_KEYS if details.get(key) is not None}
         config["applications"] = [
@@ -213,15 +213,15 @@ class Application:
 
 
 def _authorization(api_keys: str | None, application: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The header with the first of the keys, or none where the application wants none. Raises SettingsError."""
+    """The header with the first API key; empty if the application requires none. Raises SettingsError."""
     source = api_keys or (application.get("args") or {}).get("api_keys")
     return (("authorization", f"Bearer {read_keys(source, '--api-keys')[0].key}"),) if source else ()
 
 
 def find_dashboard(given: str | None) -> str:
-    """The address of Ray's dashboard: as given, of this Ray job, or of what `make serve` started here.
+    """The address of Ray's dashboard: as given, or of this Ray job, or of the service that `windve serve` started here.
 
-    Call it before ray is imported: it may set Ray's token, which ray reads when it is imported.
+    Call it before the first import of ray, because it may set the token that ray reads then.
     """
     service = service_file.find()
     given = given or os.environ.get("RAY_DASHBOARD_ADDRESS")
@@ -233,7 +233,7 @@ def find_dashboard(given: str | None) -> str:
         return _dashboard_of_this_job()
     if service is None:
         return _DEFAULT_DASHBOARD
-    os.environ.update(service.environment)  # before ray is imported: it reads it there
+    os.environ.update(service.environment)  # before the first import of ray, which reads it
     return service.dashboard
 
 
@@ -247,7 +247,7 @@ def _dashboard_of_this_job() -> str:
 
 
 def deploy_config(dashboard: str, config: Mapping[str, Any]) -> None:
-    """What `serve deploy` does. Raises CalibrationFailed where it is refused."""
+    """Do what `serve deploy` does. Raises CalibrationFailed if Serve refuses the config."""
     from ray.exceptions import RayError
 
     try:
@@ -257,7 +257,7 @@ def deploy_config(dashboard: str, config: Mapping[str, Any]) -> None:
 
 
 def serve_details(dashboard: str) -> dict[str, Any]:
-    """What Ray Serve's REST API says of its applications. Raises CalibrationFailed, SettingsError."""
+    """The applications' details from Ray Serve's REST API. Raises CalibrationFailed or SettingsError."""
     from ray.exceptions import AuthenticationError
 
     try:
@@ -265,16 +265,16 @@ def serve_details(dashboard: str) -> dict[str, Any]:
     except ValueError:
         raise SettingsError("--dashboard", f"should look like {_DEFAULT_DASHBOARD}, not '{dashboard}'") from None
     except AuthenticationError:
-        wants = f"Ray's dashboard at {dashboard} wants its cluster's token"
+        wants = f"Ray's dashboard at {dashboard} requires its cluster's token"
         if os.environ.get("RAY_AUTH_MODE") != "token":
             raise CalibrationFailed(f"{wants}: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH") from None
         raise CalibrationFailed(
-            f"{wants}, and there is none, or another, in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
+            f"{wants}: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token have none, or a wrong one"
         ) from None
     except (RuntimeError, OSError) as error:
         raise CalibrationFailed(
-            f"Ray's dashboard does not answer at {dashboard}: {first_line(error)}; start the application, or say "
-            "where it runs with --dashboard"
+            f"Ray's dashboard does not answer at {dashboard}: {first_line(error)}; start the application, or set "
+            "the address with --dashboard"
         ) from None
     return found
 
@@ -296,11 +296,11 @@ def _router(application: Mapping[str, Any]) -> dict[str, Any]:
         if deployment.get("name") == DEPLOYMENT:
             found: dict[str, Any] = deployment
             return found
-    raise CalibrationFailed(f"the application's config has no deployment named {DEPLOYMENT}: there is nothing to set")
+    raise CalibrationFailed(f"the application's config has no deployment named {DEPLOYMENT}: add it")
 
 
 def _with_router(application: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy, with the Router's entry changed: its `user_config`, and what that has for a model, key by key."""
+    """A copy with `changes` in the Router's entry. `user_config` and models' parts in it are merged by key."""
     changed = copy.deepcopy(dict(application))
     router = _router(changed)
     config = {**(router.get("user_config") or {}), **changes["user_config"]}
@@ -313,13 +313,13 @@ def _with_router(application: Mapping[str, Any], changes: Mapping[str, Any]) -> 
 
 
 def _configs(application: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each `user_config` of its deployments has for single models, and then the whole ones."""
+    """The models' parts of all `user_config`s of the application, and then the `user_config`s themselves."""
     whole = [deployment.get("user_config") or {} for deployment in application.get("deployments") or []]
     return [*(own for config in whole for own in (config.get("models") or {}).values() if own), *whole]
 
 
 def _without_trial(application: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy without any grant, and without the place of a model that has nothing else."""
+    """A copy without any grant, and without models' parts that are empty then."""
     bare = copy.deepcopy(dict(application))
     for config in _configs(bare):
         config.pop("trial", None)
@@ -331,12 +331,12 @@ def _without_trial(application: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chosen(model: str | None, args: Args) -> str | None:
-    """The model that is meant, where there are several. Raises SettingsError."""
+    """The model to calibrate, if the application lists several. Raises SettingsError."""
     names = ", ".join(args.models)
     if model is not None and model not in args.models:
-        raise SettingsError("--model", f"the application serves no model named {model}, only {names}")
+        raise SettingsError("--model", f"the application serves no model named {model}; choose one: {names}")
     if not args.several:
         return None
     if model is None and len(args.models) > 1:
-        raise SettingsError("--model", f"the application serves several, choose one: {names}")
+        raise SettingsError("--model", f"the application serves several models; choose one: {names}")
     return model or next(iter(args.models))

@@ -1,4 +1,4 @@
-"""The file with the Serve config: as it was before anything was measured, and as it is written, whole or not at all."""
+"""The file with the Serve config: read before anything is measured, and written atomically at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deployments.errors import SettingsError
 _COST = {"query_s": 0.1, "token_s": 0.1, "token2_s": 0.1}
 _POOL = {"queue_depth": 1, "alpha_s": 0.1, "beta_s": 0.1, "cost": _COST}
 _RECORD = {"at": "now", "r2": {"cpu": 1.0}, "proved": ["bursts"]}
-_EXAMPLE = {  # of what is written
+_EXAMPLE = {  # changes of the kind that a calibration writes
     "max_ongoing_requests": 1,
     "user_config": {"slo_s": 1.0, "accelerator": _POOL, "cpu": _POOL, "calibration": _RECORD},
 }
@@ -31,7 +31,7 @@ _EXAMPLE_OF_STEPS = {"user_config": {"accelerator": _STEPS, "cpu": _STEPS}}
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """The Serve config, or the RayService manifest that carries one, that is to be written; its text as it was."""
+    """The Serve config, or the RayService manifest with one, to be written. Keeps its original text."""
 
     path: Path
     text: str
@@ -39,17 +39,17 @@ class ConfigFile:
 
     @classmethod
     def read(cls, path: Path, application: Application) -> ConfigFile:
-        """Raises SettingsError where it cannot be edited, or describes another application than the one that runs: said
-        before anything is measured.
+        """Read the file before anything is measured. Raises SettingsError if it cannot be edited, or describes another
+        application than the running one.
         """
         found = cls(path, read_text(path), application.name)
         found.check(application)
         if not os.access(path.resolve().parent, os.W_OK):
-            raise SettingsError(str(path), "cannot be written: its folder is not ours to write in")
+            raise SettingsError(str(path), "cannot be written: no permission to write to its folder")
         if router_application(found.text, found.application).get("args") != application.deployed.get("args"):
             raise SettingsError(
                 "--config",
-                f"{path} describes another application than the one that runs (its args differ); give the file that "
+                f"{path} describes another application than the running one (its args differ); use the file that "
                 "was deployed, or deploy this one first",
             )
         return found
@@ -68,14 +68,14 @@ class ConfigFile:
 
 
 def unified_diff(before: str, after: str, name: str) -> str:
-    """What the edit changes, as `diff -u` says it; empty if nothing."""
+    """The change in the format of `diff -u`; empty if there is none."""
     old, new = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (before, after))
     lines = difflib.unified_diff(old, new, name, name)
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, with its line ends as they are. Raises SettingsError: unreadable, or not UTF-8."""
+    """The text of a file, with its line ends unchanged. Raises SettingsError if it is unreadable or not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -85,11 +85,11 @@ def read_text(path: Path) -> str:
 
 
 def write_atomically(path: Path, before: str, after: str) -> Path:
-    """Put `after` in the place of `before`, whole or not at all; the returned path is that of a backup of `before`.
+    """Replace `before` by `after` atomically. Returns the path of a backup of `before`.
 
-    A link stays a link: its target is replaced, and the backup lies beside the target. Permissions stay; the owner
-    too, where we may set it. Raises SettingsError: the file no longer holds `before`, or cannot be written; the
-    original is untouched then, and nothing is left beside it.
+    A link stays a link: its target is replaced, and the backup is beside the target. Permissions are kept, and the
+    owner if we may set it. Raises SettingsError if the file no longer contains `before`, or cannot be written; the
+    original is then unchanged, and nothing is left beside it.
     """
     made: list[Path] = []
     try:
@@ -117,13 +117,13 @@ def write_atomically(path: Path, before: str, after: str) -> Path:
 
 def _check_holds(path: Path, before: str) -> None:
     if path.read_bytes() != before.encode("utf-8"):
-        raise SettingsError(str(path), "changed while the calibration ran; nothing was written, please run it again")
+        raise SettingsError(str(path), "changed during the calibration: nothing was written; run it again")
 
 
 def _fill(number: int, text: str, like: os.stat_result) -> None:
-    """Write an open file, with the permissions of another, and wait until it is on the disk."""
+    """Write an open file with the permissions of another, and sync it to disk."""
     with os.fdopen(number, "wb") as file:
-        with contextlib.suppress(OSError):  # only root may give files away
+        with contextlib.suppress(OSError):  # only root may change the owner
             os.fchown(number, like.st_uid, like.st_gid)
         os.fchmod(number, like.st_mode & 0o7777)
         file.write(text.encode("utf-8"))
@@ -132,7 +132,7 @@ def _fill(number: int, text: str, like: os.stat_result) -> None:
 
 
 def _create_backup(target: Path) -> tuple[int, Path]:
-    """A new file beside the target, open for writing, under the first name that is free."""
+    """Create a new file beside the target, under the first free name, open for writing."""
     stem = f"{target.name}.bak-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     attempt = 0
     while True:
@@ -143,7 +143,7 @@ def _create_backup(target: Path) -> tuple[int, Path]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable. It has happened already, so that a file system without this is no failure."""
+    """Make the rename durable. It has already happened, so a file system that does not support this is no failure."""
     with contextlib.suppress(OSError):
         number = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""A Serve config on a cluster that serves nothing yet, for a calibration on devices of its own; and what to do then."""
+"""Deploys a Serve config on a cluster that serves nothing yet, for a calibration on dedicated devices."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from calibration.service.application import CalibrationFailed, deploy_config, se
 from deployments.errors import SettingsError
 from serve_app.local.serve import first_reason
 
-_START_TIMEOUT_S = 1800.0  # a large model from a slow disk or hub
+_START_TIMEOUT_S = 1800.0  # enough for a large model from a slow disk or hub
 _POLL_S = 0.5
 
 
 def deploy(path: Path, dashboard: str) -> None:
     """Deploy the Serve config `path` at `dashboard` and wait until all of its applications run.
 
-    Raises SettingsError: the config is not good, or something else is served there already; CalibrationFailed: it does
-    not start.
+    Raises SettingsError if the config is invalid or the cluster already serves something else, CalibrationFailed if it
+    does not start.
     """
     from serve_app.config.service_config import load_config
 
@@ -31,7 +31,7 @@ def deploy(path: Path, dashboard: str) -> None:
     found = {name: ((about or {}).get("deployed_app_config") or {}).get("args") for name, about in there.items()}
     if there and found != wanted:
         raise SettingsError(
-            "--deploy", f"the cluster serves {', '.join(there)} already: leave it out to calibrate that"
+            "--deploy", f"the cluster already serves {', '.join(there)}: leave out --deploy to calibrate that"
         )
     if not there:  # else by a run of the same command that was interrupted
         deploy_config(dashboard, config)
@@ -44,7 +44,7 @@ def deploy(path: Path, dashboard: str) -> None:
 
 
 def for_the_devices_there(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with one replica for each device of the cluster: a depth is a replica's, so that fewer devices do."""
+    """The config with one replica per device of the cluster. Depths are per replica, so fewer devices are enough."""
     changed = copy.deepcopy(dict(config))
     for application in changed["applications"]:
         args = application.get("args") or {}
@@ -55,17 +55,17 @@ def for_the_devices_there(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def all_run(applications: Mapping[str, Any], names: set[str]) -> bool:
-    """Whether all the named ones are RUNNING, by Serve's own details. Raises CalibrationFailed where one has failed."""
+    """Whether all named applications are RUNNING, by Serve's details. Raises CalibrationFailed if one has failed."""
     for name in sorted(names & applications.keys()):
         found = applications[name]
         if found["status"] == "DEPLOY_FAILED":
             details = [about.get("message") or "" for about in (found, *(found.get("deployments") or {}).values())]
-            raise CalibrationFailed(f"{name} does not start: {first_reason(details)}")
+            raise CalibrationFailed(f"{name} did not start: {first_reason(details)}")
     return all(applications.get(name, {}).get("status") == "RUNNING" for name in names)
 
 
 def patch_command(rayservice: str, config: str) -> str:
-    """The shell command that gives a RayService this Serve config; KubeRay applies what changed of it in place."""
+    """The shell command that writes this Serve config to a RayService. KubeRay applies the changes in place."""
     return "\n".join(
         (
             f"kubectl patch rayservice {rayservice} --type merge --patch-file /dev/stdin <<'EOF'",

@@ -1,4 +1,4 @@
-"""Writes the found depths into a Serve config or a KubeRay RayService manifest, and keeps the layout of the file.
+"""Edits a Serve config, or a KubeRay RayService manifest with one, and keeps the layout of the file.
 
 Pure: no ray, no torch, no files.
 """
@@ -27,9 +27,9 @@ def edit(text: str, application: str, changes: Mapping[str, Any]) -> str:
     merges into a mapping, another value replaces one, a missing key is added; what `user_config`, or a model's own part
     of it, says of a pool and of the calibration is replaced whole. Comments, order and quotes stay.
 
-    Raises SettingsError: the file is not YAML, has no or no single such application, or says something that cannot be
-    changed in its place (an alias, a merge key, a comment within braces). Raises TypeError: `changes` are not mappings
-    with strings as keys, lists, strings, numbers, bools and None.
+    Raises SettingsError if the file is not YAML, does not have exactly one such application, or has something that
+    cannot be changed in place (an alias, a merge key, a comment within braces). Raises TypeError if `changes` contain
+    anything but mappings with string keys, lists, strings, numbers, bools and None.
     """
     documents = load(text)
     place = _find(documents, application)
@@ -47,7 +47,7 @@ def edit(text: str, application: str, changes: Mapping[str, Any]) -> str:
 
 
 def router_application(text: str, application: str) -> dict[str, Any]:
-    """The application that `edit` would edit, as it stands in the text. Raises SettingsError as `edit` does."""
+    """The application that `edit` would change, as it is in the text. Raises SettingsError as `edit` does."""
     place = _find(load(text), application)
     found: dict[str, Any] = _at(place.config, place.path[:2])
     return found
@@ -55,7 +55,7 @@ def router_application(text: str, application: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The Router entry: which document of the file, whether that is a manifest, and the path within the config."""
+    """The place of the Router entry: the document in the file, whether it is a manifest, and the path in the config."""
 
     document: int
     manifest: bool
@@ -69,7 +69,7 @@ class _Place:
 
 
 def _find(documents: Sequence[Any], application: str) -> _Place:
-    """The one Router entry of the one application of that name. Raises SettingsError."""
+    """Find the only Router entry of the only application of that name. Raises SettingsError."""
     ours = [
         (number, manifest, config, index, found)
         for number, document in enumerate(documents)
@@ -102,7 +102,7 @@ def _find(documents: Sequence[Any], application: str) -> _Place:
 
 
 def _configs(document: Any) -> Iterable[tuple[bool, dict[str, Any]]]:
-    """The Serve config that a document is, or that it carries as a manifest (then with True)."""
+    """Yields (is a manifest, Serve config) for a document that is a Serve config or a manifest with one."""
     if not isinstance(document, dict):
         return
     if document.get("kind") != "RayService":
@@ -127,7 +127,7 @@ def _at(value: Any, path: Iterable[str | int]) -> Any:
 
 
 def _replaced(value: Any, path: Sequence[str | int], new: Any) -> Any:
-    """A copy of the value with `new` at the end of the path; an alias elsewhere keeps the old one."""
+    """A copy of the value with `new` at the path. An alias elsewhere keeps the old value."""
     if not path:
         return new
     changed = value.copy()

@@ -1,8 +1,8 @@
-"""Changes what a YAML text says, and keeps its layout.
+"""Changes values in a YAML text, and keeps its layout.
 
-PyYAML says what a text means, as it does for Ray Serve. ruamel.yaml keeps comments, order and quotes. A line that
-needs no change stays as it is, also where ruamel.yaml would write it differently. Each result is read back and
-compared before anyone sees it.
+PyYAML parses the text, as it does for Ray Serve. ruamel.yaml keeps comments, order and quotes. A line that needs no
+change stays as it is, even if ruamel.yaml would write it differently. Each result is parsed again and compared before
+it is returned.
 
 Pure: no files.
 """
@@ -27,14 +27,14 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, PlainScalarString
 
 from deployments.errors import SettingsError
 
-FILE = "<config>"  # the key of an error that concerns the whole text
+FILE = "<config>"  # the key in errors about the whole text
 
 # Columns: a mapping in a mapping; an item in a list; the item's dash.
 _LAYOUTS = ((2, 4, 2), (2, 2, 0), (4, 4, 0), (4, 4, 2), (4, 6, 2))
 
 
 def load(text: str, key: str = FILE) -> list[Any]:
-    """The documents of a YAML text, as Ray Serve reads them. Raises SettingsError with `key`: it is not YAML."""
+    """The documents of a YAML text, as Ray Serve reads them. If it is not YAML, raises SettingsError with `key`."""
     try:
         return list(yaml.safe_load_all(text))
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2026-13-45
@@ -42,10 +42,10 @@ def load(text: str, key: str = FILE) -> list[Any]:
 
 
 def rewrite(text: str, number: int, wanted: Any) -> str:
-    """The text with its document `number` changed, so that it says `wanted`. JSON stays JSON.
+    """The text with its document `number` changed to the content `wanted`. JSON stays JSON.
 
-    Raises SettingsError: the text is not YAML; a comment would be lost; or another place would change too, because of
-    an anchor with aliases or a merge key.
+    Raises SettingsError if the text is not YAML, if a comment would be lost, or if another place would change too,
+    because of an anchor with aliases or a merge key.
     """
     mark = "\ufeff" if text.startswith("\ufeff") else ""
     newline = "\r\n" if "\r\n" in text else "\n"
@@ -64,7 +64,7 @@ def rewrite(text: str, number: int, wanted: Any) -> str:
 
 
 def _span(text: str, number: int) -> tuple[int, int]:
-    """Where the content of a document starts and ends, without its `---` and `...`."""
+    """The start and end of a document's content, without its `---` and `...`."""
     events = list(yaml.parse(text))
     begins: list[Any] = [event for event in events if isinstance(event, yaml.DocumentStartEvent)]
     ends: list[Any] = [event for event in events if isinstance(event, yaml.DocumentEndEvent)]
@@ -75,7 +75,7 @@ def _span(text: str, number: int) -> tuple[int, int]:
 
 
 def _problem(text: str, wanted: list[Any]) -> SettingsError | None:
-    """The error of a text that does not say `wanted`."""
+    """The error if the text's content is not `wanted`; else None."""
     try:
         found = load(text)
     except SettingsError as error:
@@ -83,18 +83,20 @@ def _problem(text: str, wanted: list[Any]) -> SettingsError | None:
     if same(found, wanted):
         return None
     place = re.sub(r"^\[\d+\]\.?", "", _difference(found, wanted)) or FILE
-    return SettingsError(place, "would change too, perhaps by an anchor (&) and an alias (*); write it out here")
+    return SettingsError(place, "would change too, perhaps due to an anchor (&) and an alias (*); write it out here")
 
 
 def _comments(text: str) -> set[str]:
-    """The comments, which stand between the tokens of the text."""
+    """The comments, which are between the tokens of the text."""
     tokens: list[Any] = list(yaml.scan(text))
     gaps = (text[one.end_mark.index : other.start_mark.index] for one, other in pairwise(tokens))
     return {comment.strip() for gap in gaps for comment in re.findall("#.*", gap)}
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal but for the order of keys, and of the same types: 1, 1.0 and True differ, nan equals nan."""
+    """Whether both are equal, except for the order of keys, and of the same types: 1, 1.0 and True differ; nan equals
+    nan.
+    """
     return saferepr(one) == saferepr(other)
 
 
@@ -113,7 +115,7 @@ def _difference(one: Any, other: Any) -> str:
 
 
 class _AsWritten(VersionedResolver):
-    """Leaves each scalar its characters, so that `yes`, `0x40` and `1.00` are written as they were read."""
+    """Keeps the characters of each scalar, so that `yes`, `0x40` and `1.00` are written as they were read."""
 
     @property
     def versioned_resolver(self) -> dict[str, list[tuple[str, re.Pattern[str]]]]:
@@ -121,7 +123,7 @@ class _AsWritten(VersionedResolver):
 
 
 def _round_trips(text: str, before: Any, wanted: Any) -> tuple[str, str]:
-    """The text as it is written without and with the change, in the layout that changes the fewest lines."""
+    """The text as ruamel.yaml writes it without and with the change, in the layout that changes the fewest lines."""
     if _is_json(text):
         return _json(before), _json(wanted)
     lines = Counter(text.split("\n"))
@@ -160,7 +162,7 @@ def _round_trip(text: str, layout: tuple[int, int, int], before: Any, wanted: An
 
 
 def _update(node: Any, before: Any, wanted: Any) -> None:
-    """Change ruamel.yaml's `node`, which says `before`, where `wanted` says something else."""
+    """Change ruamel.yaml's `node`, whose content is `before`, where `wanted` differs."""
     old, new = (dict(enumerate(one)) if isinstance(one, list) else one for one in (before, wanted))
     for key in old.keys() - new.keys():
         node.pop(key, None)
@@ -176,14 +178,14 @@ def _update(node: Any, before: Any, wanted: Any) -> None:
 
 
 def _alike(old: Any, new: Any) -> bool:
-    """Whether both are mappings with content, or lists of one length: then only what is in them changes."""
+    """Whether both are non-empty mappings, or lists of equal length, so that only their items need to change."""
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new)
     return isinstance(old, dict) and isinstance(new, dict) and bool(old and new)
 
 
 def _node(value: Any, there: Any = None) -> Any:
-    """A value for ruamel.yaml; a mapping of single values takes one line, a string the quotes of the one `there`."""
+    """A value for ruamel.yaml. A mapping of scalars is put on one line. A string gets the quotes of the one `there`."""
     if isinstance(value, dict):
         node = CommentedMap({_key(key): _node(one) for key, one in value.items()})
         if not any(isinstance(one, dict) for one in value.values()):
@@ -200,7 +202,7 @@ def _node(value: Any, there: Any = None) -> Any:
 
 
 def _key(key: Any) -> Any:
-    """A key in quotes where the plain text would be read as something else: a number, a date, `no`."""
+    """A key, in quotes if the plain text would be read as something else: a number, a date, `no`."""
     if not isinstance(key, str):
         return key
     read_as = yaml.SafeLoader("").resolve(yaml.ScalarNode, key, (True, False))  # type: ignore[no-untyped-call]
@@ -211,9 +213,9 @@ def _key(key: Any) -> Any:
 
 
 def _keep_lines(text: str, unedited: str, edited: str) -> str:
-    """The text with the lines that differ between `unedited` and `edited`, and with all its other lines.
+    """The text with the lines that differ between `unedited` and `edited`; all other lines stay as they are.
 
-    New lines stand before the blank lines and comments that follow a changed place.
+    New lines go before the blank lines and comments that follow a changed place.
     """
     theirs, ours = unedited.split("\n"), edited.split("\n")
     stands_for = _stands_for(text.split("\n"), theirs)
@@ -231,7 +233,7 @@ def _keep_lines(text: str, unedited: str, edited: str) -> str:
 
 
 def _stands_for(lines: list[str], written: list[str]) -> list[list[str]]:
-    """For each written line the lines that it was made of."""
+    """For each written line, the original lines that it stands for."""
     made: list[list[str]] = [[] for _ in written]
     for _, start, end, at, to in SequenceMatcher(None, lines, written, autojunk=False).get_opcodes():
         first, one_by_one = at if to > at else max(at - 1, 0), end - start == to - at

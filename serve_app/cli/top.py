@@ -184,7 +184,7 @@ def _head(model: Mapping[str, Any]) -> Text:
     promise = f"{ours['ttft_s']:g} s, then {ours['tpot_s']:g} s a token" if "ttft_s" in ours else f"{ours['slo_s']:g} s"
     refused = ours.get("busy_answers", ours.get("refused"))
     head = Text(f"{model.get('model_id')}", style="bold")
-    head.append(f"  {ours.get('topology')}; promise {promise}; told busy {refused}", style="not bold")
+    head.append(f"  {ours.get('topology')}; promise {promise}; refused {refused}", style="not bold")
     recent = ours.get("recent")
     if recent is not None:  # absent in older services
         head.append(f"; late in five minutes {sum(recent['late'])}", style="not bold")

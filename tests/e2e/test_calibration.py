@@ -117,7 +117,7 @@ def test_a_killed_calibration_changes_nothing_and_goes_on_to_its_end(service, tm
     assert (depths(service), status_of_a_query(service, NAME)) == (live, 200)
     bursts = len(job.stages())
     job.run()
-    assert f"going on from {bursts} bursts" in job.said.read_text()
+    assert f"resuming from {bursts} bursts" in job.said.read_text()
     check_what_was_found(service, job, figure)
     now = shown(service, OTHER)
     assert (now["slo_s"], now["calibration"], now["trial_seconds_ago"]) == (other["slo_s"], None, None)

@@ -321,9 +321,9 @@ def test_neither_texts_nor_secrets_are_logged_or_told(service, dashboard, owner)
 # --- commands
 
 UNAUTHORIZED = "Authentication required: Unauthorized: Missing authentication token"
-WANTED = "windve: Ray's dashboard at {dashboard} wants its cluster's token"
+WANTED = "windve: Ray's dashboard at {dashboard} requires its cluster's token"
 UNSET = "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
-NOT_IT = "there is none, or another, in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
+NOT_IT = "RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token have none, or a wrong one"
 INVALID = "InvalidAuthToken: Authentication token is missing or incorrect"
 CODE = "import ray; ray.init(address='{gcs}', _node_ip_address='127.0.0.1', log_to_driver=False); print('IN')"
 DRIVER = (sys.executable, "-c", CODE)

@@ -118,7 +118,7 @@ def test_keys_are_changed_in_the_file_without_a_restart(service, keys):
     ("words", "problem"),
     [
         ([], None),  # the application's own config says where the key is
-        (["--api-keys", "env:WRONG_KEY"], "does not take the key; say where a good one is with --api-keys"),
+        (["--api-keys", "env:WRONG_KEY"], "does not accept the API key; give a valid one with --api-keys"),
     ],
 )
 def test_calibration_shows_a_key(service, tmp_path, words, problem):

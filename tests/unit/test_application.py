@@ -93,9 +93,9 @@ def test_an_address_is_given_for_all_models(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "model", "sentence"),
     [
-        (SEVERAL, None, "--model: the application serves several, choose one: v1.5, 7"),
-        (SEVERAL, "m", "--model: the application serves no model named m, only v1.5, 7"),
-        (ONE, "x", "--model: the application serves no model named x, only m"),
+        (SEVERAL, None, "--model: the application serves several models; choose one: v1.5, 7"),
+        (SEVERAL, "m", "--model: the application serves no model named m; choose one: v1.5, 7"),
+        (ONE, "x", "--model: the application serves no model named x; choose one: m"),
     ],
 )
 def test_the_model_must_be_chosen(monkeypatch, text, model, sentence):
@@ -131,7 +131,7 @@ def test_what_was_found_is_applied_to_the_one_model(monkeypatch, model):
     found.end_trials()
     assert serve.user_config["models"][model] == FOUND["user_config"]
     serve.user_config["slo_s"] = 3.0
-    with pytest.raises(CalibrationFailed, match="changed while the calibration ran"):
+    with pytest.raises(CalibrationFailed, match="changed during the calibration"):
         found.check_unchanged()
 
 

@@ -32,12 +32,12 @@ class Application(Formula):
         (["--tokens", "2"], "--tokens: should be at least 3"),
         (["--most", "100001"], "--most: should be at most 100000, the largest depth that a config may have"),
         (["--most", "9", "--stress-step", "10"], "--stress-step: should be at most --most, which is 9"),
-        (["--quantile", "0.5"], "--quantile: should be 0.99 to 1"),
+        (["--quantile", "0.5"], "--quantile: should be from 0.99 to 1"),
         (["--slo", "31"], "--slo: a batch may take as long, 31 s, and batch_timeout_s takes a replica for hung"),
-        (["--slo", "60"], "the application gives up on a query after 60 s"),
-        (["--slo", "1", "--answer-tokens", "9"], "--answer-tokens: is for generation, and this application embeds"),
-        (["--estimate-only", "--apply"], "--estimate-only: an estimate is not proven, so not written"),
-        (["--config", str(ROOT / "serve_app/config.yaml")], "describes another application than the one that runs"),
+        (["--slo", "60"], "the application drops a query after 60 s"),
+        (["--slo", "1", "--answer-tokens", "9"], "--answer-tokens: is for generation, but this application embeds"),
+        (["--estimate-only", "--apply"], "--estimate-only: an estimate is not proven, so it is never written"),
+        (["--config", str(ROOT / "serve_app/config.yaml")], "describes another application than the running one"),
         (["--config", str(ROOT / "Makefile")], "Makefile: "),
         (["--config", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
     ],
@@ -74,6 +74,6 @@ def refused(capsys, words, problem):
 def test_a_query_longer_than_the_model_takes_is_refused(tmp_path):
     journal = Journal(tmp_path, {}, fresh=True)
     trials = TrialLoads(Address("127.0.0.1", 1), (), "", journal, {}, 5000, 0, 5.0)
-    with pytest.raises(SettingsError, match="--tokens: the model takes at most 256, not 5000"):
+    with pytest.raises(SettingsError, match="--tokens: should be at most 256, the model's maximum, not 5000"):
         asyncio.run(trials.prepare(256))
     journal.close()

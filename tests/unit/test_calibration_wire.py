@@ -53,8 +53,8 @@ TOOK = (0.25, 0.5, 0.25), (0.0, 0.1, 0.0)
         ([reply(200, FOUND)], TOOK, None),
         ([reply(403, {"error": "not yet"}), reply(503, {"error": "busy"}), reply(200, FOUND)], TOOK, None),
         ([reply(200, {**FOUND, "seconds": [None], "host_seconds": [None]})], None, None),
-        ([reply(422, {"error": "no pool"})], None, "the cpu pool runs no planned step: 422 no pool"),
-        ([reply(424, {"error": {"message": "lost"}})], None, "the cpu pool runs no planned step: 424 lost"),
+        ([reply(422, {"error": "no pool"})], None, "the cpu pool refused a planned step: 422 no pool"),
+        ([reply(424, {"error": {"message": "lost"}})], None, "the cpu pool refused a planned step: 424 lost"),
         ([b""], None, "a planned step on the cpu pool was not answered"),
     ],
 )

@@ -74,7 +74,7 @@ def test_a_link_stays_a_link(file, tmp_path):
 
 
 def test_a_file_that_changed_meanwhile_is_left_alone(file):
-    with pytest.raises(SettingsError, match=r"c\.yaml: changed while the calibration ran; nothing was written, please"):
+    with pytest.raises(SettingsError, match=r"c\.yaml: changed during the calibration: nothing was written; run"):
         write_atomically(file, "a\n", "b")
     assert modes(file.parent) == {"c.yaml": (b"a\r\n", 0o640)}
 
@@ -87,7 +87,7 @@ def test_a_file_that_changes_at_the_last_moment_is_left_alone(file, monkeypatch)
         return original(target)
 
     monkeypatch.setattr(config_file, "_create_backup", create)
-    with pytest.raises(SettingsError, match="changed while the calibration ran"):
+    with pytest.raises(SettingsError, match="changed during the calibration"):
         write_atomically(file, "a\r\n", "b")
     assert modes(file.parent) == {"c.yaml": (b"theirs", 0o640)}
 

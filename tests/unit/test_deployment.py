@@ -64,13 +64,13 @@ def test_it_is_deployed_and_waited_for(serve):
 
 def test_what_fails_says_why(serve):
     _, path = serve("DEPLOYING", "DEPLOY_FAILED")
-    with pytest.raises(CalibrationFailed, match="windve does not start"):
+    with pytest.raises(CalibrationFailed, match="windve did not start"):
         deploy(path, "http://dashboard")
 
 
 def test_nothing_is_deployed_over_what_is_served(serve):
     serving, path = serve(there=["other"])
-    with pytest.raises(SettingsError, match=r"--deploy: the cluster serves other already"):
+    with pytest.raises(SettingsError, match=r"--deploy: the cluster already serves other"):
         deploy(path, "http://dashboard")
     assert serving.deployed is None
 
@@ -93,14 +93,14 @@ def test_an_application_that_is_not_there_yet_does_not_run():
 
 def test_the_reason_is_the_one_of_our_own_error():
     told = {"status": "DEPLOY_FAILED", "message": "Traceback\nSettingsError: args.model.id: cannot be read\nmore"}
-    with pytest.raises(CalibrationFailed, match=r"windve does not start: args\.model\.id: cannot be read$"):
+    with pytest.raises(CalibrationFailed, match=r"windve did not start: args\.model\.id: cannot be read$"):
         all_run({"windve": told}, {"windve"})
 
 
 @pytest.mark.parametrize("message", ["", None])
 def test_where_serve_gives_no_reason_it_is_said(message):
     told = {"status": "DEPLOY_FAILED", "message": message, "deployments": {"Router": {"message": message}}}
-    with pytest.raises(CalibrationFailed, match=r"windve does not start: Ray Serve gave no reason; see /.*logs$"):
+    with pytest.raises(CalibrationFailed, match=r"windve did not start: Ray Serve gave no reason; see /.*logs$"):
         all_run({"windve": told}, {"windve"})
 
 
@@ -122,7 +122,7 @@ def test_the_command_hands_kubectl_the_config_byte_for_byte(tmp_path):
 
 @pytest.mark.parametrize("words", [["--rayservice", "x"], ["--deploy", "a", "--rayservice", "x", "--estimate-only"]])
 def test_the_command_needs_a_config_and_a_proof(words):
-    with pytest.raises(WindveError, match="--rayservice: needs --deploy"):
+    with pytest.raises(WindveError, match="--rayservice: requires --deploy"):
         command.main(words)
 
 

@@ -224,7 +224,7 @@ def test_a_latency_that_does_not_rise_is_planned_without_extrapolation(planned):
     ],
 )
 def test_numbers_that_cannot_be(planned, option, value):
-    with pytest.raises(SettingsError, match=r"must be above 0") as caught:
+    with pytest.raises(SettingsError, match=r"should be above 0") as caught:
         planned(asked=[*ASKED, option, value])
     assert caught.value.key == option
     assert len(str(caught.value)) < 150
@@ -233,11 +233,11 @@ def test_numbers_that_cannot_be(planned, option, value):
 @pytest.mark.parametrize(
     ("report", "problem"),
     [
-        (changed((("outcome",), "refused"), (("reason",), "latency is not linear.")), "refused: latency is not linear"),
-        (changed((("outcome",), "refused")), "refused: it gives no reason"),
+        (changed((("outcome",), "refused"), (("reason",), "latency is not linear.")), "failed: latency is not linear"),
+        (changed((("outcome",), "refused")), "failed: it gives no reason"),
         (changed((("format",), 2)), "has format 2, but this version reads format 1"),
-        (changed((("format",), ...)), "not a report of the calibration"),
-        ([], "not a report of the calibration"),
+        (changed((("format",), ...)), "not a calibration report"),
+        ([], "not a calibration report"),
         (changed((("settings",), ...)), "settings: missing"),
         (changed((("settings", "shape"), ["burst"])), "settings.shape: should be 'burst' or 'steady'"),
         (changed((("settings", "slo_s"), 0)), "settings.slo_s: should be greater than 0, not 0"),
@@ -267,8 +267,8 @@ def test_reports_that_cannot_be_planned_with(planned, report, problem):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        *[(b"", "no JSON"), (b"{", "no JSON"), (b"[" * 100_000, "no JSON"), (b"9" * 5000, "no JSON")],
-        *[(b"\xff\xfe\x00\x9f\x92", "no JSON"), (b"\x1f\x8b\x08\x00\x80", "not text")],
+        *[(b"", "not JSON"), (b"{", "not JSON"), (b"[" * 100_000, "not JSON"), (b"9" * 5000, "not JSON")],
+        *[(b"\xff\xfe\x00\x9f\x92", "not JSON"), (b"\x1f\x8b\x08\x00\x80", "not text")],
     ],
 )
 def test_files_that_are_no_report(tmp_path, capsys, content, problem):

@@ -96,13 +96,13 @@ def test_a_verification_that_cannot_be_won_any_more_ends_early():
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_places_that_others_take_are_no_proof(replicas):
     devices = Devices({"accelerator": V100, "cpu": XEON}, taken=1, replicas=replicas)
-    with pytest.raises(CalibrationFailed, match="places of the accelerator pool could be filled"):
+    with pytest.raises(CalibrationFailed, match="slots of the accelerator pool could be filled"):
         verified(devices, {"accelerator": 40, "cpu": 7})
 
 
 def test_a_sweep_that_others_disturb_is_refused():
     devices = Devices({"cpu": XEON}, taken=1)
-    with pytest.raises(CalibrationFailed, match="1 of 1 queries found no place on the cpu pool"):
+    with pytest.raises(CalibrationFailed, match="1 of 1 queries were refused by the cpu pool"):
         asyncio.run(sweep(devices, "cpu", Aim(2.0), lambda _: None))
 
 

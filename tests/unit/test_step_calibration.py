@@ -129,7 +129,7 @@ def chance(seed):
 @pytest.mark.parametrize(
     ("measured", "problem"),
     [
-        (chance(1), "follow no formula"),
+        (chance(1), "do not fit the formula"),
         (Device(TIMES["cpu"]).measured()[:5], "only 5 steps of the cpu pool fit"),
         (Device(StepTime(0.5, 0, 0, 0, 0)).measured(1.0), "0.5 s for one token of one answer"),
     ],
@@ -303,7 +303,7 @@ def test_a_run_finds_tries_and_proves_and_its_report_says_so(calibrate, tmp_path
     assert "EMULATED" in page
     assert GenerationCalibrationReport.model_validate_json((tmp_path / "report.json").read_text()) == made
     assert f"{found.capacity:.3g} requests a second" in said
-    with pytest.raises(SettingsError, match="about an application that generates"):
+    with pytest.raises(SettingsError, match="of an application that generates"):
         CalibrationReport.parse((tmp_path / "report.json").read_bytes(), "report.json")
 
 
@@ -357,7 +357,7 @@ def test_an_estimate_tries_nothing(calibrate):
     ("seen", "problem"),
     [
         ([(2.1, 0.1)] * 2, "first tokens came after 2 s"),
-        ([(0.5, 0.1), (0.5, 0.21), (0.5, 0.21)], "were slower than 0.2 s a token"),
+        ([(0.5, 0.1), (0.5, 0.21), (0.5, 0.21)], "were slower than 0.2 s per token"),
     ],
 )
 def test_late_streams_are_sent_once_more_and_then_refused(calibrate, tmp_path, seen, problem):
@@ -379,8 +379,8 @@ def changed(**windve):
     ("application", "problem"),
     [
         (changed(config_problem="bulk_share: no"), "has refused its own config: bulk_share: no"),
-        (changed(tpot_s=0.01), "and tpot_s promises 0.01 s"),
-        (changed(ttft_s=0.03), "can be promised to nobody"),
+        (changed(tpot_s=0.01), "but tpot_s is 0.01 s"),
+        (changed(ttft_s=0.03), "no request can get its first token"),
     ],
 )
 def test_what_cannot_be_promised_is_refused(calibrate, application, problem):
@@ -423,7 +423,7 @@ def test_a_stream_that_fails_proves_nothing(came):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--slo", "1"], "--slo: is for embeddings, and this application generates"),
+        (["--slo", "1"], "--slo: is for embeddings, but this application generates"),
         (["--stress-step", "5"], "--stress-step: is for embeddings"),
     ],
 )
@@ -475,7 +475,7 @@ def test_the_command_writes_and_applies_and_a_dry_run_shows_the_change_alone(com
     [
         (["--apply"], [(2.1, 0.1)] * 2, "first tokens came after 2 s (the last after 2.1 s)"),
         (["--out", "/dev/null/x"], [], "--out: /dev/null/x cannot be written: Not a directory"),
-        (["--prompt-tokens", "9000"], [], "--prompt-tokens: should be at least 1 and below the model's context of 81"),
+        (["--prompt-tokens", "9000"], [], "--prompt-tokens: should be from 1 to below the model's context of 81"),
     ],
 )
 def test_a_command_that_is_refused_says_why_and_writes_nothing(command, capsys, words, seen, problem):

@@ -62,7 +62,7 @@ def shown(now, last=None, since_s=2.0):
 
 def test_a_model_and_its_pool():
     assert shown(INFO) == [
-        "m3 CPU only; promise 1 s; told busy 5",
+        "m3 CPU only; promise 1 s; refused 5",
         "pool replicas in flight waiting room answered refused slowdown safety margin learned",
         "cpu 1 of 2 7 2 now 100 4 1.02 0.10 0.0100 C + 0.2000",
     ]
@@ -83,9 +83,9 @@ ONE = "windve.pools.cpu.replicas.r"
         ),
         (("windve.pools.cpu.replicas", {}), "1 of 2 7 2 - - 0 - - 0.0100"),
         (("windve.pools.cpu.latency_model.source", "calibrated"), "0.0100 C + 0.2000, calibrated"),
-        (("windve.emulated", True), "told busy 5; EMULATED devices"),
-        (("windve.config_problem", "user_config.slo: no"), "told busy 5; user_config.slo: no"),
-        (("windve.recent", {"bucket_s": 5, "late": [0, 2, 1]}), "told busy 5; late in five minutes 3"),
+        (("windve.emulated", True), "refused 5; EMULATED devices"),
+        (("windve.config_problem", "user_config.slo: no"), "refused 5; user_config.slo: no"),
+        (("windve.recent", {"bucket_s": 5, "late": [0, 2, 1]}), "refused 5; late in five minutes 3"),
     ],
 )
 def test_what_is_told_is_shown(change, words):
@@ -124,7 +124,7 @@ def test_an_application_that_generates():
         "pools": {"cpu": pool},
     }
     head, _, row = shown({"model_id": "toy", "windve": windve})
-    assert head == "toy CPU only; promise 2 s, then 0.2 s a token; told busy 3"
+    assert head == "toy CPU only; promise 2 s, then 0.2 s a token; refused 3"
     assert row == "cpu 1 of 1 3 1 40 blocks - 3 1.00 0.00 -"
 
 
