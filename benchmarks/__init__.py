@@ -1,1 +1,1 @@
-"""Measurements that a person starts: each a paired comparison in one run, with raw samples, a table and a picture."""
+"""Benchmarks, started by hand. Each is a paired comparison in one run, with raw samples, a table and a picture."""

@@ -1,4 +1,4 @@
-"""`windve bench`: windve beside its floor, its peers and itself. Each comparison is one run on one machine."""
+"""`windve bench` compares windve with a minimal server, with peers and with itself, each in one run on one machine."""
 
 import argparse
 import json
@@ -22,13 +22,13 @@ OVERLOAD = "overload"
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status: 0 measured, 1 something could not be (a sentence says what), 130 interrupted."""
+    """Exit status: 0 measured, 1 something could not be measured (a sentence says what), 130 interrupted."""
     if words[:1] == [OVERLOAD] and any(word.split("=")[0] == "--url" for word in words):
-        return overload(words[1:])  # of a server that runs already, not of those that are started here
+        return overload(words[1:])  # measures a server that already runs; the others start theirs
     arguments = _parser().parse_args(words)
     if arguments.true_speed:
         arguments.names = ["streams" if name == "generation" else name for name in arguments.names]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what runs is taken down, as on Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop servers as on Ctrl-C
     console = Console(highlight=False, soft_wrap=True)
     partial = (arguments.quick or arguments.only) and not arguments.add
     out: Path = arguments.out or (_SCRATCH if partial else _RESULTS)
@@ -60,7 +60,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _all(out: Path, *, show: bool) -> list[str]:
-    """Every comparison; those that not every machine can measure are shown where they were."""
+    """All comparisons. With `show`, the optional ones are included only if they were measured."""
     return [name for name in ABOUT if not (show and name in OPTIONAL) or (out / f"{name}.json").exists()]
 
 
@@ -70,39 +70,39 @@ def _parser() -> argparse.ArgumentParser:
         description=f"{__doc__}\n\ncomparisons:\n"
         + "\n".join(f"  {name:<11}{about}" for name, about in ABOUT.items())
         + "\n  paper      the paper's tables and figures: windve bench paper"
-        + "\n`overload --url URL` measures a server that runs already: windve bench overload --url URL --help",
+        + "\n`overload --url URL` measures a running server: windve bench overload --url URL --help",
         epilog=(
             "examples:\n"
             "  make bench                              all of them, some hours\n"
             "  make bench ARGS=path                    one\n"
             "  make bench ARGS='path service --quick'  shorter and fewer rounds, kept in reports/bench\n"
-            "  make bench ARGS=--show                  write tables and pictures again from what was kept"
+            "  make bench ARGS=--show                  rewrite tables and pictures from the saved results"
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("names", nargs="*", type=_name, metavar="NAME", help="which comparisons (default: all)")
+    add("names", nargs="*", type=_name, metavar="NAME", help="comparisons to run (default: all)")
     add("--true-speed", action="store_true", help="with `generation`: on real Ray, as the comparison `streams`")
-    add("--quick", action="store_true", help="shorter and fewer rounds; to try things, not to quote")
-    add("--only", action="append", metavar="CONTESTANT", help="leave the other contestants out; may be given often")
+    add("--quick", action="store_true", help="fewer and shorter rounds, for trying things, not for quoting")
+    add("--only", action="append", metavar="CONTESTANT", help="measure only this contestant; may be repeated")
     add(
         "--out",
         type=Path,
         help="folder (default: benchmarks/results; reports/bench with --quick or --only, without --add)",
     )
-    add("--show", action="store_true", help="measure nothing: tables and pictures from what was kept")
+    add("--show", action="store_true", help="measure nothing; rewrite tables and pictures from the saved results")
     add(
         "--add",
         action="store_true",
-        help="add to what was measured on this machine; only what is measured anew is replaced",
+        help="add to this machine's saved results; replaces only what is measured again",
     )
-    add("--take-turns", type=Path, metavar="FILE", help="lock FILE while measuring, where others measure too")
+    add("--take-turns", type=Path, metavar="FILE", help="lock FILE while measuring, if others measure here too")
     return parser
 
 
 def _name(word: str) -> str:
     if word not in ABOUT:
-        raise argparse.ArgumentTypeError(f"there is no comparison '{word}'; there are {', '.join(ABOUT)}")
+        raise argparse.ArgumentTypeError(f"there is no comparison '{word}'; choose from: {', '.join(ABOUT)}")
     return word
 
 

@@ -1,8 +1,8 @@
-"""`make paper`: the paper's Tables I and III through the whole real application over its emulated devices, and its
-Figures 5 and 6 for real on this machine's CPU.
+"""`make paper` reproduces the paper's Tables I and III with the whole application over emulated devices, and its
+Figures 5 and 6 on this machine's CPU.
 
-The devices' time may be stretched (`--scale`): on a small machine the application and the load generator share a few
-cores, and what they take of the SLO is theirs, not the devices'. Depths do not depend on the scale otherwise.
+`--scale` stretches the devices' time. On a small machine the application and the load generator share a few cores, and
+would otherwise take too much of the SLO. Apart from that, depths do not depend on the scale.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def replay(scratch: Path, scale: float, *, noisy: bool, echo: Echo) -> dict[str, Any]:
-    """Calibrate both pairs at both SLOs. Noisy: estimates only, since what is late by 2 to 4 times meets no SLO."""
+    """Calibrate both pairs at both SLOs. `noisy`: estimate only, since outliers of 2 to 4 times meet no SLO."""
     columns: dict[str, Any] = {"scale": scale}
     for number, (accelerator, cpu, _) in enumerate(PAIRS):
         more = NOISE if noisy else {}
@@ -129,7 +129,7 @@ def replay(scratch: Path, scale: float, *, noisy: bool, echo: Echo) -> dict[str,
 
 def by_length(scratch: Path, echo: Echo) -> list[dict[str, float]]:
     """Figure 5 on this machine's CPU: depth by query length."""
-    # With all of its 512 positions: its own limit of 256 tokens is a setting, not its shape.
+    # Use all of its 512 positions; its limit of 256 tokens is a setting, not its shape.
     model = {"id": str(longer_model(scratch / "model", 512)), "name": "all-MiniLM-L6-v2"}
     rows = []
     with serving(_config(model, {CPU: {}})) as service:
@@ -142,7 +142,7 @@ def by_length(scratch: Path, echo: Echo) -> list[dict[str, float]]:
 def by_cores(scratch: Path, echo: Echo) -> list[dict[str, float]]:
     """Figure 6 on this machine's CPU: depth by the number of its cores."""
     usable = read_cpu_shape().usable
-    usable -= usable // 4  # the low quarter is left to the framework
+    usable -= usable // 4  # the lower quarter is for the framework
     numbers = sorted({1, usable, *(2**power for power in range(1, 8) if 2**power < usable)})
     rows = []
     for cores in numbers:
@@ -162,7 +162,7 @@ def _line(service: Service, out: Path, tokens: int) -> dict[str, float]:
 
 
 def _config(model: dict[str, str], pools: dict[str, Any]) -> dict[str, Any]:
-    # The paper's own rule: by a count, for which bursts are proof enough.
+    # The paper's rule: admission by a count, which bursts alone can prove.
     depths = {pool: {"queue_depth": 32} for pool in (ACCELERATOR, CPU)}
     router = {"slo_s": 1.0, "admission": "depth", **depths}
     return config_of(application({"model": model, "accelerator": {"device": "none"}, **pools}, router))
@@ -191,7 +191,7 @@ def _sheets(found: dict[str, Any]) -> list[Sheet]:
 
 
 def _cells(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was found of each SLO and device, beside the paper's."""
+    """The result for each SLO and device, beside the paper's."""
     rows = []
     for slo_s, (accelerator, cpu, _) in product(SLOS, PAIRS):
         for device in (accelerator, cpu):

@@ -1,1 +1,1 @@
-"""`make bench`: each module measures one thing beside its floor, its peers or itself."""
+"""The comparisons of `make bench`. Each module measures one thing against a floor, against peers or against itself."""

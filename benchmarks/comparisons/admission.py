@@ -1,8 +1,8 @@
-"""Rules of admission in virtual time: the product's Router, Runner and Schedule over one node's emulated devices.
+"""Admission rules in virtual time: windve's Router, run loop and scheduler over one node's emulated devices.
 
-By predicted finish, with answers at the run's end and pass by pass; by depth (the paper's), for bursts and for streams;
-and the plain rules by themselves (`simulation/rules.py`: no margin, no learning, no network). Late is who was admitted
-and answered after the deadline; goodput is what was answered in time, of a stream's whole length.
+Compares admission by predicted finish (answers at the end of the batch, or per micro-batch), by the paper's depth (for
+bursts and for streams), and the bare rules (`simulation/rules.py`: no margin, no learning, no network). A query is late
+if it was admitted and answered after its deadline. Goodput counts the queries answered in time, over the whole stream.
 """
 
 import heapq
@@ -39,7 +39,7 @@ TIMES = {ENDS: "ratio", PASSES: "ratio, pass by pass"}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`seconds` of a stream are simulated; noise and slow-down at the third of the rates."""
+    """One set of devices. `seconds`: length of a simulated stream. Noise and slow-down use the third rate."""
 
     name: str
     slo_s: float
@@ -102,7 +102,7 @@ def _stream(bench: Bench, case: Case, rate: float, *, mixed: bool) -> None:
 
 
 def served(shape: Shape, arrivals: Iterable[Arrival]) -> list[Ended]:
-    """How each query ended."""
+    """Simulate the arrivals; returns how each query ended."""
     return _application(shape, arrivals).ended
 
 
@@ -139,7 +139,7 @@ def _refused(kind: Sequence[Ended]) -> float | None:
 
 
 def _retry(bench: Bench, rule: str) -> None:
-    """At 1.5 times what the devices do, one client in twenty comes back when Retry-After says."""
+    """At 1.5 times the capacity, one client in twenty retries when Retry-After says."""
     case = CASES[1]
     devices = _devices(case, rule)
     rate = _RETRY_LOAD * sum(device.queries_s(case.slo_s) for device in devices.values())
@@ -151,7 +151,7 @@ def _retry(bench: Bench, rule: str) -> None:
 
 
 def _beside(bench: Bench, rule: str) -> None:
-    """60/s that allow 20 s beside 20/s at the SLO."""
+    """60 queries/s with a deadline of 20 s, together with 20/s at the SLO."""
     case = replace(CASES[1], seconds=60.0)
     devices = _devices(case, rule)
     streams = (
@@ -172,11 +172,11 @@ def _beside(bench: Bench, rule: str) -> None:
     bench.sample({"what": "beside", "rule": rule}, told, shown)
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- tables and goals ---------------------------------------------------------------------------------------------
 
 
 def _streams(found: Found) -> list[dict[str, Any]]:
-    """One for each stream: what each rule made of it, by the rule's name."""
+    """One row per stream, with each rule's result by the rule's name."""
     rows = []
     for one in all_of(found, what="stream", rule=ENDS):
         about = {key: one[key] for key in ("case", "lengths", "rate")}
@@ -211,7 +211,7 @@ def _length_sheet(found: Found) -> Sheet:
 
 
 def _times(told: Mapping[str, Any]) -> float | None:
-    """How many times as often long queries are refused as short ones."""
+    """The refusal rate of long queries over that of short ones."""
     few = 0.01
     if told["refused_long"] is None or told["refused_long"] < few:
         return None

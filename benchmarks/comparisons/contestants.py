@@ -1,4 +1,4 @@
-"""Who takes part in *service*: how each is started, all with the same weights, texts, cores and route."""
+"""The contestants of *service*, and how each is started. All have the same weights, texts, cores and route."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,12 +14,12 @@ from deployments.settings import Dtype
 
 ROUTE = "/v1/embeddings"
 WINDVE = "windve"
-_DEPTH, _SLO_S = 4096, 30.0  # nothing is refused here: peers refuse nothing either
+_DEPTH, _SLO_S = 4096, 30.0  # so that windve refuses nothing, as its peers do
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`command(binaries, port)` starts it, in the environment of that name; it computes in `dtype`."""
+    """A server to compare with. `command(binaries, port)` starts it, in its own environment. It computes in `dtype`."""
 
     name: str
     dtype: Dtype
@@ -80,16 +80,14 @@ NAMES = (WINDVE, *(peer.name for peer in PEERS))
 
 
 def taking_part() -> list[str]:
-    """windve, and each peer in the number format that this CPU computes quickest. Infinity in float32, its default
-    here, as well.
-    """
+    """All contestants: windve, each peer in the fastest format on this CPU, and Infinity in float32, its default."""
     dtype, _ = quickest_cpu_dtype()
     return [WINDVE, *(peer.name for peer in PEERS if peer.dtype == dtype or peer is _WIDE[0])]
 
 
 @contextmanager
 def contestant(name: str) -> Iterator[str]:
-    """The contestant's address while it runs. Raises NotAvailable or RuntimeError where it does not start."""
+    """Run a contestant and yield its address. Raises NotAvailable or RuntimeError if it does not start."""
     peers = {peer.name: peer for peer in PEERS}
     if name in peers:
         with peers[name].running() as url:

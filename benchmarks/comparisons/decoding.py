@@ -1,10 +1,10 @@
-"""Answers of a language model on the CPU: windve's steps beside transformers' static and continuous batches,
-openvino-genai and vLLM, each in an environment of its own. Qwen2.5-0.5B's shape, in float32 and bfloat16.
+"""Text generation on the CPU: windve's steps, transformers' static and continuous batching, openvino-genai and vLLM,
+each in its own environment. The model has Qwen2.5-0.5B's shape, in float32 and bfloat16.
 
-The weights are random and the same for all, and so are the number formats of weights, products, keys and values.
-Prompts have 128 tokens and all answers of a batch go on together. A batch's tokens per second are told, prompts
-included. Beside them stands how quickly the steps of one token each read the weights (the time of whole answers less
-that of first tokens), and how quickly the same cores sum numbers in memory.
+All use the same random weights, and the same number formats of weights, products, keys and values. Prompts have 128
+tokens, and the answers of a batch run together. Reports a batch's tokens per second, prompts included; how fast steps
+of one token read the weights (time of whole answers minus that of first tokens); and how fast the same cores sum
+numbers in memory.
 """
 
 import json
@@ -50,7 +50,7 @@ SHAPE = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
 }
-_FEWEST = 5  # the first token that a prompt may have; some mean something to a library
+_FEWEST = 5  # the lowest token id in prompts; lower ones are special in some libraries
 _STREAM_NUMBERS = 2**26  # of 8 bytes
 _STREAMS = 5
 
@@ -84,7 +84,7 @@ def run(bench: Bench) -> None:
 
 
 def write(shape: dict[str, Any], dtype: str, folder: Path) -> int:
-    """Write a model with random weights. Returns the bytes that each step reads of it."""
+    """Write a model with random weights. Returns how many bytes of it each step reads."""
     torch = import_torch("cpu")
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -95,10 +95,10 @@ def write(shape: dict[str, Any], dtype: str, folder: Path) -> int:
 
 
 class _Child:
-    """A library in a process of its own (`peers.decoders`)."""
+    """A library in a separate process (`peers.decoders`)."""
 
     def __init__(self, name: str, folder: Path, dtype: str) -> None:
-        """Raises NotAvailable where its environment cannot be made."""
+        """Raises NotAvailable if its environment cannot be created."""
         library, environment = LIBRARIES[name]
         python = sys.executable if environment is None else str(binaries(environment, "--no-deps") / "python")
         words = [python, "-m", "benchmarks.peers.decoders", library, str(folder), dtype]
@@ -116,7 +116,7 @@ class _Child:
         self._errors.close()
 
     def measure(self, batch: int, answer: int, weight_bytes: int) -> dict[str, Any]:
-        """After a short run that does not count. `rate` in tokens/s, `weights` in GB/s."""
+        """Measure after a short warm-up. `rate` in tokens/s, `weights` in GB/s."""
         self._decode(batch, 2)
         first_s, _ = self._decode(batch, 1)
         seconds, tokens = self._decode(batch, answer)
@@ -153,7 +153,7 @@ class _Child:
 
 
 def memory_rate() -> float:
-    """GB/s that all cores reach when they sum numbers, the best of some times."""
+    """GB/s at which all cores sum numbers in memory; the best of several runs."""
     torch = import_torch("cpu")
     torch.set_num_threads(read_cpu_shape().usable)
     numbers = torch.ones(_STREAM_NUMBERS, dtype=torch.int64)
@@ -165,7 +165,7 @@ def memory_rate() -> float:
     return float(numbers.nbytes) / min(taken) / 1e9
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- tables and goals ---------------------------------------------------------------------------------------------
 
 
 def sheets(found: Found) -> list[Sheet]:
@@ -191,12 +191,12 @@ def _sheets_of(found: Found, dtype: str, short: str) -> Iterator[Sheet]:
 
 
 def _figures(found: Found, figure: str, short: str, batch: int) -> dict[str, float | None]:
-    """By the library."""
+    """The figure of each library, by name."""
     return {name: median(found, figure, contestant=f"{name} {short}", batch=batch) for name in LIBRARIES}
 
 
 def _to_best(found: Found, short: str, batch: int) -> float | None:
-    """tokens/s beside the quickest peer's."""
+    """The tokens/s of windve over those of the fastest peer."""
     rates = _figures(found, "rate", short, batch)
     best = max((rate for name, rate in rates.items() if name != WINDVE and rate is not None), default=None)
     return ratio(rates[WINDVE], best)

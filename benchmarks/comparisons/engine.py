@@ -1,5 +1,5 @@
-"""Engines alone, each in a process of its own: queries/s by batch and length, resident memory, and how near they come
-to what the machine's cores can multiply.
+"""Engines alone, each in a separate process: queries/s by batch and length, resident memory, and their share of the
+cores' peak multiplication rate.
 """
 
 import multiprocessing
@@ -35,7 +35,7 @@ _PRODUCT = {MINILM: (1200, 384, 1536), LARGE: (1200, 1024, 4096)}  # rows, and a
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to compute: an engine, a number format, and for torch the form: packed, padded, or its own choice."""
+    """An engine, a number format, and for torch the form: packed, padded, or automatic."""
 
     engine: str
     dtype: str
@@ -50,7 +50,7 @@ WAYS = tuple(Way(engine, dtype, form) for dtype in ("bfloat16", "float32") for e
 
 
 def _plan() -> list[tuple[str, Way]]:
-    """MiniLM in both formats, the large shape in the quickest. bfloat16 only where the CPU has instructions for it."""
+    """MiniLM in both formats, the large shape in the fastest. bfloat16 only if the CPU has instructions for it."""
     narrow, quickest = quick_cpu_dtype()[0], quickest_cpu_dtype()[0]
     ways = [way for way in WAYS if way.dtype in {narrow, "float32"}]
     return [(MINILM, way) for way in ways] + [(LARGE, way) for way in ways if way.dtype == quickest]
@@ -91,7 +91,7 @@ def _load(model: str, way: Way) -> tuple[ModelCard, Engine]:
 
 
 def _measure(model: str, way: Way, seconds: float) -> list[dict[str, Any]]:
-    """The machine's ceiling in this moment, and each batch and length."""
+    """Measure the machine's current peak, then each batch and length."""
     before = _resident_mb()
     card, engine = _load(model, way)
     loaded_mb = _resident_mb() - before
@@ -131,13 +131,13 @@ def _times(engine: Engine, batch: TokenBatch, seconds: float) -> list[float]:
 
 
 def _flops_per_token(card: ModelCard, length: int) -> float:
-    """Two for each weight of the layers (12 h^2 where the intermediate size is 4 h), and the attention's 4 L h."""
+    """FLOPs per token: 2 per weight of the layers (12 h^2 if the intermediate size is 4 h), plus attention's 4 L h."""
     hidden = card.dimension
     return card.layers * (2 * 12 * hidden**2 + 4 * length * hidden)
 
 
 def _gflops(dtype: str, rows: int, width: int, height: int) -> float:
-    """What a product reaches with all cores at best: torch's own, or oneDNN's with weights laid out beforehand."""
+    """The peak rate of a product on all cores: torch's own, or oneDNN's with weights laid out beforehand."""
     import torch
 
     torch.set_num_threads(read_cpu_shape().usable)
@@ -158,7 +158,7 @@ def _gflops(dtype: str, rows: int, width: int, height: int) -> float:
 
 
 def _soak(way: Way, queries: int) -> dict[str, Any]:
-    """Resident memory while batches of every shape go through."""
+    """Resident memory while batches of all shapes run."""
     card, engine = _load(MINILM, way)
     random = np.random.default_rng(0)
     curve = []
@@ -175,7 +175,7 @@ def _resident_mb() -> float:
     return float(psutil.Process().memory_info().rss / 2**20)
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- tables and goals ---------------------------------------------------------------------------------------------
 
 
 def sheets(found: Found) -> list[Sheet]:

@@ -1,8 +1,7 @@
 """The packed form against the model's own code, for each family at the shape of its smallest public model.
 
-Both compute the same queries in one process, on all cores and in the number format that this CPU multiplies quickest.
-They take turns, and the one that begins changes. What is told is the median over the turns, and of the gains in each
-turn also the quartiles.
+Both compute the same queries in one process, on all cores, in the number format that is fastest on this CPU. They take
+turns, and alternate who begins. Reports the median over the turns, and the quartiles of the gain per turn.
 """
 
 import copy
@@ -36,9 +35,7 @@ _LEAST_TURNS = 4
 
 
 def _mixed(queries: int) -> list[int]:
-    """Log-normal: a few long queries among many short ones; of 16 from 9 to 180 tokens, 54 in the mean. In the order of
-    chance.
-    """
+    """Log-normal lengths in random order: a few long ones among many short ones. 16 have 9 to 180 tokens, mean 54."""
     spread = statistics.NormalDist(3.7, 0.8)
     lengths = [round(math.exp(spread.inv_cdf((number + 0.5) / queries))) for number in range(queries)]
     return [lengths[at] for at in np.random.default_rng(0).permutation(queries)]
@@ -66,7 +63,7 @@ def run(bench: Bench) -> None:
 
 
 def measure(shape: FamilyShape, seconds: float) -> list[dict[str, Any]]:
-    """Of each load what both forms reach, and the seconds of every turn."""
+    """For each load: the rates of both forms, and the seconds of every turn."""
     threads = read_cpu_shape().usable
     import_torch("cpu").set_num_threads(threads)
     dtype, _ = quickest_cpu_dtype()
@@ -89,7 +86,7 @@ def measure(shape: FamilyShape, seconds: float) -> list[dict[str, Any]]:
 
 
 def _in_turns(engines: Mapping[str, TorchEngine], batch: TokenBatch, seconds: float) -> dict[str, list[float]]:
-    """Seconds of each turn by form, behind one that does not count."""
+    """Seconds of each turn by form, after one warm-up turn."""
     taken: dict[str, list[float]] = {form: [] for form in engines}
     turn, ends = 0, time.perf_counter() + seconds
     while turn <= _LEAST_TURNS or time.perf_counter() < ends:
@@ -112,7 +109,7 @@ def _engines(card: ModelCard, dtype: str, threads: int) -> dict[str, TorchEngine
     return engines
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- tables and goals ---------------------------------------------------------------------------------------------
 
 
 def sheets(found: Found) -> list[Sheet]:
@@ -132,7 +129,7 @@ def sheets(found: Found) -> list[Sheet]:
 
 
 def in_words(found: Found, family: str) -> str:
-    """How much quicker the packed form of a family is, as docs/models.md has it: at 75 tokens, and mixed."""
+    """How much faster a family's packed form is, as docs/models.md writes it: at 75 tokens, and with mixed lengths."""
     gains = [median(found, "gain", family=family, load=load) for load in LOADS]
     return "not measured" if None in gains else ", ".join(f"{gain:.2f} x" for gain in gains)
 

@@ -1,10 +1,10 @@
-"""Generation in virtual time: the product's own admission and steps (`StepScheduler`) over devices by formula.
+"""Generation in virtual time: windve's admission and steps (`StepScheduler`) over simulated devices.
 
-Late is who was admitted and had a first token behind its deadline, or an answer slower than its pace. Goodput is what
-was in time, in generations and in tokens. The bound is the same rule without doubt: it knows how long each answer will
-be, steps take exactly as long as it thinks, and it keeps no margin. No network and no Router are in it.
+A generation is late if it was admitted and its first token missed the deadline, or an answer was slower than promised.
+Goodput counts what was in time, in generations and in tokens. The bound is the same rule with certainty: it knows how
+long each answer will be, steps take exactly the predicted time, and it keeps no margin. There is no network or Router.
 
-Two tenants share a device that is asked for twice its capacity, one of them for ten times as much as the other.
+In one test, two tenants send a device twice its capacity, one of them ten times as much as the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,14 +34,14 @@ PRODUCT, SLOWER, NOISIER = "product", "1.3 x slower from a third on", "scatter 1
 
 
 class Table(Times, Protocol):
-    """A device's true times, and what a schedule would know of them that learned from steps that scatter."""
+    """A device's true times, and what a scheduler would learn of them from noisy steps."""
 
     def fitted(self, noise: float) -> StepTime: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A device by its times, with so many blocks of cache."""
+    """A device: its times and the blocks of its cache."""
 
     table: Table
     blocks: int
@@ -87,7 +87,7 @@ def _stream(bench: Bench, case: str, arrivals: Sequence[Arrival], seconds: float
 
 
 def two_tenants(capacity: float, seconds: float, *, bursts: bool) -> list[Arrival]:
-    """Of a quiet tenant, a Poisson stream; and of a loud one, in `bursts` or not."""
+    """The arrivals of a small tenant (Poisson) and of a large one (Poisson or in `bursts`)."""
     streams = {
         "loud": mixed(_LOUD * capacity, seconds, bursts=bursts, seed=10),
         "quiet": mixed(_QUIET * capacity, seconds, seed=11),
@@ -117,7 +117,7 @@ def served(
     noise: float = 0.0,
     slow_from: float | None = None,
 ) -> list[Sent]:
-    """What became of each. `certain`: steps take as long as the schedule thinks."""
+    """Simulate the arrivals; returns each outcome. `certain`: steps take exactly the predicted time."""
     devices = []
     for number, (name, pool) in enumerate(pools.items()):
         model = pool.table.fitted(NOISE)
@@ -137,7 +137,7 @@ def _known(arrivals: Sequence[Arrival]) -> list[Arrival]:
 
 
 def capacity_of(pools: Mapping[str, Pool], seconds: float) -> float:
-    """Generations a second of a Poisson stream of which the bound serves nearly all."""
+    """The rate of a Poisson stream, in generations/s, that the bound serves almost completely."""
     low, high = 0.0, 40.0
     while high - low > 0.25:
         rate = (low + high) / 2
@@ -165,18 +165,18 @@ def told_of(sent: Sequence[Sent], seconds: float) -> dict[str, Any]:
 
 
 def _refused(sent: Sequence[Sent], least: int, most: int) -> float:
-    """The share that is refused of prompts of so many tokens."""
+    """The share of prompts with `least` to `most` tokens that was refused."""
     some = [one for one in sent if least < one.arrival.prompt_tokens <= most]
     return sum(one.device is None for one in some) / max(1, len(some))
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- tables and goals ---------------------------------------------------------------------------------------------
 
 _STREAM = {"arrivals": "{arrivals}", "load": "{load:g} x"}
 
 
 def _streams(found: Found, **about: Any) -> list[dict[str, Any]]:
-    """Of the product's rule, beside its bound."""
+    """Rows with windve's results beside the bound's."""
     streams = all_of(found, what="stream", rule=PRODUCT, **about)
     shares = ({f"{key}_share": one[key] / one["bound"][key] for key in ("goodput", "tokens")} for one in streams)
     return [one | share for one, share in zip(streams, shares, strict=True)]

@@ -1,7 +1,7 @@
-"""What windve's engine makes of an NVIDIA GPU, against the card's own peak and sentence-transformers in float16. The
-model has bge-large's true shape. What the CPU beside it adds is what a calibration of the service reports.
+"""windve's engine on an NVIDIA GPU, against the card's peak and against sentence-transformers in float16. The model has
+bge-large's shape. For what the CPU adds, run a calibration of the service.
 
-TFLOP/s counts, for each token, 2 for each weight of the layers and 4 * tokens * hidden for each layer's attention.
+TFLOP/s counts, per token, 2 for each weight of the layers, plus 4 * tokens * hidden for each layer's attention.
 """
 
 import gc
@@ -56,7 +56,7 @@ Product = tuple[int, int, int]  # [rows, inner] by [inner, columns]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured, on which device. A sample lasts `least_s` or longer."""
+    """What to measure, and on which device. A sample lasts at least `least_s`."""
 
     device: str
     dtype: str  # sentence-transformers'; windve chooses its own
@@ -92,7 +92,7 @@ def _describe(torch: Any, device: str) -> dict[str, Any]:
 
 
 def measure(bench: Bench, plan: Plan, shape: BertShape, folder: Path) -> None:
-    """The products and the contestants, interleaved; the device is free again at the end."""
+    """Measure the products and the contestants, interleaved. Frees the device at the end."""
     torch = import_torch(plan.device)
     contestants = _load(bench, plan, folder)
     agree(bench, plan, contestants)
@@ -152,7 +152,7 @@ def product_speed(product: Product, device: str, least_s: float) -> dict[str, An
 
 
 def device_seconds(call: Callable[[], object], device: str) -> float:
-    """How long the device works on it: between two events on a GPU, by the clock elsewhere."""
+    """Seconds that the device works on the call: between two events on a GPU, by the clock elsewhere."""
     torch = import_torch(device)
     if torch.device(device).type != "cuda":
         started = perf_counter()
@@ -168,7 +168,7 @@ def device_seconds(call: Callable[[], object], device: str) -> float:
 
 
 class Windve:
-    """The accelerator's engine as the settings have it: packed, in the dtype that it chooses itself."""
+    """The accelerator's engine with default settings: packed, in the dtype that it chooses."""
 
     def __init__(self, folder: Path, device: str) -> None:
         card = read_model_card(ModelSettings(id=str(folder)))
@@ -176,7 +176,7 @@ class Windve:
         self.engine = TorchEngine(card, AcceleratorSettings(), device, 1)
 
     def calls(self, texts: Sequence[str]) -> dict[str, Call]:
-        """From texts as a replica gets there, Router and HTTP left out; and from token ids, pooled vectors alone."""
+        """Calls from texts to vectors, as in a replica but without Router and HTTP; and from token ids to vectors."""
         ready = TokenBatch.pack(self.tokenizer.encode(texts, Cuts(truncate=True)))
         never = threading.Event()
 
@@ -188,7 +188,7 @@ class Windve:
 
 
 class Peer:
-    """sentence-transformers, whose answers are copied back too."""
+    """sentence-transformers. Its vectors are copied back to the host too."""
 
     def __init__(self, folder: Path, device: str, dtype: str) -> None:
         from sentence_transformers import SentenceTransformer
@@ -200,7 +200,7 @@ class Peer:
         self._device = device
 
     def calls(self, texts: Sequence[str]) -> dict[str, Call]:
-        """`encode` as a user calls it, with its own batches and with one; and what it does to tensors made ready."""
+        """`encode` as a user calls it, with default batches and with one; and the forward pass on prepared tensors."""
         features = self.features(texts)
 
         def encode(batch: int) -> Vectors:
@@ -233,7 +233,7 @@ def _unit(vectors: Vectors) -> Vectors:
 
 
 def _load(bench: Bench, plan: Plan, folder: Path) -> dict[str, Windve | Peer]:
-    """Those that are wanted and can be loaded."""
+    """The contestants that are selected and can be loaded."""
     found: dict[str, Windve | Peer] = {}
     if any(map(bench.wants, OURS)):
         try:
@@ -256,7 +256,7 @@ def _load(bench: Bench, plan: Plan, folder: Path) -> dict[str, Windve | Peer]:
 
 
 def agree(bench: Bench, plan: Plan, contestants: dict[str, Windve | Peer]) -> None:
-    """Both must compute the same from as many tokens: the smallest cosine between their vectors. Else the peer goes."""
+    """Drop the peer unless it computes the same vectors from as many tokens, by the smallest cosine."""
     windve, peer = contestants.get("windve"), contestants.get("sentence-transformers")
     if not isinstance(windve, Windve) or not isinstance(peer, Peer):
         return
@@ -277,7 +277,7 @@ def agree(bench: Bench, plan: Plan, contestants: dict[str, Windve | Peer]) -> No
 def _compare(
     bench: Bench, plan: Plan, contestants: Mapping[str, Windve | Peer], operations: int, cell: tuple[int, int, int]
 ) -> None:
-    """All contestants on a batch, each round beginning with another one."""
+    """Measure all contestants on a batch. Each round begins with another one."""
     tokens, batch, number = cell
     texts = [of_tokens(tokens, seed) for seed in range(batch)]
     calls: dict[str, Call] = {}
@@ -300,7 +300,7 @@ def _compare(
 
 
 def timed(call: Call, least_s: float, batch: int, tokens: int, operations: int) -> dict[str, Any]:
-    """Call after call for `least_s`; each returns once its vectors are in the host's memory."""
+    """Repeat the call for `least_s`. Each call returns once its vectors are in the host's memory."""
     for _ in range(_WARM_UP):
         call()
     seconds: list[float] = []
@@ -321,11 +321,11 @@ def timed(call: Call, least_s: float, batch: int, tokens: int, operations: int) 
 
 
 def _said(error: Exception) -> str:
-    """The first line of what it says."""
+    """The first line of an error's text."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- tables and goals ---------------------------------------------------------------------------------------------
 
 
 def sheets(found: Found) -> list[Sheet]:
@@ -390,19 +390,19 @@ def goals(found: Found) -> list[Goal]:
 
 
 def peak(found: Found) -> float | None:
-    """The best product's median, TFLOP/s."""
+    """The largest median of the products, in TFLOP/s."""
     names = {sample["product"] for sample in all_of(found, what="product")}
     return max((median(found, "tflops", what="product", product=name) or 0.0 for name in names), default=None)
 
 
 def against_encode(found: Found, tokens: int, batch: int) -> float | None:
-    """Texts to vectors, tokenisation counted on both sides, against the quicker of `encode`'s two ways."""
+    """Speed from texts to vectors, tokenization included, over the faster of the two `encode` calls."""
     rates = [_rate(found, name, tokens, batch) for name in (PEER, PEER_WHOLE)]
     return ratio(_rate(found, WINDVE, tokens, batch), max((rate for rate in rates if rate is not None), default=None))
 
 
 def against_forward(found: Found, tokens: int, batch: int) -> float | None:
-    """Token ids to vectors."""
+    """Speed from token ids to vectors, over the peer's forward pass."""
     return ratio(_rate(found, WINDVE_IDS, tokens, batch), _rate(found, PEER_FORWARD, tokens, batch))
 
 

@@ -1,10 +1,10 @@
-"""Hybrid decoding in virtual time: the product's own `StepScheduler` over an accelerator and a host that are calculated
-layer by layer (`hybrid_device`), beside APEX's model of what their overlap is worth (`overlap`).
+"""Hybrid decoding in virtual time: windve's `StepScheduler` over an accelerator and a host simulated layer by layer
+(`hybrid_device`), compared with APEX's model of the overlap (`overlap`).
 
-A device is always offered more than it admits, of prompts and answers that are alike. What it gives in its warm-up is
-left out, and what it still has at the end. *Gain* is tokens a second beside the same device without a host's cache.
-N_G / N_C is how many times as fast as the host's the accelerator's attention is, T_gl / T_ga what its linear layers
-take beside its own attention while its cache is full.
+A device is always offered more than it admits, with similar prompts and answers. The warm-up and unfinished answers do
+not count. *Gain* is tokens per second over those of the same device without a host's cache. N_G / N_C is the
+accelerator's attention speed over the host's. T_gl / T_ga is the time of its linear layers over that of its attention
+while its cache is full.
 """
 
 from collections import Counter
@@ -65,12 +65,12 @@ class Lengths(NamedTuple):
 
     @classmethod
     def about(cls, prompt: int, answer: int) -> Self:
-        """A tenth more or less, as NEO's synthetic ones (Section 5.1)."""
+        """Lengths within 10 % of these, as NEO's synthetic ones (Section 5.1)."""
         return cls(*((round(0.9 * mean), round(1.1 * mean)) for mean in (prompt, answer)))
 
 
 class Span(NamedTuple):
-    """Seconds that are left out first, and that are measured then."""
+    """Seconds of warm-up, then seconds to measure."""
 
     warm_s: float
     seconds: float
@@ -88,8 +88,8 @@ class Point(NamedTuple):
     split: float
 
     def machine(self, kv_tokens: float) -> Machine:
-        """With so many tokens in the accelerator's cache while it is full. As in the model prompts cost nothing, and up
-        to the knee a step's linear layers take the same time.
+        """The machine whose accelerator has room for `kv_tokens` in its cache. As in APEX's model, prompts cost
+        nothing, and a step's linear layers take constant time up to the knee.
         """
         kv_token_s = _T_GL / self.split / kv_tokens
         times = StepTime(_T_GL, _T_GL / _KNEE, kv_token_s, 0.0, 0.0, _KNEE)
@@ -97,9 +97,9 @@ class Point(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """A machine of a paper (`EMULATED_ACCELERATORS`), and generations like its own: prompts of so many tokens.
-    `host_gb`: of the host's memory, for its cache. `cache`: the share of its cache that the accelerator has; `quick`:
-    times as fast the host's memory is.
+    """A machine of a paper (`EMULATED_ACCELERATORS`), and generations with the paper's prompt length. `host_gb`: host
+    memory for its cache. `cache`: fraction of the accelerator's cache to use. `quick`: factor on the host's memory
+    speed.
     """
 
     machine: str
@@ -143,7 +143,7 @@ _OUTPUT = 200  # tokens of an answer
 
 
 def run(bench: Bench) -> None:
-    """Each piece on its own with `--only` and `--add`: plan, points, true, papers, or a paper's machine."""
+    """Runs all parts. `--only` and `--add` select one: plan, points, true, papers, or a paper's machine."""
     for piece, measure in {"plan": _costs, "points": _all_points, "true": _true_speed}.items():
         if bench.wants(piece):
             measure(bench)
@@ -169,7 +169,7 @@ def _all_papers(bench: Bench) -> None:
 
 
 def _true_speed(bench: Bench) -> None:
-    """With the arrivals of virtual time."""
+    """Run at true speed, with the same arrivals as in virtual time."""
     span = _QUICK_SPAN if bench.quick else _TRUE_SPAN
     with bench.steps(len(TRUE)) as step:
         for point, kind in TRUE:
@@ -226,7 +226,7 @@ def served(
     hybrid: bool = True,
     true: bool = False,
 ) -> dict[str, Any]:
-    """What it gives where the host's rows may take part in these modes. `true`: at true speed, by an engine whose
+    """Run the device with these modes allowed for the host's rows. `true`: at true speed, with an engine whose
     accelerator and host sleep.
     """
     times, own, blocks, num_cpu_blocks = machine
@@ -240,7 +240,7 @@ def served(
 
 
 def backlog(lengths: Lengths, kind: str, seed: int = 1) -> Iterator[Arrival]:
-    """Generations without end. How long their answers become is known, as in the papers, which ignore end tokens."""
+    """An endless stream of generations. Answer lengths are known, as in the papers, which ignore end tokens."""
     draw = np.random.default_rng(seed)
     while True:
         prompt, tokens = (int(draw.integers(least, most, endpoint=True)) for least, most in lengths)
@@ -248,8 +248,8 @@ def backlog(lengths: Lengths, kind: str, seed: int = 1) -> Iterator[Arrival]:
 
 
 def measured(world: StepWorld, arrivals: Iterator[Arrival], span: Span) -> dict[str, Any]:
-    """Of the first device, behind its warm-up: tokens a second; the shares of the steps in each mode, and of the time
-    that the host works; the means of a step, and of the rows and tokens that the accelerator attends in it.
+    """Figures of the first device after its warm-up: tokens per second; the share of steps in each mode; the share of
+    time that the host works; the mean step time, and the mean rows and tokens that the accelerator attends in a step.
     """
     device, since, modes, sums = world.devices[0], (0.0, 0), Counter[str](), np.zeros(3)
     for _ in world.saturated(arrivals):
@@ -274,9 +274,9 @@ def measured(world: StepWorld, arrivals: Iterator[Arrival], span: Span) -> dict[
 
 
 def modelled(machine: Machine, lengths: Lengths, alone: Mapping[str, Any]) -> dict[str, float]:
-    """Tokens a second by the model in each mode, with as many rows on the accelerator as there were alone. One batch
-    whose host rows are computed beside the accelerator's own attention is pipelined, too. Rows that join later steps
-    pass a layer in each of these: there are no more of them than the host's cache holds.
+    """The model's tokens per second in each mode, with as many rows on the accelerator as without a host. One batch
+    whose host rows run beside the accelerator's attention also counts as pipelined. Rows that join later steps pass one
+    layer per step, and are limited by the host's cache.
     """
     rows, kv_tokens = alone["rows"], alone["kv_tokens"]
     t_gl, t_ga = machine.times.beta_s, machine.times.kv_token_s * kv_tokens
@@ -293,23 +293,23 @@ def modelled(machine: Machine, lengths: Lengths, alone: Mapping[str, Any]) -> di
     }
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- tables and goals ---------------------------------------------------------------------------------------------
 
 
 def gain(one: Mapping[str, Any], name: str) -> float:
-    """Of a sample: in this mode, or as chosen."""
+    """The measured gain of a sample in this mode, or with the scheduler's choice."""
     return float(one[name]["tokens_s"] / one[ACCELERATOR]["tokens_s"])
 
 
 def model(one: Mapping[str, Any], name: str) -> float:
-    """The same by the model: as chosen, the best of the modes."""
+    """The model's gain in this mode; for the scheduler's choice, that of the best mode."""
     rates = one[MODEL]
     best = max(rates[mode] for mode in (ACCELERATOR, *KINDS[one["kind"]])) if name == CHOSEN else rates[name]
     return float(best / rates[ACCELERATOR])
 
 
 def right(one: Mapping[str, Any]) -> bool:
-    """What was chosen gives as much as the best of all that was measured."""
+    """Whether the scheduler's choice gives as much as the best measured mode."""
     return gain(one, CHOSEN) >= _SAME * max(gain(one, mode) for mode in MODES if mode in one)
 
 
@@ -338,7 +338,7 @@ def _point_sheet(found: Found, kind: str) -> Sheet:
 
 
 def _forced(kind: str) -> tuple[str, ...]:
-    """Modes that were measured alone: where there is but one, it is what was chosen or the accelerator only."""
+    """The modes measured one by one; none if there is only one, because the choice is then that mode or no host."""
     modes = KINDS[kind]
     return modes if len(modes) > 1 else ()
 

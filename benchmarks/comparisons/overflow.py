@@ -1,6 +1,6 @@
-"""A peak that overflows to the CPU and goes again: the paper's V100 and Xeon, emulated at true speed, under the whole
-application; queries come one by one, as they do from many clients. What is shown is what a real Prometheus answers to
-the dashboard's own expressions, beside what the clients saw.
+"""A load peak that overflows to the CPU and then ends: the whole application over the paper's V100 and Xeon, emulated
+at true speed. Queries arrive one by one, as from many clients. Shows what a real Prometheus answers to the dashboard's
+expressions, and what the clients saw.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ POOLS = (ACCELERATOR, CPU)
 PHASES = {"calm": 15, "surge": 44, "peak": 70, "calm again": 15}  # queries a second
 SLO_S = 2.0
 _SECONDS, _QUICK_SECONDS = 45.0, 20.0  # of each phase
-_QUIET_S = 6.0  # all that was counted has been told and read when nothing has changed for so long
+_QUIET_S = 6.0  # counters are complete once nothing has changed for this long
 _RATE_INTERVAL = "10s"
 _PANELS = [panel for panel in TOP if panel.kind == "graph"]
 _ODD = "#f1f1f1"
@@ -70,7 +70,7 @@ async def _send(url: str, arrivals: Sequence[Arrival]) -> list[Ended]:
 
 
 def _arrivals(seconds: float) -> list[Arrival]:
-    """Queries at random moments, each phase as long as the others."""
+    """Queries at random times, in phases of equal length."""
     return [
         one._replace(at=one.at + number * seconds)
         for number, rate in enumerate(PHASES.values())
@@ -84,7 +84,7 @@ def _figures(ended: Sequence[Ended], seconds: float) -> dict[str, Any]:
 
 
 def _counted(reader: prometheus.Prometheus) -> dict[str, float]:
-    """Windve's own counters of queries, as Prometheus has them; waits until there are some."""
+    """The query counters of windve in Prometheus. Waits until there are any."""
     query = "sum by (pool, outcome) (ray_windve_queries_total)"
     while not (series := reader.ask("/api/v1/query", query=query)["result"]):
         time.sleep(0.5)
@@ -93,7 +93,7 @@ def _counted(reader: prometheus.Prometheus) -> dict[str, float]:
 
 
 def _history(reader: prometheus.Prometheus, start: float, end: float) -> dict[str, list[dict[str, Any]]]:
-    """Of each panel its lines: name, and seconds since `start` with values."""
+    """The lines of each panel: name, and values over seconds since `start`."""
     found: dict[str, list[dict[str, Any]]] = {}
     for panel in _PANELS:
         lines = found[panel.title] = []

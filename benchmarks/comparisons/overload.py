@@ -1,8 +1,8 @@
-"""Beyond capacity: windve and its peers from 0.3 to 3 times the load that each can take, timed at the client.
+"""Beyond capacity: windve and its peers at 0.3 to 3 times each server's capacity, timed at the client.
 
-Each server is started as it comes, its capacity is measured, its settings are tried at twice that load, and it is
-measured with the best of them. Loads are multiples of its own capacity, as it comes. The load generator is on the same
-cores; its share stands in the tables.
+Each server's capacity is measured with default settings. Then its settings are tried at twice that load, and the best
+of them are measured. Loads are multiples of the capacity with default settings. The load generator runs on the same
+cores; the tables show its share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ _QUERIES, _QUICK_QUERIES = 459, 100  # of each load at least; 459 prove a p99 wh
 
 
 def run(bench: Bench) -> None:
-    """With `--only`: the names of servers. Raises NotAvailable where none could be measured."""
+    """`--only` takes names of servers. Raises NotAvailable if none could be measured."""
     loads, seconds = (_QUICK_LOADS, _QUICK_SECONDS) if bench.quick else (_LOADS, _SECONDS)
     queries = _QUICK_QUERIES if bench.quick else _QUERIES
     plan = Plan.usual(SLO_S, quick=bench.quick, loads=loads, seconds=seconds, queries=queries)
@@ -49,7 +49,7 @@ def run(bench: Bench) -> None:
 
 @dataclass(slots=True)
 class _Contest:
-    """One server: `capacities` (lengths -> queries/s) as it comes, then its best setting, then its sweep."""
+    """One server: its `capacities` (lengths -> queries/s) with default settings, its best setting, then its sweep."""
 
     bench: Bench
     plan: Plan
@@ -57,7 +57,7 @@ class _Contest:
     capacities: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Raises NotAvailable where it is not installed, RuntimeError where it does not answer."""
+        """Raises NotAvailable if it is not installed, RuntimeError if it does not answer."""
         best = self._tune()
         with self.server.running(best) as url:
             endpoint = Endpoint.parse(url)
@@ -92,7 +92,7 @@ class _Contest:
         self._say(f"{lengths} lengths: {self.capacities[lengths]:.1f} queries/s at most (clients: {steps})")
 
     def _score(self, endpoint: Endpoint, setting: Setting) -> float:
-        """Goodput of capacity at twice the load, on average over lengths."""
+        """Goodput over capacity at twice the load, averaged over the kinds of lengths."""
         tuning = replace(self.plan, seconds=_TUNING_S, queries=0)
         shares: list[float] = []
         for lengths, most_s in self.capacities.items():
@@ -105,7 +105,7 @@ class _Contest:
         self.bench.console.print(f"{self.server.name}, {what}")
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- tables and goals ---------------------------------------------------------------------------------------------
 
 
 def sheets(found: Found) -> list[Sheet]:
@@ -133,7 +133,7 @@ def goals(found: Found) -> list[Goal]:
 
 
 def _best_peer(samples: Sequence[Mapping[str, Any]], ours: Mapping[str, Any]) -> float | None:
-    """Goodput of the best peer at twice its own load."""
+    """The best peer's goodput at twice its own capacity."""
     alike = ("lengths", "arrivals", "load")
     peers = [
         one["goodput_s"] for one in samples

@@ -1,5 +1,5 @@
-"""Who takes part in *overload*, and the settings that each is tuned by: how much it computes at once, and how much may
-wait. All have the same weights, texts, cores and route.
+"""The servers of *overload*, and the settings tried for each: how much it computes at once, and how much may wait. All
+have the same weights, texts, cores and route.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from benchmarks.kit.serving import serving, shipped
 from benchmarks.kit.texts import model_folder
 from deployments.engines.matmul_race import quickest_cpu_dtype
 
-Setting = Mapping[str, int | float]  # option -> value; an empty one is the server as it comes
+Setting = Mapping[str, int | float]  # option -> value; empty: the server's defaults
 BATCH = 64  # of the peers, as in their own examples
 DEFAULT: Setting = {}
 _SHARES = (0.2, 0.4, 0.7, 1.0)  # of the queries that are answered within the SLO when the server is full
@@ -24,7 +24,7 @@ WINDVE, DEPTH_RULE = "windve", "windve, depth rule"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`settings(room)` are tried beside the default; `room`: queries that it computes within the SLO."""
+    """A server. `settings(room)`: settings to try besides the default; `room`: queries that fit into the SLO."""
 
     name: str
     running: Callable[[Setting], Any]  # a context manager of its address
@@ -32,7 +32,7 @@ class Server:
 
 
 def servers(slo_s: float) -> tuple[Server, ...]:
-    """Ours first. Peers compute in the number format that this CPU computes quickest."""
+    """All servers, windve first. Peers use the number format that is fastest on this CPU."""
     dtype, _ = quickest_cpu_dtype()
     peers = (
         Server("mosec", _peer("mosec", _mosec, dtype), _bounded("capacity")),
@@ -55,7 +55,7 @@ def shown(setting: Setting) -> str:
 
 @contextmanager
 def _windve(slo_s: float, depth: int | None) -> Iterator[str]:
-    """On the CPU alone; admission by this depth where there is one, else by deadline."""
+    """Run windve on the CPU alone, with admission by `depth`, or by deadline if that is None."""
     config = shipped("config.yaml")
     application = config["applications"][0]
     application["args"]["accelerator"] = {"device": "none"}
@@ -125,7 +125,7 @@ def _vllm(dtype: str) -> Command:
 
 
 def _batch(room: int) -> int:
-    """One that takes a quarter of the SLO, so that whoever has just missed one is still in time."""
+    """A batch that takes a quarter of the SLO, so that a query that just missed one is still in time."""
     return max(_LEAST_BATCH, min(BATCH, round(_BATCH_SHARE * room)))
 
 
@@ -134,7 +134,7 @@ def _limits(room: int) -> list[int]:
 
 
 def _bounded(limit: str) -> Callable[[int], Sequence[Setting]]:
-    """So many in the queue at most, under the name that the server gives it."""
+    """Settings that bound the queue, by the server's name of that option."""
     return lambda room: [{"batch": _batch(room), limit: most} for most in _limits(room)]
 
 
@@ -143,12 +143,12 @@ def _depths(room: int) -> Sequence[Setting]:
 
 
 def _timeouts(room: int, slo_s: float) -> Sequence[Setting]:
-    """LitServe bounds how long a request may wait, not how many do."""
+    """LitServe bounds how long a request may wait, not how many wait."""
     return [{"batch": _batch(room), "timeout_s": share * slo_s} for share in (0.3, 0.5, 0.7)]
 
 
 def _batches(room: int) -> Sequence[Setting]:
-    """It bounds nothing."""
+    """Batch sizes only, for a server that bounds nothing."""
     return [{"batch": _batch(room)}, {"batch": _LEAST_BATCH}]
 
 

@@ -1,7 +1,7 @@
-"""The way of a query without its embedding: windve over an engine that takes no time, a floor, and Serve's defaults.
+"""The cost of a query without its embedding: windve over an engine that takes no time, a floor, and Serve's defaults.
 
-The floor is an ingress deployment that answers by itself. It and windve with more Router replicas are beside windve on
-the same Ray, proxy and settings. The defaults are a Ray of their own: Serve's own proxy, a handle call for each query.
+The floor is an ingress deployment that answers by itself. It runs, like windve with more Router replicas, on the same
+Ray, proxy and settings as windve. Serve's defaults run on a separate Ray: Serve's own proxy, one handle call per query.
 """
 
 import sys
@@ -75,13 +75,13 @@ def _start(stack: ExitStack, wanted: Sequence[str]) -> Mapping[str, str]:
 
 
 def _prefix(name: str) -> str:
-    """Where it answers. What differs by its payload alone is one application."""
+    """The contestant's route prefix. Contestants that differ only in the payload share an application."""
     places = [*ROUTERS, *FLOORS]
     return f"/{places.index(name)}" if name in places else "/"
 
 
 def _application(name: str) -> dict[str, Any]:
-    """Of a Serve config: windve over an engine that takes no time, or a floor."""
+    """An application of the Serve config: windve over an engine that takes no time, or a floor."""
     prefix = _prefix(name)
     at = {"name": f"windve{prefix[1:]}", "route_prefix": prefix, "logging_config": {"enable_access_log": False}}
     if name in FLOORS:
@@ -96,12 +96,12 @@ def _application(name: str) -> dict[str, Any]:
 
 
 def _payload(contestant: str) -> dict[str, str]:
-    """As OpenAI's own client asks, in base64, and once without."""
+    """A request as OpenAI's client sends it, in base64; for one contestant, without."""
     asked = {"input": of_tokens(75) if contestant == WINDVE_75 else _TEXT}
     return asked if contestant == WINDVE_FLOATS else {**asked, "encoding_format": "base64"}
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- tables and goals ---------------------------------------------------------------------------------------------
 
 
 def sheets(found: Found) -> list[Sheet]:

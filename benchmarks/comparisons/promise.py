@@ -1,10 +1,10 @@
-"""The promise by the clock: whole services under bursts, and streams up to three times what devices can do.
+"""The SLO in real time: whole services under bursts, and under streams of up to three times the capacity.
 
-The paper's V100 and Xeon are emulated at true speed; all-MiniLM-L6-v2 is computed by this machine's CPU, which the load
-generator shares. Beside a stream on emulated devices stand the same arrivals, device curves and rule in virtual time,
-without margin, noise or network; beside one on the CPU stands the closed loop.
+The paper's V100 and Xeon are emulated at true speed. all-MiniLM-L6-v2 runs on this machine's CPU, which the load
+generator shares. A stream on emulated devices is compared with the same arrivals, device curves and rule in virtual
+time, without margin, noise or network. A stream on the CPU is compared with a closed loop.
 
-Bursts and streams during which others took much of the machine are measured twice (`Bench.measure`).
+Bursts and streams during which other processes used much of the machine are measured twice (`Bench.measure`).
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _REST_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
-    """A service over emulated devices. `depth`: admission by this depth; `burst`: queries at once, 0: no bursts."""
+    """A service over emulated devices. `depth`: admit by this depth. `burst`: queries per burst; 0: no bursts."""
 
     service: str
     slo_s: float
@@ -84,13 +84,13 @@ class Emulated:
         return {pool: Device(curve["alpha_s"], curve["beta_s"], size) for pool, curve in curves.items()}
 
     def reference(self, arrivals: Sequence[Arrival], seconds: float) -> dict[str, float]:
-        """What the rule alone answers in time in a second: queries, and device seconds."""
+        """What the bare rule answers in time per second: queries, and device seconds."""
         cut = [one._replace(tokens=min(one.tokens, LONGEST)) for one in arrivals]
         queries, work_s = goodput(cut, self.devices, self.slo_s)
         return {"queries_s": queries / seconds, "work_s": work_s / seconds}
 
     def work_s(self, ended: Sequence[Ended]) -> float:
-        """Device seconds of what was in time."""
+        """Device seconds of the queries that were in time."""
         devices = self.devices
         return sum(
             devices[one.reply.pool].alpha_s * min(one.arrival.tokens, LONGEST) / QUERY_TOKENS
@@ -108,7 +108,7 @@ EMULATED = (
 
 
 def run(bench: Bench) -> None:
-    """With `--only`: the name of a service."""
+    """`--only` takes the name of a service."""
     seconds, bursts = (_QUICK_SECONDS, _QUICK_BURSTS) if bench.quick else (_SECONDS, _BURSTS)
     wanted = [emulated for emulated in EMULATED if bench.wants(emulated.service)]
     with bench.steps(len(wanted) + 1) as step, bench.turn():
@@ -158,13 +158,13 @@ def _arrivals(rate: float, seconds: float, length: int | str, allowed_s: float) 
 
 
 def _closed_loop(service: Service, length: int | str, seconds: float) -> float:
-    """Queries/s of clients that ask again as soon as they are answered, no more of them than are answered in time."""
+    """Queries/s of a closed loop, with as many clients as are all answered in time."""
     load, url = Load(service.url), f"{service.url}/v1/embeddings"
     requests = [load.request(one, number) for number, one in enumerate(_arrivals(100, 2.0, length, _CPU_SLO_S))]
     for clients in (_CLOSED, _CLOSED // 2, _CLOSED // 4, 4, 2, 1):
         try:
             return float(closed_loop(url, requests, connections=clients, seconds=seconds)["requests_s"])
-        except RuntimeError:  # told busy: too many for the SLO
+        except RuntimeError:  # refused: too many clients for the SLO
             time.sleep(_REST_S)
     raise RuntimeError("not even one client at a time is answered in time")
 
@@ -185,7 +185,7 @@ def _stream(
 
 
 def _bursts(bench: Bench, about: Mapping[str, Any], service: Service, how: tuple[int, int, float]) -> None:
-    """`how`: so many bursts of so many queries each, and the SLO."""
+    """Send bursts. `how`: (number of bursts, queries per burst, SLO)."""
     bursts, queries, slo_s = how
 
     async def send() -> list[dict[str, Any]]:
@@ -225,13 +225,13 @@ def _shown(told: Mapping[str, Any]) -> str:
     )
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- tables and goals ---------------------------------------------------------------------------------------------
 
 _TIMES = {"p50": "{p50_s:.2f} s", "p99": "{p99_s:.2f} s", "busy within": "{busy_p99_s:.3f} s"}
 
 
 def _streams(found: Found, **about: Any) -> list[dict[str, Any]]:
-    """Each with its name, and what it did beside its reference: queries in time, and device seconds."""
+    """Rows with each stream's name, and its queries in time and device seconds over its reference's."""
     return [
         {
             **one,
@@ -270,7 +270,7 @@ def sheets(found: Found) -> list[Sheet]:
 
 
 def goals(found: Found) -> list[Goal]:
-    """On the pair."""
+    """The goals, for the accelerator with the CPU."""
     streams, bursts = _streams(found, service=PAIR), samples_of(found, "late_bursts", service=PAIR)
     late = max((100 * one["late_share"] for one in [*streams, *bursts]), default=None)
     work = min((one["work_share"] for one in streams), default=None)

@@ -1,8 +1,8 @@
-"""From one box to 256 nodes: the product's own Router, Runner and Schedule in virtual time, and a Router that dies.
+"""From 1 to 256 nodes: windve's Router, run loop and scheduler in virtual time, and the death of a Router.
 
-No cluster is started. Devices are the paper's V100 and Xeon, by the curves of `serve_app/rehearsal.yaml`; what a query
-takes of a Router's core is from `path`, what a frame and a decision take is measured in this run; the network is an
-assumption (`tests/kit/simulation`). One ideal queue is one Router that takes no time, beside its replicas.
+No cluster is started. Devices are the paper's V100 and Xeon, with the curves of `serve_app/rehearsal.yaml`. A query's
+cost on a Router's core comes from `path`; the costs of a frame and a decision are measured in this run. The network is
+assumed (`tests/kit/simulation`). The ideal queue is one Router that takes no time, next to its replicas.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ LOADS = (0.7, 0.95, 1.3)  # of what the devices can do within the SLO
 ENDS, PASSES = "at the run's end", "pass by pass"
 PASS_QUERIES = {ENDS: None, PASSES: 8}
 NODES = (1, 4, 16, 64, 256)
-IDEAL_UP_TO = 16  # nodes: more give the same for each
+IDEAL_UP_TO = 16  # nodes; the results per node do not change beyond this
 _SECONDS = {1: (4.0, 12.0), 4: (4.0, 8.0), 16: (4.0, 6.0), 64: (3.0, 3.0), 256: (2.5, 2.0)}
-_LEFT_OUT = (ENDS, 256, 0.7)  # too long to simulate for what it tells
+_LEFT_OUT = (ENDS, 256, 0.7)  # takes too long to simulate
 DELAY_S = (0.0001, 0.0005)  # assumed: a message within a data centre, in one direction
 CORE = 0.6  # share of a Router's core that is planned for at full load; the rest is for bursts
 CELL = 64
@@ -90,13 +90,13 @@ def capacity_s(devices: Mapping[str, Device], slo_s: float) -> float:
 
 
 def routers_needed(nodes: int, devices: Mapping[str, Device], slo_s: float, costs: Costs) -> int:
-    """At least two, since one may die; else by the core that the queries of all nodes take."""
+    """The number of Routers: enough for the core time of all nodes' queries, and at least two, since one may die."""
     a_query_s = costs.query_s + costs.place_s + 2 * (costs.frame_s + costs.item_s)
     return max(2, math.ceil(nodes * capacity_s(devices, slo_s) * a_query_s / CORE))
 
 
 def _measure_costs(bench: Bench) -> Costs:
-    """Of a Router's core: a query's from `path` as kept, the rest in this run."""
+    """Costs on a Router's core: a query's from the saved results of `path`, the rest measured in this run."""
     path = json.loads((ROOT / "benchmarks" / "results" / "path.json").read_text(encoding="utf-8"))
     query_s, refusal_s = (_router_s(path, name) for name in ("windve, 75 tokens", "floor, tiny answer"))
     frame_s, item_s = decision_cost.frame_s()
@@ -115,7 +115,7 @@ def _measure_costs(bench: Bench) -> Costs:
 
 
 def _router_s(path: Found, contestant: str) -> float:
-    """Seconds of the answering process's core for each request of `path`."""
+    """Core seconds of the answering process per request in `path`."""
     found = [
         sample["cpu_s"]["server"] / sample["requests"]
         for sample in path["samples"]
@@ -139,7 +139,7 @@ def _sample(bench: Bench, about: Mapping[str, Any], shape: Shape, load: float) -
 
 
 async def simulate(shape: Shape, load: float, *, warm_s: float, seen_s: float) -> dict[str, Any]:
-    """What clients and processes see at `load`, a share of what the devices can do, from `warm_s` on."""
+    """What clients and processes see after `warm_s`. `load`: relative to the devices' capacity."""
     application = Application(shape)
     await application.start()
     gc.collect()
@@ -178,7 +178,7 @@ async def simulate(shape: Shape, load: float, *, warm_s: float, seen_s: float) -
 
 
 def _share(answered: Sequence[Ended]) -> float:
-    """Of those that are late."""
+    """The share that is late."""
     return sum(not one.in_time for one in answered) / max(1, len(answered))
 
 
@@ -193,7 +193,7 @@ def _used(application: Application) -> dict[str, float]:
 
 
 async def death(shape: Shape, load: float = LOADS[-1]) -> dict[str, float]:
-    """What is lost with a Router that dies under load, and when the replicas have dropped what it had waiting."""
+    """What is lost when a Router dies under load, and how long replicas take to drop its waiting queries."""
     application = Application(shape)
     await application.start()
     loop = asyncio.get_running_loop()
@@ -211,7 +211,7 @@ async def death(shape: Shape, load: float = LOADS[-1]) -> dict[str, float]:
     return {"lost": lost, "dropped_s": dropped_s, "late": _share(answered)}
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- tables and goals ---------------------------------------------------------------------------------------------
 
 
 def costs_of(found: Found) -> Costs:
@@ -224,7 +224,7 @@ def _measured(found: Found) -> dict[str, Any]:
 
 
 def _points(found: Found, answers: str) -> list[dict[str, Any]]:
-    """In the order of nodes and loads, beside one ideal queue."""
+    """Rows in the order of nodes and loads, with those of the ideal queue."""
     rows = []
     for nodes, load in product(NODES, LOADS):
         about = {"what": "nodes", "answers": answers, "load": load}
@@ -236,7 +236,7 @@ def _points(found: Found, answers: str) -> list[dict[str, Any]]:
 
 
 def _in_time(told: Mapping[str, Any]) -> float:
-    """Below capacity, as a share of what came: that is by chance, and all of it can be answered."""
+    """Queries in time. Below capacity: relative to the arrivals, whose number is random and which all fit."""
     return float(told["goodput_node"] / (told["offered_node"] if told["load"] < 1 else 1))
 
 
@@ -283,7 +283,7 @@ def _times_sheet(found: Found) -> Sheet:
 
 
 def goals(found: Found) -> list[Goal]:
-    """Of `CELL` nodes at and above what they can do."""
+    """The goals, for `CELL` nodes near and above their capacity."""
     points = [one for answers in PASS_QUERIES for one in _points(found, answers)]
     full = [one for one in points if one["nodes"] == CELL and one["load"] > LOADS[0]]
     late = max((100 * one["late"] for one in full), default=None)

@@ -1,7 +1,7 @@
 """The whole service on the CPU against its peers: the same weights, the same texts, one server at a time.
 
-A round starts each contestant once; rounds repeat, so that what else the machine does hits all alike. Before it is
-measured, a contestant's vectors are held against sentence-transformers in float32.
+Each round starts every contestant once. There are several rounds, so that other work on the machine affects all alike.
+Before a contestant is measured, its vectors are compared with those of sentence-transformers in float32.
 """
 
 import json
@@ -36,7 +36,7 @@ PEERS = tuple(name for name in NAMES if name != WINDVE)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests of `texts` texts each, on so many connections at once."""
+    """A load of requests with `texts` texts each, at several numbers of connections."""
 
     name: str
     connections: Sequence[int]
@@ -69,7 +69,7 @@ class _Reference:
         self._vectors = np.array(json.loads(done.stdout))
 
     def agreement(self, url: str) -> float:
-        """The smallest cosine to the contestant's vectors; texts go one by one and then all in one call."""
+        """The smallest cosine to the contestant's vectors. Texts are sent one by one, and then all in one call."""
         asked = [*([text] for text in self._texts), self._texts]
         wanted = np.concatenate([self._vectors, self._vectors])
         replies = burst(Address.parse(url), [request_bytes({"input": texts}, ROUTE) for texts in asked])
@@ -103,7 +103,7 @@ def run(bench: Bench) -> None:
 def _measure(
     bench: Bench, reference: _Reference, about: dict[str, Any], url: str, *, seconds: float, step: Callable[[str], None]
 ) -> None:
-    """One contestant in one round. Raises RuntimeError where it answers nonsense, or not."""
+    """Measure one contestant in one round. Raises RuntimeError if it gives wrong answers or none."""
     name = about["contestant"]
     agreement = reference.agreement(url)
     bench.sample({**about, "load": "agreement"}, {"cosine": agreement}, f"smallest cosine {agreement:.5f}")
@@ -127,7 +127,7 @@ def _measure(
 
 
 def _largest_burst(url: str, guess: int) -> dict[str, Any]:
-    """The most queries at once of which the slowest is answered within the SLO, in most tries; to a few per cent."""
+    """The largest burst whose slowest query meets the SLO in most tries, to within a few per cent."""
     tried: list[dict[str, Any]] = []
     requests = [request_bytes(payload, ROUTE) for payload in SAME.payloads()]
     address = Address.parse(url)
@@ -155,7 +155,7 @@ def _largest_burst(url: str, guess: int) -> dict[str, Any]:
     return {"largest": low, "tried": tried}
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- tables and goals ---------------------------------------------------------------------------------------------
 
 
 def sheets(found: Found) -> list[Sheet]:
@@ -198,7 +198,7 @@ def _time_sheet(found: Found, shown: Sequence[str]) -> Sheet:
 
 
 def goals(found: Found) -> list[Goal]:
-    """Against the best of the peers."""
+    """The goals, against the best peer."""
     rates = {load: _rate(found, WINDVE, load) for load in (SAME, MIXED)}
     best = {load: _best(_rate(found, name, load) for name in PEERS) for load in rates}
     bursts = _best(median(found, "largest", contestant=name) for name in PEERS)

@@ -1,9 +1,9 @@
-"""Generation at true speed: a whole service on real Ray, accelerator and CPU pool emulated, and streams from a client
-in a process of its own. Beside it what virtual time says of the same arrivals, devices and promise (`generation`).
+"""Generation at true speed: a whole service on real Ray with emulated accelerator and CPU pools, and streams from a
+client in a separate process. Compared with virtual time for the same arrivals, devices and promise (`generation`).
 
-A request's `max_tokens` is what virtual time takes for the most that an answer may have, and a `stop` ends it where
-virtual time ends it: the service knows the end no sooner. Who is refused does not come back. A client's times count
-from the moment for which a request was planned, so a client that lags makes answers late.
+A request's `max_tokens` is the maximum that virtual time uses, and a `stop` ends the answer where virtual time ends it,
+so the service does not know the end in advance. Refused requests are not retried. Times count from the planned moment
+of a request, so a client that lags makes answers late.
 """
 
 import re
@@ -38,13 +38,13 @@ BLOCKS = {ACCELERATOR: 512, CPU: 256}
 _SECONDS, _QUICK_SECONDS = 90.0, 15.0
 _CONTEXT = 8192
 _COUNTED = ("ttft_promised", "ttft_missed", "tpot_promised", "tpot_missed", "answer_tokens")
-_QUIET_S = 6.0  # a Router's counts have all been told when they stayed as they are for so long
+_QUIET_S = 6.0  # a Router's counters are complete once they have not changed for this long
 _OURS = {"Router": SERVER, "replicas": ENGINE, "proxy": PROXY, "rest of Ray": RAY}
 
 
 @dataclass(frozen=True, slots=True)
 class _Exact:
-    """Times that the schedule knows, as it knows those of an emulated device."""
+    """Times that the scheduler knows exactly, as for an emulated device."""
 
     model: StepTime
 
@@ -56,7 +56,7 @@ class _Exact:
 
 
 class _Asked(NamedTuple):
-    """One request, and what is right."""
+    """One request, and its correct answer."""
 
     arrival: Arrival
     payload: dict[str, Any]
@@ -88,7 +88,7 @@ def run(bench: Bench) -> None:
 
 
 def _in_order(arrivals: Sequence[Arrival]) -> list[Arrival]:
-    """A burst's one after the other: virtual time would take those of one moment the shortest prompt first."""
+    """Spread a burst's arrivals slightly: virtual time would order simultaneous ones by prompt length."""
     return [one._replace(at=one.at + 1e-6 * number) for number, one in enumerate(arrivals)]
 
 
@@ -136,7 +136,7 @@ def _point(service: Service, asked: Sequence[_Asked], seconds: float) -> dict[st
 
 
 def _seen(asked: Sequence[_Asked], came: Sequence[ClientStream], seconds: float) -> dict[str, Any]:
-    """By the client."""
+    """What the client saw."""
     pairs = [(one, found) for one, found in zip(asked, came, strict=True) if found.status == 200]
     firsts = [found.first_s is None or found.first_s > POLICY.ttft_s for _, found in pairs]
     paces = [_is_slow(found) for _, found in pairs]
@@ -165,7 +165,7 @@ def _is_slow(found: ClientStream) -> bool:
 
 
 def _counts(service: Service) -> dict[str, float]:
-    """Of the Router's counters, all pools together; and generations by the pool."""
+    """The Router's counters over all pools, and the generations by pool."""
     with urllib.request.urlopen(service.metrics, timeout=30) as answer:  # noqa: S310 - our own address
         text = answer.read().decode()
     found = dict.fromkeys(_COUNTED, 0.0)
@@ -179,13 +179,13 @@ def _counts(service: Service) -> dict[str, float]:
     return found
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- tables and goals ---------------------------------------------------------------------------------------------
 
 _STREAM = {"arrivals": "{arrivals}", "load": "{load:g} x"}
 
 
 def _streams(found: Found) -> list[dict[str, Any]]:
-    """Their tokens in time beside virtual time's, and their CPU time beside the tokens of all answers."""
+    """Rows with each stream's tokens in time over virtual time's, and its CPU time over the tokens of all answers."""
     return [
         {
             **one,

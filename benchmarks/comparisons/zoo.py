@@ -1,7 +1,7 @@
 """Admission on devices that no cost model describes, in virtual time: the product's scheduler beside an oracle.
 
-The scenes are those of `tests/kit/simulation/zoo.py`. The oracle knows a device's mean, its noise and its changes; its
-margin is fixed. Late is a share of those admitted; goodput is the work that was answered in time.
+The scenes are those of `tests/kit/simulation/zoo.py`. The oracle knows a device's mean, noise and changes, and has a
+fixed margin. The late share is of the admitted queries; goodput is the work answered in time.
 """
 
 from collections.abc import Sequence
@@ -65,11 +65,11 @@ def run(bench: Bench) -> None:
             bench.sample({"what": "burst", "name": name}, told, f"{admitted} of {most} possible, {late} late")
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- tables and goals ---------------------------------------------------------------------------------------------
 
 
 def _row(played: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the scenes of one law, or of all."""
+    """A row for the scenes of one law, or of all."""
     late, share = ([one[key] for one in played] for key in ("late", "share"))
     oracle = [one["oracle_late"] for one in played]
     return {
@@ -141,7 +141,7 @@ def goals(found: Found) -> list[Goal]:
 
 
 def plot(found: Found) -> Figure:
-    """A bar for each law, the oracle's beneath."""
+    """A bar for each law, with the oracle's below it."""
     rows = _laws(found)[::-1]
     every = panels((10, 5), 2)
     names, at = [row["law"] for row in rows], range(len(rows))

@@ -1,1 +1,1 @@
-"""Small measurements of single steps: `python -m benchmarks.costs.NAME`."""
+"""Microbenchmarks of single operations: `python -m benchmarks.costs.NAME`."""

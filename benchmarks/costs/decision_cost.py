@@ -1,4 +1,4 @@
-"""What the decisions and the frames cost a core, measured without Ray and without devices."""
+"""The core time of decisions and frames, measured without Ray and without devices."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ from tests.kit.virtual_time import run
 
 WAITING = 1000
 _DECISIONS = 30_000
-_DEVICE, _SLO_S = Device(1e-3, 0.1), 4.0  # a run has room for several thousand
+_DEVICE, _SLO_S = Device(1e-3, 0.1), 4.0  # a batch has room for several thousand
 _DIMENSION = 384
 _FRAMES = 2000
 _ITEMS = (1, 8, 32)
@@ -26,7 +26,7 @@ _STATE = ReplicaState(0.5, 0.9, 0.1, 90, 45, 96, 7, (0.0, 2.4e-4, 0.0, 0.27), 1.
 
 
 def admission(decisions: int = _DECISIONS) -> dict[str, Any]:
-    """One `Scheduler.offer` that is admitted, 1,000 queries waiting; the clock's own time taken off."""
+    """Time of one `Scheduler.offer` that is admitted while 1,000 queries wait, without the clock's own time."""
     schedule = Scheduler[ScheduledQuery](_DEVICE.model, Policy(_SLO_S), QUERY_TOKENS)
     schedule.offer(0.0, [ScheduledQuery(QUERY_TOKENS, _SLO_S)])
     schedule.start(0.0)
@@ -55,8 +55,8 @@ def admission(decisions: int = _DECISIONS) -> dict[str, Any]:
 
 
 def frame_s() -> tuple[float, float]:
-    """(seconds of a core for a frame, and more for each query or answer in it), at either end: the mean of a Router's
-    and a replica's ends of offers and reports.
+    """(core seconds per frame, extra core seconds per query or answer in it) at one end: the mean over both ends of
+    offers and reports.
     """
     ids = np.zeros(QUERY_TOKENS, np.int32)
     numbers = np.zeros(_DIMENSION, np.float32)
@@ -78,7 +78,7 @@ def frame_s() -> tuple[float, float]:
 
 
 def place_s(nodes: int, queries: int = 1000) -> float:
-    """Seconds of a Router for choosing the replicas of one query, with so many nodes of two replicas each."""
+    """A Router's seconds for choosing the replicas for one query among `nodes` nodes with two replicas each."""
 
     async def place() -> float:
         application = Application(Shape(nodes, 1, {"accelerator": _DEVICE, "cpu": _DEVICE}, _SLO_S))

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.costs.decode_attention`: how quickly a step's attention reads the cache on a CPU.
+"""`python -m benchmarks.costs.decode_attention` measures how fast a step's attention reads the cache on a CPU.
 
-32 answers of 100 to 2,048 tokens go on by one token each. Prints JSON, GB/s of keys and values read, for two models'
-heads in bfloat16, float16 and float32: by torch's operations, by each form of the kernel, and a plain sum over the same
-memory. The ways take turns; printed are the medians of their turns.
+32 answers of 100 to 2,048 tokens each get one more token. Prints JSON: GB/s of keys and values read, for two models'
+heads in bfloat16, float16 and float32, with torch's operations, with each form of the kernel, and for a plain sum over
+the same memory. They take turns; the medians are printed.
 """
 
 import json
@@ -41,7 +41,7 @@ def _layout(place: Place) -> StepLayout:
 
 
 def _rate(pass_over: Callable[[int], object], layers: int, number: float) -> float:
-    """GB/s of a turn that goes over all layers, again and again; `number` bytes are read of each."""
+    """GB/s of repeated passes over all layers; `number` bytes are read of each layer."""
     started, passes = time.perf_counter(), 0
     while (seconds := time.perf_counter() - started) < _TURN_S or not passes:
         for layer in range(layers):

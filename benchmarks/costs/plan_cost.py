@@ -1,4 +1,4 @@
-"""What it costs a core to plan a step with a host, without an engine."""
+"""The core time of planning a step with a host, without an engine."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,19 +17,19 @@ SEQUENCES = 256
 _HERE = SEQUENCES // 4  # on the accelerator; the others are on the host
 _PROMPT, _ANSWER, _BLOCKS = 512, 512, 8  # tokens, and blocks that hold both
 _TIMES = StepTime(0.04, 4e-5, 1.4e-6, 0.0, 0.0, 1024)
-_HOST = HostTime(1e-6, 2e-7, 1e-5, 32)  # so fast that there is room for each of its rows: each is looked at
+_HOST = HostTime(1e-6, 2e-7, 1e-5, 32)  # so fast that all of its rows have room, and each is considered
 _STEP_S = 0.1
 
 
 def plan_us(plans: int) -> dict[str, float]:
-    """Of one decision (`HybridPlanner.choose`): which of the host's rows take part, and how."""
+    """Time of one decision (`HybridPlanner.choose`): which of the host's rows take part, and how."""
     planner, load = HostCache(_HOST, 1).planner(_TIMES), StepLoad(_HERE, _HERE * _PROMPT)
     rows = [HostRow(_PROMPT + number) for number in range(SEQUENCES - _HERE)]
     return _quantiles([_took_us(lambda: planner.choose(load, rows)) for _ in range(plans)])
 
 
 def step_us(steps: int, *, hybrid: bool) -> dict[str, float]:
-    """Of one `StepScheduler.next_step`, all in: with the host's rows, or with as many on the accelerator."""
+    """Time of one whole `StepScheduler.next_step`: with rows on the host, or with as many on the accelerator."""
     schedule, now, found = _schedule(hybrid=hybrid), 0.0, list[float]()
     for _ in range(SEQUENCES):
         assert schedule.offer(now, Generation(_PROMPT, _ANSWER, now + 1e4, 100.0)), "there is room"

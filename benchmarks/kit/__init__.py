@@ -1,1 +1,1 @@
-"""What comparisons share: rounds and samples, load generators, tables, goals, processes, CPU time."""
+"""Code that comparisons share: rounds and samples, load generators, tables, goals, processes, CPU time."""

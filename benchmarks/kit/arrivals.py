@@ -1,5 +1,5 @@
-"""Queries of known lengths in bursts, in streams whatever became of those before, and in closed loops, over keep-alive
-connections that are opened beforehand.
+"""Sends queries of known lengths as bursts, open-loop streams and closed loops, over keep-alive connections that are
+opened beforehand.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from benchmarks.kit import texts
 from calibration.load import Address, Clients, HttpReply, request_bytes
 from tests.kit.simulation.arrivals import Arrival
 
-LONGEST = 256  # tokens that all-MiniLM-L6-v2 takes: longer texts are cut
+LONGEST = 256  # the maximum tokens of all-MiniLM-L6-v2; longer texts are cut
 _CONNECTIONS_AT_LEAST = 50
 _TIMEOUT_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What became of an arrival; `reply` is None where its connection broke."""
+    """The outcome of an arrival. `reply` is None if its connection broke."""
 
     arrival: Arrival
     reply: HttpReply | None
@@ -46,7 +46,7 @@ class Ended:
 
 
 class Load(Clients):
-    """Clients of one service. Longer texts are cut to what the model takes."""
+    """Clients of one service. Texts that are too long are cut to the model's maximum."""
 
     def __init__(self, url: str) -> None:
         super().__init__(Address.parse(url), _TIMEOUT_S)
@@ -62,7 +62,7 @@ class Load(Clients):
         return [Ended(arrival, reply) for arrival, reply in zip(arrivals, replies, strict=True)]
 
     async def send(self, arrivals: Sequence[Arrival]) -> list[Ended]:
-        """Each at its moment."""
+        """Send each arrival at its time."""
         rate, allowed_s = len(arrivals) / arrivals[-1].at, max(arrival.allowed_s or 0.0 for arrival in arrivals)
         await self.open(min(len(arrivals), int(1.5 * rate * allowed_s) + _CONNECTIONS_AT_LEAST))
         requests = [(arrival.at, self.request(arrival, number)) for number, arrival in enumerate(arrivals)]
@@ -72,11 +72,10 @@ class Load(Clients):
 
 
 def closed_loop(url: str, requests: Sequence[bytes], *, connections: int, seconds: float) -> dict[str, Any]:
-    """The requests one after the other, on so many connections, each as soon as the one before is answered:
-    requests_s until the last answer, p50_ms, p99_ms, and each latency. Raises RuntimeError if one is not answered with
-    200.
+    """Send the requests in a closed loop on `connections` connections. Returns requests_s (until the last answer),
+    p50_ms, p99_ms, and all latencies. Raises RuntimeError if one is not answered with 200.
 
-    `wrk` cuts the last answers off. Where a batch of a hundred takes a second, that is a large share of a short run.
+    Unlike this, `wrk` cuts off the last answers, which are a large share of a short run if a batch takes a second.
     """
     asked = itertools.cycle(requests)
 
@@ -107,7 +106,7 @@ def closed_loop(url: str, requests: Sequence[bytes], *, connections: int, second
 
 
 def figures(ended: Sequence[Ended], seconds: float) -> dict[str, Any]:
-    """What clients saw: late is by the client's clock, from the request's first byte to the answer's last."""
+    """What clients saw. Lateness is by the client's clock, from the request's first byte to the answer's last."""
     ok = [one for one in ended if one.ok]
     in_time = sum(one.in_time for one in ok)
     latencies = [one.reply.seconds for one in ok if one.reply is not None] or [0.0]

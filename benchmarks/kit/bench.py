@@ -1,4 +1,4 @@
-"""One comparison while it runs: its samples are saved as they land, its progress is shown, its machine is named."""
+"""A running comparison: saves its samples at once, shows its progress, and names the machine."""
 
 import fcntl
 import json
@@ -25,17 +25,17 @@ from deployments.hardware.device_detector import probe_machine, quick_cpu_dtype
 Found = dict[str, Any]  # what is kept as JSON: name, machine, quick, samples, and what a comparison adds
 
 
-QUIET = 0.12  # share of all cores' time that others take
+QUIET = 0.12  # largest share of all cores' time that other processes may take
 _ATTEMPTS = 2
 
 
 class NotAvailable(Exception):
-    """What cannot be measured here; the text says why."""
+    """Something cannot be measured here; the text says why."""
 
 
 @dataclass(slots=True)
 class Bench:
-    """`turns` is a file that is locked while something is measured, for machines on which others measure too."""
+    """`turns`: a file that is locked during measurements, for machines on which others measure too."""
 
     name: str
     console: Console
@@ -54,7 +54,7 @@ class Bench:
         return not self.only or contestant in self.only
 
     def sample(self, about: Mapping[str, Any], figures: Mapping[str, Any], show: str) -> None:
-        """Keep what was measured, and show it in a line: `about` says what was measured, `show` what was found."""
+        """Save a sample and show it as a line. `about`: what was measured. `show`: the result in words."""
         self._kept = [sample for sample in self._kept if not about.items() <= sample.items()]
         self._fresh.append({**about, **figures})
         self.found.get("missing", {}).pop(about.get("contestant"), None)
@@ -65,8 +65,8 @@ class Bench:
         self.console.print(f"{', '.join(map(str, about.values()))}: {show}{noise}")
 
     def go_on(self) -> None:
-        """Add to what was kept before. What is measured again takes its place; the commits of both are named. Raises
-        NotAvailable where that is of another machine or kind of run.
+        """Add to the saved results. New samples replace those they repeat; both commits are named. Raises NotAvailable
+        if the saved results are of another machine or kind of run.
         """
         file = self.out / f"{self.name}.json"
         if not file.exists():
@@ -84,7 +84,7 @@ class Bench:
         self._kept = kept["samples"].copy()
 
     def missing(self, contestant: str, why: str) -> None:
-        """One could not be measured; the others go on."""
+        """Note that a contestant could not be measured. The others continue."""
         self.found.setdefault("missing", {})[contestant] = why.splitlines()[-1]
         self.save()
         self.console.print(f"[yellow]{contestant} could not be measured: {why}[/yellow]")
@@ -95,15 +95,15 @@ class Bench:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """The machine for oneself, among those who use the same file."""
+        """Hold the lock on the machine, among those who use the same file."""
         with ExitStack() as held:
             if self.turns is not None:
                 fcntl.flock(held.enter_context(self.turns.open("a", encoding="utf-8")), fcntl.LOCK_EX)
             yield
 
     def measure(self, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `call` finds on a machine at rest, and where the cores' time went meanwhile (`CpuTime`); the quieter of
-        two attempts where others worked in the first.
+        """Run `call` on an idle machine; returns its result and where the cores' time went (`CpuTime`). If other
+        processes disturbed it, runs it again and returns the less disturbed attempt.
         """
         found: list[dict[str, Any]] = []
         for _ in range(_ATTEMPTS):
@@ -117,7 +117,7 @@ class Bench:
 
     @contextmanager
     def steps(self, total: int) -> Iterator[Callable[[str], None]]:
-        """Call what it yields at the start of each of `total` steps, with what is done in it."""
+        """Yields a function to call at the start of each of `total` steps, with a description of the step."""
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task(self.name, total=total)
@@ -166,7 +166,7 @@ def noise_line(found: Found) -> str:
 
 
 def all_of(found: Found, **about: Any) -> list[dict[str, Any]]:
-    """The samples that are about this, in the order in which they were taken."""
+    """The matching samples, in the order in which they were taken."""
     return [sample for sample in found["samples"] if all(sample.get(key) == value for key, value in about.items())]
 
 
@@ -175,41 +175,41 @@ def one_of(found: Found, **about: Any) -> dict[str, Any] | None:
 
 
 def median(found: Found, figure: str, **about: Any) -> float | None:
-    """Over the samples that are about this; None where there are none."""
+    """The median over the matching samples; None if there are none."""
     values = values_of(found, figure, **about)
     return statistics.median(values) if values else None
 
 
 def values_of(found: Found, figure: str, **about: Any) -> list[float]:
-    """A figure of each sample that is about this, in the order in which they were taken. Those in which others took
-    much of the machine are left out where there are quiet ones.
+    """A figure of each matching sample, in the order in which they were taken. Disturbed samples are left out if there
+    are undisturbed ones.
     """
     return [sample[figure] for sample in samples_of(found, figure, **about)]
 
 
 def samples_of(found: Found, figure: str, **about: Any) -> list[dict[str, Any]]:
-    """The samples that `values_of` goes by."""
+    """The samples that `values_of` uses."""
     samples = [sample for sample in all_of(found, **about) if sample.get(figure) is not None]
     quiet = [sample for sample in samples if sample.get("others", 0.0) <= QUIET]
     return quiet or samples
 
 
 def quiet_ray() -> None:
-    """Its warnings alone: what runs in virtual time logs as a service does."""
+    """Let Ray log only warnings, because code in virtual time logs as a service does."""
     import ray.serve  # noqa: F401 - it sets its logger's level as it is imported
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
 
 def settle(most_s: float = 4.0) -> None:
-    """Wait until the machine is at rest: what was just started or loaded works on for a while."""
+    """Wait until the machine is idle: processes work on for a while after they have started or loaded something."""
     ends = time.monotonic() + most_s
     while psutil.cpu_percent(interval=0.5) / 100 > QUIET and time.monotonic() < ends:
         pass
 
 
 def _changed() -> bool:
-    """Results that are being written do not count."""
+    """Whether the tree has changes, apart from results."""
     return bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results"))
 
 

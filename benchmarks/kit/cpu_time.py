@@ -1,4 +1,4 @@
-"""Where the cores' time goes while something is measured here: to which processes of ours, to others, to nobody."""
+"""Records where the cores' time goes during a measurement: to our processes by role, to others, or idle."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ SERVER, ENGINE, PROXY, RAY, LOAD, OTHERS, IDLE = ROLES = (
     "proxy",
     "rest of Ray",
     "load",  # the load generator
-    "others",  # processes that have nothing to do with it
+    "others",  # processes with no part in the measurement
     "idle",
 )
 Sample = Mapping[str, Any]
@@ -27,8 +27,8 @@ _REPLICA = re.compile(r"ServeReplica:\w+:(\w+)")
 
 
 class CpuTime:
-    """Around a measurement; then `seconds[role]` are what each role's processes used of the cores, and `others` is the
-    share of all cores' time that went to processes which are not this one's family.
+    """A context around a measurement. Afterwards `seconds[role]` is the core time of each role's processes, and
+    `others` is the share of all cores' time used by processes that this one did not start.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class CpuTime:
 
 @dataclass(slots=True)
 class _Used:
-    """Seconds of all cores so far; `ours`: of this process and all that it started, (role, seconds) by pid."""
+    """Core seconds so far. `ours`: (role, seconds) by pid, of this process and all that it started."""
 
     everything_s: float
     idle_s: float
@@ -63,7 +63,7 @@ class _Used:
 
 
 def time_sheet(title: str, samples: Mapping[str, Sequence[Sample]], count: Count, form: str) -> Sheet:
-    """By name: milliseconds of each role for each of the things that `count` says a sample has done."""
+    """A table of core milliseconds per role and item. `count`: how many items a sample has processed."""
     rows = [
         {"name": name, **dict(zip(ROLES, milliseconds_each(some, count), strict=True))}
         for name, some in samples.items()
@@ -73,13 +73,13 @@ def time_sheet(title: str, samples: Mapping[str, Sequence[Sample]], count: Count
 
 
 def milliseconds_each(samples: Sequence[Sample], count: Count) -> list[float]:
-    """Of each role, in the order of ROLES: milliseconds for each of the things that `count` says a sample has done."""
+    """Core milliseconds per item for each role, in the order of ROLES. `count`: items that a sample has processed."""
     done = sum(map(count, samples))
     return [1000 * sum(sample["cpu_s"][role] for sample in samples) / done for role in ROLES]
 
 
 def role_of(command: str) -> str:
-    """What the process with this command line does here."""
+    """The role of the process with this command line."""
     replica = _REPLICA.search(command)
     if replica:
         return ENGINE if replica[1].endswith(("Embedder", "Generator")) else SERVER

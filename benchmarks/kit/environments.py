@@ -1,4 +1,4 @@
-"""A peer's own virtual environment, made when it is first needed from the versions pinned in `peers/NAME.txt`."""
+"""Virtual environments of peers, created on first use from the versions pinned in `peers/NAME.txt`."""
 
 import hashlib
 import shutil
@@ -14,8 +14,8 @@ _PINS = Path(__file__).parents[1] / "peers"
 
 
 def binaries(name: str, *options: str) -> Path:
-    """The folder of the environment's commands; `options` are pip's. Raises NotAvailable where it cannot be made; the
-    text is pip's.
+    """The folder with the environment's commands. `options`: pip's. Raises NotAvailable with pip's error if it cannot
+    be created.
     """
     pins = _PINS / f"{name}.txt"
     folder = _CACHE / name

@@ -1,7 +1,7 @@
-"""The shape of each packed family's smallest public model, with random weights, as a folder that windve loads.
+"""Writes models with the shape of each packed family's smallest public model and random weights.
 
-What a model costs does not depend on what its weights say. The vocabulary is cut: a table's rows are looked up, not
-multiplied.
+A model's cost does not depend on the values of its weights. The vocabulary is reduced, because its table is only looked
+up, not multiplied.
 """
 
 import json
@@ -16,8 +16,8 @@ _TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class FamilyShape:
-    """`model` is the public model that has it; `values` are its config's; `note` says what was left out of it;
-    `queries`: how many are computed at once.
+    """`model`: the public model with this shape. `values`: its config's. `note`: what was left out. `queries`: batch
+    size.
     """
 
     model: str
@@ -34,7 +34,7 @@ def _bert(hidden: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
 
 
 def _grouped(hidden: int, layers: int, heads: tuple[int, int, int], inner: int) -> dict[str, Any]:
-    """`heads`: of queries, of keys, and numbers of each."""
+    """`heads`: (query heads, key heads, head size)."""
     own = {"num_key_value_heads": heads[1], "head_dim": heads[2]}
     return _bert(hidden, layers, heads[0], inner) | own
 
@@ -75,7 +75,7 @@ SHAPES = {
 
 
 def write_family(shape: FamilyShape, folder: Path) -> None:
-    """The model as transformers saves it, in float32."""
+    """Write the model as transformers saves it, in float32."""
     import torch
     from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
 

@@ -1,4 +1,4 @@
-"""Pictures of what was measured."""
+"""Plots of the results."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -12,7 +12,7 @@ OURS = "windve"
 
 
 def panels(size: tuple[float, float], columns: int = 1, rows: int = 1, *, alike: bool = False) -> list[Axes]:
-    """Of a new figure, row by row; `alike`: with the same axes."""
+    """The panels of a new figure, row by row. `alike`: with shared axes."""
     figure = Figure(figsize=size, layout="constrained")
     every = list(figure.subplots(rows, columns, squeeze=False, sharex=alike, sharey=alike).flat)
     for axes in every:
@@ -27,8 +27,8 @@ def figure_of(every: Sequence[Axes]) -> Figure:
 
 
 def bars(every: Sequence[Axes], panels: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-    """In each of `panels` (label -> name -> what was measured) a bar for each name, as long as the median. Names are
-    those of the first panel, from above; ours are blue.
+    """Draw a bar per name in each of `panels` (label -> name -> values); its length is the median. Names are in the
+    order of the first panel, from the top; windve's are blue.
     """
     names = list(next(iter(panels.values())))
     for axes, (label, measured) in zip(every, panels.items(), strict=True):

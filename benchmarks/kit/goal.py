@@ -1,4 +1,4 @@
-"""What a comparison is to reach, beside what it reached. Of each comparison the two or three goals that matter."""
+"""The goals of comparisons, with what was reached. Each comparison has the two or three goals that matter."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from benchmarks.kit.sheet import Sheet, table
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """`reached` is None where it could not be measured. `at_most`: smaller is better."""
+    """`reached`: None if it could not be measured. `at_most`: smaller is better."""
 
     what: str
     wanted: float
@@ -40,7 +40,7 @@ def _row(goal: Goal) -> dict[str, object]:
 
 
 def ratio(above: float | None, below: float | None) -> float | None:
-    """None where either was not measured."""
+    """`above` over `below`; None if either was not measured."""
     return None if above is None or not below else above / below
 
 

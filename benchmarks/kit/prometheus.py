@@ -1,4 +1,4 @@
-"""A Prometheus of one's own that reads a service each second."""
+"""Runs a Prometheus that scrapes a service every second."""
 
 import json
 import math
@@ -22,13 +22,13 @@ def is_installed() -> bool:
 
 
 class Prometheus:
-    """One that runs, at `url`."""
+    """A running Prometheus at `url`."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def ask(self, path: str, **words: str | float) -> Any:
-        """The answer's data. Raises RuntimeError with Prometheus's own words where it refuses."""
+        """The answer's data. Raises RuntimeError with Prometheus's error text."""
         try:
             with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(words)}", timeout=30) as answer:  # noqa: S310
                 return json.load(answer)["data"]
@@ -36,12 +36,12 @@ class Prometheus:
             raise RuntimeError(f"{words}: {error.read().decode()}") from None
 
     def values(self, expr: str) -> list[float]:
-        """What `expr` is now. Numbers only: what is not a number is no answer."""
+        """The current values of `expr`, without NaN."""
         found = [float(series["value"][1]) for series in self.ask("/api/v1/query", query=expr)["result"]]
         return [value for value in found if not math.isnan(value)]
 
     def history(self, expr: str, start: float, end: float) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
-        """What `expr` was, each second from `start` to `end` (Unix time): of each series its tags, times and values."""
+        """`expr` every second from `start` to `end` (Unix time): per series its labels and (time, value) pairs."""
         found = self.ask("/api/v1/query_range", query=expr, start=start, end=end, step=1)["result"]
         return [(series["metric"], [(at, float(value)) for at, value in series["values"]]) for series in found]
 
@@ -51,8 +51,8 @@ class Prometheus:
 
 @contextmanager
 def reading(target: str, groups: Sequence[dict[str, Any]] = ()) -> Iterator[Prometheus]:
-    """Reads the address `target` each second, and evaluates these groups of rules, until the block ends. Raises
-    RuntimeError where it does not start.
+    """Run a Prometheus that scrapes `target` every second and evaluates `groups` of rules, until the block ends. Raises
+    RuntimeError if it does not start.
     """
     address = urllib.parse.urlsplit(target)
     listen = f"127.0.0.1:{free_port()}"

@@ -25,16 +25,16 @@ ABOUT = {
     "decoding": "answers of a language model on the CPU: tokens/s beside transformers, OpenVINO and vLLM",
     "gpu": "windve on an NVIDIA GPU: its engine against the card's own peak and sentence-transformers",
 }
-OPTIONAL = {"gpu", "overflow"}  # left out of a run of all where the machine lacks the device, or Prometheus
+OPTIONAL = {"gpu", "overflow"}  # left out of a run of all if the device, or Prometheus, is missing
 
 
 class Comparison(Protocol):
-    """Measuring is one thing, showing another: all but `run` work on what was kept. A module may also have
-    `plot(found)`, a picture where that shows more than the tables.
+    """The functions of a comparison's module. Only `run` measures; the others work on saved results. A module may also
+    have `plot(found)`, if a picture shows more than the tables.
     """
 
     def run(self, bench: Bench) -> None:
-        """Measure; `bench.sample` keeps what is found. Raises NotAvailable where that cannot be done here."""
+        """Measure, and save samples with `bench.sample`. Raises NotAvailable if that is not possible here."""
 
     def sheets(self, found: Found) -> Sequence[Sheet]: ...
 

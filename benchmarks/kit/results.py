@@ -1,4 +1,4 @@
-"""What is written beside a comparison's JSON: its tables, its picture, and the summary of all comparisons."""
+"""Writes a comparison's tables and picture beside its JSON, and the summary of all comparisons."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ _DOTS_PER_INCH = 130
 
 
 def write(out: Path, found: Found, console: Console) -> None:
-    """NAME.md beside NAME.json, and NAME.png where there is a picture; the tables are shown too."""
+    """Write NAME.md beside NAME.json, and NAME.png if there is a picture. Also prints the tables."""
     name = found["name"]
     compared = comparison(name)
     missing = [{"name": name, "why": why} for name, why in found.get("missing", {}).items()]
@@ -34,7 +34,7 @@ def write(out: Path, found: Found, console: Console) -> None:
 
 
 def write_summary(out: Path) -> None:
-    """README.md: each comparison's goals and what was reached."""
+    """Write README.md: each comparison's goals, and what was reached."""
     out.mkdir(parents=True, exist_ok=True)
     lines = ["# What was measured", "", "By `make bench` and `make paper`. Raw samples are in the JSON files.", ""]
     for name in ABOUT:

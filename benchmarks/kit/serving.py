@@ -1,4 +1,4 @@
-"""Servers for a measurement, windve's service and others': started, waited for, stopped with all that they started."""
+"""Starts servers for a measurement, windve's and others, waits for them, and stops them with all their processes."""
 
 import json
 import os
@@ -29,8 +29,8 @@ _PORTS = range(18100, 18200)  # below those that the system gives to clients
 def running(
     command: Sequence[str], ready: Callable[[str], bool], environment: Mapping[str, str], folder: Path = ROOT
 ) -> Iterator[str]:
-    """`command` in a session of its own until the block ends; yields what it has printed once it is `ready`, which is
-    asked with that. Raises RuntimeError with the end of its output if it does not start.
+    """Run `command` in its own session until the block ends. Once `ready` accepts its output, yields the output. Raises
+    RuntimeError with the end of the output if the command does not start.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(  # noqa: S603 - our own command
@@ -53,7 +53,7 @@ def _read(log: int) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGINT, as Ctrl-C; who does not listen is killed, with all of its session's processes."""
+    """Send SIGINT, as Ctrl-C does. Then kill what is left of the session's processes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
             os.killpg(process.pid, number)
@@ -64,7 +64,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def python_path() -> str:
-    """PYTHONPATH for what a measurement starts: this very tree before all, then what the caller has there."""
+    """PYTHONPATH for the processes of a measurement: this tree first, then the caller's."""
     return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
@@ -77,7 +77,7 @@ def free_port() -> int:
 
 
 def answers(url: str, body: bytes | None = None) -> bool:
-    """The URL answers with 200: to a GET, or to a POST of `body` as JSON."""
+    """Whether the URL answers 200 to a GET, or to a POST of `body` as JSON."""
     request = urllib.request.Request(url, body, {"content-type": "application/json"})  # noqa: S310 - our own address
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
@@ -88,7 +88,7 @@ def answers(url: str, body: bytes | None = None) -> bool:
 
 
 def wait_until_answered(url: str, payload: Any, times: int = 5) -> None:
-    """Until so many POSTs in a row were answered with 200: a proxy may not know the way yet. Raises RuntimeError."""
+    """Wait until `times` POSTs in a row got 200, because a proxy may not know the routes yet. Raises RuntimeError."""
     body = json.dumps(payload).encode()
     ends = time.monotonic() + _ANSWER_TIMEOUT_S
     while not all(answers(url, body) for _ in range(times)):
@@ -98,7 +98,7 @@ def wait_until_answered(url: str, payload: Any, times: int = 5) -> None:
 
 
 def settled(read: Callable[[], T], quiet_s: float) -> T:
-    """What it reads once that has stayed as it is for so long: what a service counts is told bit by bit."""
+    """The value of `read()` once it has not changed for `quiet_s`: a service publishes its counters with a delay."""
     told, since = read(), time.monotonic()
     while time.monotonic() < since + quiet_s:
         time.sleep(0.5)
@@ -110,7 +110,9 @@ def settled(read: Callable[[], T], quiet_s: float) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """windve, running. `environment` lets Ray's clients in; `metrics` is where Prometheus reads."""
+    """A running windve. `environment`: the variables that Ray's clients need. `metrics`: the URL that Prometheus
+    scrapes.
+    """
 
     url: str
     dashboard: str
@@ -118,7 +120,7 @@ class Service:
     environment: Mapping[str, str]
 
     def calibrate(self, out: Path, *words: str) -> dict[str, Any]:
-        """Run `windve calibrate` and return its report. Raises RuntimeError with the reason if it is refused."""
+        """Run `windve calibrate` and return its report. Raises RuntimeError with the reason if it fails."""
         command = [sys.executable, "-m", "serve_app", "calibrate", "--dashboard", self.dashboard, *words]
         command += ["--out", str(out)]
         done = subprocess.run(  # noqa: S603 - our own command
@@ -148,7 +150,7 @@ def serving(config: Mapping[str, Any], **environment: str) -> Iterator[Service]:
 
 
 def application(args: Mapping[str, Any], router: Mapping[str, Any]) -> dict[str, Any]:
-    """What a Serve config says of windve: the `args` of its build, and the Router's user_config."""
+    """The windve application of a Serve config, with these `args` and this `user_config` of the Router."""
     return {
         "name": "windve",
         "route_prefix": "/",

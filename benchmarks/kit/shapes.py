@@ -1,6 +1,6 @@
-"""Models of a true shape with random weights, as folders that windve and sentence-transformers load alike.
+"""Writes models with a real shape and random weights, in folders that windve and sentence-transformers both load.
 
-What a model costs does not depend on what its weights say, so that no model hub is needed to measure it.
+A model's cost does not depend on the values of its weights, so no model hub is needed to measure it.
 """
 
 import json
@@ -18,7 +18,7 @@ _CACHE = ROOT / "reports" / "bench" / "models"
 
 @dataclass(frozen=True, slots=True)
 class BertShape:
-    """The vocabulary is that of BERT, uncased: the tokenizer comes from all-MiniLM-L6-v2."""
+    """A BERT shape. The vocabulary is that of uncased BERT, with the tokenizer of all-MiniLM-L6-v2."""
 
     hidden: int
     layers: int
@@ -29,11 +29,11 @@ class BertShape:
 
     @property
     def layer_weights(self) -> int:
-        """Of all layers' products: query, key, value, output, up, down. A token meets each of them once."""
+        """The weights of all layers' products: query, key, value, output, up, down. A token uses each of them once."""
         return self.layers * (4 * self.hidden * self.hidden + 2 * self.hidden * self.intermediate)
 
     def operations(self, tokens: int) -> int:
-        """Of one query: 2 for each weight and token, and 4 * tokens * hidden for each token and layer (attention)."""
+        """FLOPs of one query: 2 per weight and token, plus 4 * tokens * hidden per token and layer for attention."""
         return tokens * (2 * self.layer_weights + self.layers * 4 * tokens * self.hidden)
 
 
@@ -41,7 +41,7 @@ BGE_LARGE = BertShape(hidden=1024, layers=24, heads=16, intermediate=4096)
 
 
 def bge_large_folder() -> Path:
-    """bge-large's shape: 335 million numbers, 1.3 GB of float32. Made when it is first asked for, in some seconds."""
+    """A model with bge-large's shape: 335 million weights, 1.3 GB in float32. Created on first use, in some seconds."""
     folder = _CACHE / "bge-large-random"
     if not folder.exists():
         write_bert(BGE_LARGE, folder)
@@ -49,7 +49,7 @@ def bge_large_folder() -> Path:
 
 
 def write_bert(shape: BertShape, folder: Path) -> None:
-    """Pooled by [CLS] and normalised, as bge is. The folder is there whole or not at all."""
+    """Write a model with [CLS] pooling and normalization, like bge. The folder is created atomically."""
     import torch
     from transformers import BertConfig, BertModel
 
@@ -78,7 +78,7 @@ def write_bert(shape: BertShape, folder: Path) -> None:
 
 
 def _texts(shape: BertShape) -> dict[str, Any]:
-    """What sentence-transformers reads of it."""
+    """The files that sentence-transformers reads."""
     pooling = {
         "word_embedding_dimension": shape.hidden,
         "pooling_mode_cls_token": True,

@@ -1,4 +1,4 @@
-"""Tables that are shown in the terminal and kept as Markdown."""
+"""Tables for the terminal and for Markdown files."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ class Sheet:
         return table
 
     def markdown(self) -> list[str]:
-        """Its lines, the title as a heading of the second level."""
+        """The table's lines, with the title as a second-level heading."""
         lines = [f"## {self.title}", "", "| " + " | ".join(self.head) + " |", "|" + "---|" * len(self.head)]
         return [*lines, *("| " + " | ".join(row) + " |" for row in self.rows), ""]
 
 
 def table(title: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> Sheet:
-    """A line for each of `rows`. `columns`: head -> format of a row's keys, as "{p50_s:.2f} s", "{router[cpu]:.0f}". A
-    figure that a row lacks, or that is None, is shown as "-".
+    """A table with a line per row. `columns`: head -> format of a row's keys, such as "{p50_s:.2f} s" or
+    "{router[cpu]:.0f}". A figure that is missing or None is shown as "-".
     """
     return Sheet(title, list(columns), [[_cell(how, row) for how in columns.values()] for row in rows])
 

@@ -1,8 +1,8 @@
 """An open-loop client of streams, in a process of its own: `python -m benchmarks.kit.streaming URL PLAN FOUND`.
 
-PLAN is a JSON list of `{"at": seconds from the start, "payload": a completion that is streamed}`. Each is sent at its
-moment, on a connection of its own, whatever became of those before it. FOUND becomes a JSON list of `ClientStream`, in
-the plan's order. A client in the process that measures would measure itself.
+PLAN is a JSON list of `{"at": seconds from the start, "payload": a streamed completion}`. Each is sent at its time on a
+separate connection, regardless of earlier ones. FOUND becomes a JSON list of `ClientStream`, in the plan's order. The
+client has its own process, because a client in the measuring process would measure itself.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _BEFORE_S = 1.0  # from the start of the process to second 0 of the plan
 
 
 def stream_all(url: str, plan: Sequence[dict[str, Any]]) -> list[ClientStream]:
-    """Run the client to its end. Raises RuntimeError with its last line where it fails."""
+    """Run the client to its end. Raises RuntimeError with its last line if it fails."""
     with tempfile.TemporaryDirectory(prefix="windve-client-") as scratch:
         asked, found = Path(scratch) / "plan.json", Path(scratch) / "found.json"
         asked.write_text(json.dumps(plan), encoding="utf-8")

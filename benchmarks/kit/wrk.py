@@ -1,4 +1,4 @@
-"""`wrk`, the load generator: one thread of C that a Python server on the same cores hardly feels."""
+"""Runs `wrk`, a load generator in C with one thread, which hardly disturbs a Python server on the same cores."""
 
 import json
 import os
@@ -13,7 +13,7 @@ _SCRIPT = Path(__file__).with_name("wrk.lua")
 
 
 def ensure() -> None:
-    """Install wrk where it is missing and that can be done. Raises RuntimeError that says how else."""
+    """Install wrk if it is missing. If that fails, raises RuntimeError that says how to install it."""
     if shutil.which("wrk"):
         return
     if shutil.which("apt-get") and os.geteuid() == 0:
@@ -25,8 +25,8 @@ def ensure() -> None:
 
 
 def post(url: str, payloads: Sequence[Any], *, connections: int, seconds: float) -> dict[str, Any]:
-    """POST the payloads as JSON, one after the other, on so many connections, each as soon as it has its answer:
-    requests_s, p50_ms, p99_ms, and what they come from. Raises RuntimeError if a request fails.
+    """POST the payloads as JSON in a closed loop on `connections` connections. Returns requests_s, p50_ms, p99_ms, and
+    the raw numbers. Raises RuntimeError if a request fails.
     """
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as body:
         body.writelines(json.dumps(payload) + "\n" for payload in payloads)

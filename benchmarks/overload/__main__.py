@@ -1,4 +1,4 @@
-"""`python -m benchmarks.overload --url URL`: see `command`."""
+"""Runs `python -m benchmarks.overload --url URL`; see `command`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What a load comes to: shares, goodput, times, and the proof of MLPerf's percentile."""
+"""Sums up a load: shares, goodput, times, and the proof of MLPerf's percentile."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +10,10 @@ from benchmarks.overload.early_stopping import proves, queries_needed
 
 
 def figures(outcomes: Sequence[Outcome], comebacks: Sequence[Comeback], slo_s: float, span_s: float) -> dict[str, Any]:
-    """Each query is one of four: in time, late, refused, failed. *Late* was neither refused nor answered within the
-    SLO: it was answered later, or the client gave up. *Failed* has another status, or its connection broke.
+    """Each query is in time, late, refused or failed. *Late*: neither refused nor answered within the SLO, so answered
+    later, or the client gave up. *Failed*: another status, or a broken connection.
 
-    `late_share` is of the queries that were not refused. `goodput_s` counts answers within the SLO, a second of the
-    load's `span_s`.
+    `late_share`: of the queries that were not refused. `goodput_s`: answers within the SLO per second of `span_s`.
     """
     in_time = sum(one.ok and one.seconds <= slo_s for one in outcomes)
     gave_up = sum(one.gave_up for one in outcomes)
@@ -40,22 +39,22 @@ def figures(outcomes: Sequence[Outcome], comebacks: Sequence[Comeback], slo_s: f
 
 
 def _quantiles(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
-    """None where there is nothing to tell."""
+    """The quantiles by name; None if there are no values."""
     p50, p99 = np.quantile(seconds, (0.5, 0.99)).tolist() if seconds else (None, None)
     return {f"{name}_p50_s": p50, f"{name}_p99_s": p99}
 
 
 def _cost_of_answers(sent: int, answered: int, comebacks: Sequence[Comeback]) -> dict[str, float | None]:
-    """Requests for each answer, with those of the clients that came back."""
+    """Requests per answer, including those of clients that retried."""
     asked = sent + sum(one.tries for one in comebacks)
     got = answered + sum(one.admitted_s is not None for one in comebacks)
     return {"requests_per_answer": asked / got if got else None}
 
 
 def _truth(outcomes: Sequence[Outcome], comebacks: Sequence[Comeback]) -> dict[str, Any]:
-    """Of Retry-After. `hint_kept`: the share of clients that were admitted when they came back at the hint.
-    `hint_early`: of those that came back at half the hint; where that is as high, hints are too long. `hint_ratio`: the
-    time at which a client was admitted over its first hint, the median.
+    """The accuracy of Retry-After. `hint_kept`: the share of clients admitted when they retried at the hint.
+    `hint_early`: the same for those that retried at half the hint; if it is as high, hints are too long. `hint_ratio`:
+    median of the time until admission over the first hint.
     """
     refused = [one for one in outcomes if one.refused]
     at_hint, early = ([one for one in comebacks if one.early == early] for early in (False, True))
@@ -75,9 +74,9 @@ def _share(some: int, every: int) -> float | None:
 
 
 def _mlperf(sent: int, in_time: int, late: int) -> dict[str, Any]:
-    """MLPerf knows no refusals: for `mlperf_valid` whatever was not answered in time is over latency. `p99_kept` is the
-    same proof over the queries that were not refused and did not fail. `more_queries` would prove it if all were in
-    time; None where too many were late.
+    """MLPerf has no refusals: for `mlperf_valid`, every query that was not answered in time counts as over latency.
+    `p99_kept`: the same proof over the queries that were neither refused nor failed. `more_queries`: how many more
+    would prove it if all were in time; None if too many were late.
     """
     taken, missed = in_time + late, sent - in_time
     lacking = queries_needed(late) - taken if late <= 0.01 * taken else None

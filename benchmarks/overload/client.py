@@ -1,7 +1,7 @@
-"""An open-loop client: each query is sent at its scheduled moment, whatever became of those before.
+"""An open-loop client: it sends each query at its scheduled time, regardless of earlier ones.
 
-Latency counts from the *scheduled* moment. A client that falls behind makes answers late; it cannot hide that they are.
-How far it fell behind is kept as `lag_s`.
+Latency counts from the *scheduled* time. So a client that falls behind makes answers late, and cannot hide late
+answers. `lag_s` records how far it fell behind.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from benchmarks.kit import texts
 from benchmarks.overload.schedule import Query
 from calibration.load import Address, Clients, HttpReply, request_bytes
 
-REFUSALS = frozenset({408, 429, 503, 504})  # the server says that it will not answer, now or in time
-_FOLLOWED = 10  # of the refusals with a hint every tenth is followed
+REFUSALS = frozenset({408, 429, 503, 504})  # the server will not answer, now or in time
+_FOLLOWED = 10  # every tenth refusal with a hint is followed
 _MOST_TRIES = 8
 _SHORTEST_PAUSE_S = 0.05  # between the tries of one client
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to send queries, for which model, with which API key."""
+    """An endpoint: its address, model and API key."""
 
     address: Address
     path: str
@@ -32,7 +32,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str, model: str | None = None, key: str | None = None) -> "Endpoint":
-        """Of a server (http://HOST:8000), of OpenAI's base URL (.../v1), or of the route itself (.../embeddings).
+        """From the URL of a server (http://HOST:8000), OpenAI's base URL (.../v1), or the route (.../embeddings).
         Raises SettingsError.
         """
         address = Address.parse(url)
@@ -42,7 +42,7 @@ class Endpoint:
         return cls(address, path, model, key)
 
     def request(self, tokens: int, number: int) -> bytes:
-        """One text of so many tokens, other than that of any other number."""
+        """A request with one text of `tokens` tokens, unique to `number`."""
         payload = {"input": texts.words(tokens, number)} | ({"model": self.model} if self.model else {})
         headers = [("authorization", f"Bearer {self.key}")] if self.key else []
         return request_bytes(payload, self.path, headers, self.address.netloc)
@@ -50,8 +50,8 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a query: `status` is None where no answer came, because the connection broke or the client
-    `gave_up`. Seconds count from the scheduled moment; `lag_s` later the client had sent it.
+    """The outcome of a query. `status` is None if there was no answer, because the connection broke or the client
+    `gave_up`. Times count from the scheduled time; the client sent it `lag_s` later.
     """
 
     query: Query
@@ -72,8 +72,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Comeback:
-    """A refused client that came back: after `hint_s`, or after half of it where `early`, and again after each further
-    hint. `admitted_s` after the first refusal it was answered; None: not within `tries`.
+    """A refused client that retried after `hint_s` (half of it if `early`), and again after each further hint.
+    `admitted_s`: from the first refusal until it was answered; None if not within `tries`.
     """
 
     hint_s: float
@@ -83,8 +83,8 @@ class Comeback:
 
 
 def hint_of(headers: Mapping[str, str], now: datetime | None = None) -> float | None:
-    """Seconds until the client shall come back: `retry-after-ms`, or `retry-after` in seconds or as a date; None where
-    the answer has neither, or something else in it.
+    """Seconds until the client should retry, from `retry-after-ms`, or from `retry-after` in seconds or as a date. None
+    if the answer has neither, or an invalid value.
     """
     try:
         if "retry-after-ms" in headers:
@@ -99,10 +99,10 @@ def hint_of(headers: Mapping[str, str], now: datetime | None = None) -> float | 
 
 
 class OpenLoop:
-    """One load on one endpoint; `outcomes` and `comebacks` are there once `run` has returned.
+    """One load on one endpoint. `outcomes` and `comebacks` are complete once `run` has returned.
 
-    Every tenth refused client that got a hint comes back; these few requests are not among the `outcomes`. Every second
-    of them comes too early, at half its hint: if it is admitted then, the hint was too long.
+    Every tenth refused client that got a hint retries; these requests are not among the `outcomes`. Every second of
+    them retries early, at half its hint. If it is admitted then, the hint was too long.
     """
 
     def __init__(self, clients: Clients, endpoint: Endpoint) -> None:
@@ -113,7 +113,7 @@ class OpenLoop:
         self._following: list[asyncio.Task[None]] = []
 
     async def run(self, schedule: Sequence[Query]) -> None:
-        """Returns when every query has ended, and every client that came back."""
+        """Returns once all queries and all retries have ended."""
         requests = [self._endpoint.request(query.tokens, number) for number, query in enumerate(schedule)]
         began, asking = time.perf_counter(), []
         for query, request in zip(schedule, requests, strict=True):
@@ -155,14 +155,14 @@ class OpenLoop:
 
 
 class ClosedLoop:
-    """Clients that ask again as soon as they are answered: what a server answers at most."""
+    """Clients that send the next query as soon as they have an answer, to find a server's maximum rate."""
 
     def __init__(self, clients: Clients, requests: Sequence[bytes]) -> None:
         self._clients, self._requests, self._next = clients, requests, 0
         self.answered = self.refused = 0
 
     async def run(self, connections: int, seconds: float) -> float:
-        """Answers a second. Raises RuntimeError where one is neither an answer nor a refusal."""
+        """Answers per second. Raises RuntimeError if a reply is neither an answer nor a refusal."""
         self.answered = self.refused = 0
         began = time.perf_counter()
         await asyncio.gather(*(self._again_and_again(began + seconds) for _ in range(connections)))
@@ -180,7 +180,7 @@ class ClosedLoop:
 
 
 async def answer_to(clients: Clients, request: bytes) -> HttpReply:
-    """An answer or a refusal. Raises RuntimeError where there is neither."""
+    """An answer or a refusal. Raises RuntimeError if there is neither."""
     try:
         reply = await clients.ask(request)
     except (OSError, EOFError) as error:

@@ -1,6 +1,4 @@
-"""`windve bench overload --url URL`: one server's sweep. Results of several servers in one folder make one
-picture.
-"""
+"""`windve bench overload --url URL` sweeps one server. Results of several servers in one folder make one picture."""
 
 import argparse
 import json
@@ -29,7 +27,7 @@ _TABLES = "overload.md"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Exit status: 0 measured, 1 something could not be (a sentence says what), 130 interrupted."""
+    """Exit status: 0 measured, 1 something could not be measured (a sentence says what), 130 interrupted."""
     given = _parser().parse_args(words)
     console = Console(highlight=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -68,7 +66,7 @@ def _measure(given: argparse.Namespace, console: Console) -> None:
 
 
 def _samples(endpoint: Endpoint, plan: Plan, name: str, console: Console) -> Any:
-    """Each as it lands."""
+    """Measure, and yield each sample at once."""
     capacities: dict[str, dict[str, Any]] = {}
     for lengths, arrivals, load in plan.points:
         if lengths not in capacities:
@@ -83,8 +81,8 @@ def _samples(endpoint: Endpoint, plan: Plan, name: str, console: Console) -> Any
 
 
 def write(out: Path, console: Console) -> None:
-    """Tables and the picture of all servers whose results are in the folder. Raises RuntimeError where there are
-    none, or of other SLOs.
+    """Write tables and the picture of all servers with results in the folder. Raises RuntimeError if there are none, or
+    if their SLOs differ.
     """
     kept = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(out.glob("*.json"))]
     samples = [sample for one in kept for sample in one["samples"]]
@@ -109,25 +107,25 @@ def _slug(name: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="windve bench overload",
-        description="An OpenAI endpoint for embeddings from below to far above the load it can take: goodput within "
-        "the SLO, late and refused shares, time to refuse, truth of Retry-After.",
-        epilog="Without --url: tables and picture again, of what the folder has.",
+        description="Measure an OpenAI endpoint for embeddings from below to far above its capacity: goodput within "
+        "the SLO, late and refused shares, time to refuse, accuracy of Retry-After.",
+        epilog="Without --url, rewrite tables and picture from the results in the folder.",
     )
     add = parser.add_argument
     add("--url", help="the server, as http://127.0.0.1:8000, .../v1 or .../v1/embeddings")
-    add("--name", help="of the server in tables and picture (default: host and port)")
-    add("--model", help="for servers that want to be told")
+    add("--name", help="name of the server in tables and picture (default: host and port)")
+    add("--model", help="model name, for servers that require one")
     add("--key", help="API key (default: OPENAI_API_KEY of the environment)")
     add("--slo", type=_positive, default=1.0, metavar="SECONDS", help="an answer later than this is late (default: 1)")
     add("--loads", type=_loads, metavar="X,X", help="multiples of capacity (default: 0.3 to 4)")
     add("--lengths", type=_lengths, metavar="L,L", help="equal (75 tokens), mixed (8 to 256); default: both")
-    add("--bursts", action="store_true", help="bursts too: all queries of two SLOs at once")
-    add("--seconds", type=_positive, help="each load lasts at least so long (default: 60; MLPerf: 600)")
-    add("--queries", type=int, help="and has at least so many queries (default: 662)")
-    add("--give-up", type=_positive, metavar="SECONDS", help="clients hang up after so long (default: 5 SLOs)")
+    add("--bursts", action="store_true", help="also send bursts: all queries of two SLOs at once")
+    add("--seconds", type=_positive, help="minimum seconds of each load (default: 60; MLPerf: 600)")
+    add("--queries", type=int, help="minimum queries of each load (default: 662)")
+    add("--give-up", type=_positive, metavar="SECONDS", help="seconds after which clients disconnect (default: 5 SLOs)")
     add("--longest", type=int, help="tokens of the longest text (default: 256)")
-    add("--seed", type=int, help="of arrivals and lengths (default: MLPerf's)")
-    add("--pin", type=_cores, metavar="CORES", help="the cores of this client, as 0,1: give the server others")
+    add("--seed", type=int, help="seed of arrivals and lengths (default: MLPerf's)")
+    add("--pin", type=_cores, metavar="CORES", help="cores of this client, such as 0,1; give the server other cores")
     add("--quick", action="store_true", help="fewer and shorter loads: about 6 minutes with --bursts")
     add("--out", type=Path, default=Path("reports/overload"), help="folder (default: reports/overload)")
     return parser

@@ -1,14 +1,14 @@
 """MLPerf's early stopping for the server scenario: how many queries prove a percentile.
 
 From the appendix "Early Stopping Criterion" of MLPerf's inference rules (mlcommons/inference_policies,
-inference_rules.adoc), as computed by loadgen/early_stopping.cc: of h + t queries t were late. The claim "a share p of
-all queries is in time" is proven with confidence c when a server that only just fails it (p - d in time) would be as
-good as that by chance in at most 1 - c of all runs:
+inference_rules.adoc), as computed by loadgen/early_stopping.cc. Of h + t queries, t were late. The claim "a share p of
+all queries is in time" is proven with confidence c if a server that just fails it (p - d in time) would do as well by
+chance in at most 1 - c of all runs:
 
     F(t; h + t, 1 - (p - d)) <= 1 - c        F: the binomial distribution's cumulative probability of t late or fewer
 
-The smallest such h gives the n = h + t queries that a run with t late ones must have. MLPerf takes p = 0.99, c = 0.99
-and d = 0. Published values: 64 queries for p = 0.9 and 662 for p = 0.99 where one is late (min_query_count in
+The smallest such h gives the n = h + t queries that a run with t late ones must have. MLPerf uses p = 0.99, c = 0.99
+and d = 0. Published values with one late query: 64 queries for p = 0.9, and 662 for p = 0.99 (min_query_count in
 loadgen/mlperf.conf).
 """
 
@@ -34,7 +34,7 @@ def odds(on_time: int, late: int, percentile: float = PERCENTILE) -> float:
 
 @cache
 def queries_needed(late: int, percentile: float = PERCENTILE, confidence: float = CONFIDENCE) -> int:
-    """The fewest queries, late ones included, that prove the percentile where so many are late."""
+    """The fewest queries, including the `late` ones, that prove the percentile."""
     low, high = -1, max(1, late)  # `low` never proves it
     while odds(high, late, percentile) > 1 - confidence:
         low, high = high, 2 * high
@@ -47,5 +47,5 @@ def queries_needed(late: int, percentile: float = PERCENTILE, confidence: float 
 def proves(queries: int, late: int) -> bool:
     """p99 is within the SLO with a confidence of 99 %."""
     if late > (1 - PERCENTILE) * queries:
-        return False  # more than 1 % were late: no sum over thousands of terms is needed to see that
+        return False  # more than 1 % were late, so a sum over thousands of terms is unnecessary
     return queries >= queries_needed(late)

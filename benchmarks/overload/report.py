@@ -1,4 +1,4 @@
-"""What was measured of one server or several, as tables and as one picture."""
+"""The results of one or several servers as tables and as one picture."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _MARKS = "osD^vPX*"
 
 
 def summary(samples: Sequence[Sample], slo_s: float) -> list[Sheet]:
-    """At twice the load, the worst of each server, and Retry-After: narrow enough for a terminal."""
+    """Tables that fit a terminal: at twice the capacity, the worst of each server, and Retry-After."""
     twice = [one for one in samples if one["load"] == TWICE]
     worst = [max(_of(samples, name), key=badness) for name in servers(samples)]
     return [
@@ -36,7 +36,7 @@ def sheets(samples: Sequence[Sample], slo_s: float) -> list[Sheet]:
 
 
 def badness(sample: Sample) -> tuple[float, float]:
-    """The more late the worse, then the less goodput of what could have been."""
+    """A sort key: more late queries are worse, then less goodput relative to the possible goodput."""
     return sample["late_share"], -sample["goodput_s"] / min(sample["capacity_s"], sample["offered_s"])
 
 
@@ -49,7 +49,7 @@ def _of(samples: Sequence[Sample], name: str) -> list[Sample]:
 
 
 def _combinations(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
-    """Title -> samples, of what was measured."""
+    """Title -> samples, for the measured combinations of arrivals and lengths."""
     found: dict[str, list[Sample]] = {}
     for lengths in LENGTHS:
         for arrivals in ARRIVALS:
@@ -84,7 +84,7 @@ def _proof(sample: Sample) -> str:
 
 
 def _truth_sheet(samples: Sequence[Sample]) -> Sheet:
-    """Of Retry-After, over all loads of a server."""
+    """The accuracy of Retry-After over all loads of a server."""
     columns = {
         "": "{name}", "refusals with a hint": "{hinted:.0%}", "clients that came back": "{followed}",
         "admitted at the hint": "{kept:.0%}", "admitted at half the hint": "{early:.0%}",
@@ -103,15 +103,15 @@ def _truth_sheet(samples: Sequence[Sample]) -> Sheet:
 
 
 def _mean(samples: Sequence[Sample], figure: str, weight: str) -> float | None:
-    """Weighted; of the samples that have the figure."""
+    """The weighted mean over the samples that have the figure."""
     some = [one for one in samples if one[figure] is not None and one[weight]]
     total = sum(one[weight] for one in some)
     return sum(one[figure] * one[weight] for one in some) / total if total else None
 
 
 def plot(samples: Sequence[Sample], slo_s: float) -> Figure:
-    """Goodput within the SLO above the late share, over offered load; a column for each kind of load, a line for each
-    server. In brackets: its capacity with equal and with mixed lengths.
+    """Goodput within the SLO (above) and late share (below) over offered load. One column per kind of load, one line
+    per server. In parentheses: its capacity with equal and with mixed lengths.
     """
     combinations = _combinations(samples)
     every = panels((max(7.0, 3.6 * len(combinations)), 6.2), len(combinations), 2)
@@ -141,7 +141,7 @@ def plot(samples: Sequence[Sample], slo_s: float) -> Figure:
 
 
 def _capacities(samples: Sequence[Sample]) -> str:
-    """Of equal and of mixed lengths."""
+    """The capacities with equal and with mixed lengths."""
     return ", ".join(f"{most_s:.0f}" for most_s in dict.fromkeys(one["capacity_s"] for one in samples))
 
 

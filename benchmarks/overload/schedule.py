@@ -1,4 +1,4 @@
-"""Arrivals that are drawn before anything is sent: a slow server or client cannot move them."""
+"""Arrivals, drawn before anything is sent, so that a slow server or client cannot shift them."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a load is made of; the same shape and rate give the same queries."""
+    """The kind of a load. The same shape and rate give the same queries."""
 
     arrivals: str  # of ARRIVALS
     lengths: str  # of LENGTHS
@@ -35,10 +35,10 @@ class Shape:
         return _PERIOD_SLOS * self.slo_s
 
     def schedule(self, queries_s: float, seconds: float, queries: int = 0) -> list[Query]:
-        """Queries at `queries_s` on average, for at least `seconds` and at least so many: MLPerf's minimum of duration
-        and of queries.
+        """Queries at `queries_s` on average, for at least `seconds` and at least `queries` of them (MLPerf's minimum
+        duration and count).
 
-        *Poisson*: gaps are exponential. *bursts*: all queries of a period arrive at its start, at once.
+        *Poisson*: gaps are exponential. *bursts*: all queries of a period arrive at once, at its start.
         """
         draw = random.Random(f"{self.seed} {self.lengths}")  # noqa: S311 - to be repeated, not a secret
         moments = self._poisson(queries_s) if self.arrivals == POISSON else self._bursts(queries_s)
@@ -50,7 +50,7 @@ class Shape:
         raise AssertionError("moments never end")
 
     def tokens(self, draw: random.Random) -> int:
-        """Of one text."""
+        """The tokens of one text."""
         if self.lengths == EQUAL:
             return min(EQUAL_TOKENS, self.longest)
         return min(self.longest, max(_SHORTEST, round(draw.lognormvariate(_LOG_MEDIAN, _LOG_SPREAD))))
@@ -62,16 +62,14 @@ class Shape:
             yield at_s
 
     def _bursts(self, queries_s: float) -> Iterator[float]:
-        """Of whole queries; the average is kept over periods, also where one has less than a query."""
+        """Bursts of whole queries. The average holds over many periods, even with less than one query per period."""
         ends = (int(queries_s * self.period_s * number + 0.5) for number in count())
         for number, (before, after) in enumerate(pairwise(ends)):
             yield from [number * self.period_s] * (after - before)
 
 
 def span_s(schedule: Sequence[Query], seconds: float, shape: Shape) -> float:
-    """Seconds that the load lasts, which rates are taken over: `seconds`, or longer where the minimum of queries asked
-    for more.
-    """
+    """The length of the load in seconds, for rates: `seconds`, or more if the minimum number of queries needs more."""
     last_s = schedule[-1].at_s
     if shape.arrivals == BURSTS:
         return max(seconds, last_s + shape.period_s)

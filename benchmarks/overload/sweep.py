@@ -17,10 +17,10 @@ from calibration.load import Clients
 T = TypeVar("T")
 LOADS, QUICK_LOADS = (0.3, 0.6, 0.9, 1.2, 2.0, 3.0, 4.0), (0.5, 1.0, 2.0, 4.0)
 _SECONDS, _QUICK_SECONDS = 60.0, 12.0  # of each load; MLPerf's minimum duration is 600
-_QUERIES, _QUICK_QUERIES = 662, 100  # of each load at least; 662 prove a p99 where one is late
+_QUERIES, _QUICK_QUERIES = 662, 100  # minimum per load; 662 prove a p99 if one query is late
 _GIVE_UP_SLOS = 5.0
 _CLOSED, _MOST_CLOSED = 4, 1024  # clients in the closed loop, first and at most
-_GROWTH, _FLAT_STEPS = 1.05, 2  # capacity is reached when two doublings gave less
+_GROWTH, _FLAT_STEPS = 1.05, 2  # capacity is reached once two doublings give less
 _LEAST_STEPS, _LONGEST_WAIT_SLOS = 3, 2.0
 _TEXTS = 512
 _MOST_OPENED = 1000  # connections that are opened beforehand
@@ -29,7 +29,7 @@ _MOST_RECOVERY_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured of a server. Loads are multiples of its capacity."""
+    """What to measure on a server. Loads are multiples of its capacity."""
 
     slo_s: float
     loads: Sequence[float]
@@ -44,9 +44,7 @@ class Plan:
 
     @classmethod
     def usual(cls, slo_s: float, *, quick: bool = False, **others: Any) -> "Plan":
-        """Minutes for a server: about 6 where it is quick, and about 45 otherwise. `others` that are None are left to
-        it.
-        """
+        """The usual plan: about 6 minutes per server if `quick`, else about 45. `others` that are None get defaults."""
         loads, seconds, queries = (
             (QUICK_LOADS, _QUICK_SECONDS, _QUICK_QUERIES) if quick else (LOADS, _SECONDS, _QUERIES)
         )
@@ -64,7 +62,7 @@ class Plan:
 
 
 def check(endpoint: Endpoint) -> None:
-    """Raises RuntimeError where it does not answer a lone query with a vector."""
+    """Raises RuntimeError if the endpoint does not answer a lone query with a vector."""
 
     async def ask(clients: Clients) -> None:
         reply = await answer_to(clients, endpoint.request(16, 0))
@@ -79,9 +77,9 @@ def check(endpoint: Endpoint) -> None:
 
 
 def capacity(endpoint: Endpoint, plan: Plan, lengths: str) -> dict[str, Any]:
-    """`queries_s`: the most that a closed loop is answered. Its clients are doubled until that no longer grows, the
-    server refuses, or a client waits longer than twice the SLO: clients / rate seconds, by Little's law. `steps`:
-    clients -> answers a second. Raises RuntimeError.
+    """`queries_s`: the maximum rate of a closed loop. Its clients are doubled until the rate no longer grows, the
+    server refuses, or a client waits longer than twice the SLO (clients / rate seconds, by Little's law). `steps`:
+    clients -> answers per second. Raises RuntimeError.
     """
     shape = plan.shape(ARRIVALS[0], lengths)
     schedule = shape.schedule(1.0, 0.0, _TEXTS)
@@ -107,9 +105,9 @@ def capacity(endpoint: Endpoint, plan: Plan, lengths: str) -> dict[str, Any]:
 
 
 def point(endpoint: Endpoint, plan: Plan, shape: Shape, queries_s: float) -> dict[str, Any]:
-    """What becomes of a load of `queries_s`: `account.figures`; `client_cores`, which the load generator itself took;
-    `recover_s`: from the load's end until a lone query is answered within the SLO, None where that takes too long.
-    Raises RuntimeError where the server does not even let clients connect.
+    """The results of a load of `queries_s`: `account.figures`; `client_cores`, the cores that the load generator used;
+    `recover_s`, from the load's end until a lone query meets the SLO (None if that takes too long). Raises RuntimeError
+    if clients cannot connect.
     """
     schedule = shape.schedule(queries_s, plan.seconds, plan.queries)
     lasts_s = span_s(schedule, plan.seconds, shape)
@@ -135,7 +133,7 @@ def point(endpoint: Endpoint, plan: Plan, shape: Shape, queries_s: float) -> dic
 
 
 async def _recover(clients: Clients, endpoint: Endpoint, slo_s: float) -> float | None:
-    """Seconds until a lone query is answered within the SLO; those that are refused or late are asked again."""
+    """Seconds until a lone query is answered within the SLO. Repeats it while it is refused or late."""
     began, number = time.perf_counter(), 0
     while (so_far := time.perf_counter() - began) < _MOST_RECOVERY_S:
         asked, number = time.perf_counter(), number + 1
@@ -161,7 +159,7 @@ def _with_clients(endpoint: Endpoint, timeout_s: float, use: Callable[[Clients],
 
 
 def let_open_many_files() -> None:
-    """Of this process and those that it starts: an overloaded server holds a connection for each query."""
+    """Raise the limit of open files, also for child processes: an overloaded server keeps a connection per query."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 65_536 if hard == resource.RLIM_INFINITY or sys.platform == "darwin" else min(hard, 65_536)
     if soft < most:

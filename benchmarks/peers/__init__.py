@@ -1,3 +1,1 @@
-"""What windve is compared with: a module for each server, run in an environment of its own (NAME.txt), without anything
-of windve's.
-"""
+"""The servers that windve is compared with. Each module runs in its own environment (NAME.txt), without windve."""

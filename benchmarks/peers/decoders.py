@@ -1,7 +1,8 @@
-"""`python -m benchmarks.peers.decoders LIBRARY FOLDER DTYPE`: greedy answers by one library, in its own environment.
+"""`python -m benchmarks.peers.decoders LIBRARY FOLDER DTYPE` generates greedily with one library, in its own
+environment.
 
-FOLDER has a causal model's config and weights, in DTYPE. Each line on stdin is JSON, `prompts` ([answers, tokens]) and
-`answer` (tokens); each line on stdout is JSON, the seconds that they took and the tokens, [answers, `answer`].
+FOLDER has a causal model's config and weights, in DTYPE. Each line on stdin is JSON with `prompts` ([answers, tokens])
+and `answer` (tokens). Each line on stdout is JSON with the seconds taken and the tokens ([answers, `answer`]).
 """
 
 import contextlib
@@ -16,11 +17,11 @@ from typing import Any
 Answers = list[list[int]]
 Decoder = Callable[[Answers, int], Answers]  # (prompts, tokens of an answer) -> answers
 
-_STEP_TOKENS = 2048  # of prompts in a step, where a library lets one say so
+_STEP_TOKENS = 2048  # most prompt tokens in a step, if the library has such an option
 
 
 def windve(folder: Path, dtype: str) -> Decoder:
-    """Its steps as a replica's; without what a service adds: admission, sampling, text."""
+    """The steps of windve as in a replica, without what a service adds: admission, sampling, text."""
     import numpy as np
     import torch
     from transformers import AutoConfig
@@ -96,7 +97,7 @@ def generate_batch(folder: Path, dtype: str) -> Decoder:
 
 
 def openvino(folder: Path, dtype: str) -> Decoder:
-    """openvino-genai's continuous batching, of the model that optimum-intel writes."""
+    """openvino-genai's continuous batching, with the model exported by optimum-intel."""
     import numpy as np
     import openvino as ov
     import openvino_genai as genai
@@ -150,7 +151,7 @@ DECODERS = {made.__name__: made for made in (windve, generate, generate_batch, o
 
 
 def main(library: str, folder: str, dtype: str) -> None:
-    """Nothing but the lines that are asked for goes to stdout: what the libraries print goes to stderr."""
+    """Only result lines go to stdout; what the libraries print goes to stderr."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out, contextlib.redirect_stdout(sys.stderr):
         os.dup2(2, 1)
         decode = DECODERS[library](Path(folder), dtype)

@@ -1,6 +1,6 @@
-"""Ingress deployments that answer by themselves: what HTTP and Serve take before anything is embedded.
+"""Ingress deployments that answer by themselves: the cost of HTTP and Serve without any embedding.
 
-Plain ASGI, as light as it can be; under the same Ray, proxy and options as windve's Router.
+Plain ASGI, as light as possible, with the same Ray, proxy and options as windve's Router.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _DIMENSION = 384
 
 
 class Answer:
-    """An ASGI application that gives each request the same bytes, once all of it has been read, and `wait_s` later."""
+    """An ASGI application that reads each request, waits `wait_s`, and always answers the same bytes."""
 
     def __init__(self, answer: bytes, wait_s: float) -> None:
         self._answer, self._wait_s = answer, wait_s
@@ -40,7 +40,7 @@ class Answer:
 
 
 class Floor:
-    """The ingress, as windve's Router is one."""
+    """The ingress, in place of windve's Router."""
 
     def __init__(self, answer: bytes, wait_s: float) -> None:
         self._answer, self._wait_s = answer, wait_s
@@ -50,7 +50,7 @@ class Floor:
 
 
 def build(args: dict[str, Any]) -> Application:
-    """Serve calls this with the config's `args`: `answer` is `tiny` or `vector`, `wait_s` how long it takes."""
+    """Serve calls this with the config's `args`: `answer` (`tiny` or `vector`) and `wait_s`, the delay."""
     floor = serve.deployment(name="Floor", max_ongoing_requests=1_000_000, ray_actor_options={"num_cpus": 0.1})
     answer = TINY if args["answer"] == "tiny" else vector_bytes()
     application: Application = floor(serve.ingress()(Floor)).bind(answer, args["wait_s"])
@@ -58,7 +58,7 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def vector_bytes() -> bytes:
-    """An answer as windve gives it to one query of OpenAI's own client: 384 numbers of a unit vector, in base64."""
+    """The answer of windve to one query of OpenAI's client: a unit vector of 384 numbers, in base64."""
     vector = np.random.default_rng(0).standard_normal(_DIMENSION)
     unit = (vector / np.linalg.norm(vector)).astype(np.float32)
     return orjson.dumps(

@@ -1,5 +1,5 @@
-"""LitServe with sentence-transformers, after its documentation: one worker, batches of up to MAX_BATCH (64). Requests
-that wait longer than TIMEOUT_S (60) are not computed.
+"""LitServe with sentence-transformers, following its documentation: one worker, batches of up to MAX_BATCH (64).
+Requests that wait longer than TIMEOUT_S (60) are dropped.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.peers.local_ray MODULE PORT`: a Ray on loopback with Serve's own defaults, which serves what
-MODULE's `build()` gives until it is told to stop.
+"""`python -m benchmarks.peers.local_ray MODULE PORT` starts a Ray on loopback with Serve's defaults, and serves the
+result of MODULE's `build()` until SIGINT or SIGTERM.
 """
 
 import importlib
@@ -16,8 +16,8 @@ LOOPBACK = "127.0.0.1"
 
 
 def main(module: str, port: int, scratch: Path) -> None:
-    """With Serve's own defaults, whatever the environment says: what is set keeps Ray on loopback, behind a token, and
-    quiet. Ray reads it when it is imported, so not before this.
+    """Use Serve's defaults, whatever the environment says. The variables set here only keep Ray on loopback, behind a
+    token, and quiet. Ray reads them when it is imported, so import it after this.
     """
     for name in [name for name in os.environ if name.startswith("RAY_SERVE_")]:
         del os.environ[name]
@@ -42,7 +42,7 @@ def main(module: str, port: int, scratch: Path) -> None:
         log_to_driver=False,
     )
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):  # after ray.init, which puts its own in place
+    for number in (signal.SIGINT, signal.SIGTERM):  # after ray.init, which installs its own handlers
         signal.signal(number, lambda *_: stop.set())
     try:
         serve.start(http_options={"host": LOOPBACK, "port": port})

@@ -1,4 +1,4 @@
-"""The model as each peer but Infinity runs it: sentence-transformers."""
+"""The model with sentence-transformers, as all peers except Infinity run it."""
 
 import os
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ Vectors = npt.NDArray[np.float32]
 
 
 class Model:
-    """The folder is named by the environment's MODEL, the number format by DTYPE."""
+    """The environment variable MODEL names the folder, DTYPE the number format."""
 
     def __init__(self) -> None:
         kwargs = {"dtype": os.environ["DTYPE"]}
         self._model = SentenceTransformer(os.environ["MODEL"], device="cpu", model_kwargs=kwargs)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """In batches of 32, ordered by length: the library's own way."""
+        """Embed in batches of 32, ordered by length, as the library does by default."""
         vectors = self._model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
         found: Vectors = vectors.float().numpy()
         return found
 
     def answer_all(self, bodies: Sequence[Any]) -> list[dict[str, Any]]:
-        """Answers in OpenAI's shape to several requests, as one call of the model."""
+        """Answer several requests in OpenAI's format with one call of the model."""
         asked = [_texts(body) for body in bodies]
         vectors = iter(self.embed([text for texts in asked for text in texts]))
         return [_answer([next(vectors) for _ in texts]) for texts in asked]

@@ -1,4 +1,4 @@
-"""mosec with sentence-transformers, after its own embedding example: one worker, batches of up to MAX_BATCH (64)."""
+"""mosec with sentence-transformers, following its embedding example: one worker, batches of up to MAX_BATCH (64)."""
 
 import os
 from typing import Any
@@ -18,7 +18,7 @@ class Embedder(Worker):  # type: ignore[misc] # mosec is not typed, and not inst
 
 if __name__ == "__main__":
     server = Server()
-    # A wait of 1 ms, not the 10 ms of the example: no slower under load, and a lone query does not sit it out.
+    # Wait 1 ms instead of the example's 10 ms: it is no slower under load, and a lone query waits less.
     batch = int(os.environ.get("MAX_BATCH", "64"))
     server.append_worker(Embedder, max_batch_size=batch, max_wait_time=1, timeout=60, route="/v1/embeddings")
     server.run()

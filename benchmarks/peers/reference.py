@@ -1,4 +1,4 @@
-"""Texts as a JSON list on stdin, their vectors in float32 on stdout: what every contestant's are held against."""
+"""Reads texts as a JSON list from stdin, and writes their float32 vectors to stdout: the contestants' reference."""
 
 import json
 import os

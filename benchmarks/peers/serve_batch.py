@@ -1,4 +1,4 @@
-"""`@serve.batch` with sentence-transformers, as Ray Serve's documentation has it, under Serve's defaults: batches of up
+"""`@serve.batch` with sentence-transformers, following Ray Serve's documentation, with Serve's defaults: batches of up
 to MAX_BATCH (64). MAX_ONGOING and MAX_QUEUED bound what is at the replica and what waits for it: Serve's backpressure.
 """
 

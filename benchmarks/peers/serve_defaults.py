@@ -1,5 +1,5 @@
-"""An ingress that calls an embedder once for each query, as in Ray Serve's documentation, under Serve's defaults. The
-embedder does nothing: what is left is the path.
+"""An ingress that calls an embedder once per query, as in Ray Serve's documentation, with Serve's defaults. The
+embedder does nothing, so this measures the path alone.
 """
 
 # No `from __future__ import annotations`: FastAPI reads the annotations of a class's routes as they stand.
