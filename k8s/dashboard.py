@@ -1,6 +1,6 @@
 """The Grafana dashboard: `make manifests` writes k8s/base/dashboard.yaml, a ConfigMap that Grafana's sidecar picks up.
 
-All that is shown stands in `TOP` and `ROWS`, as a table; the tests run each of its expressions in a real Prometheus.
+`TOP` and `ROWS` define all panels. The tests run each expression in a real Prometheus.
 """
 
 import json
@@ -20,18 +20,18 @@ _HEIGHTS = {"stat": 4, "graph": 7, "table": 7}
 class Query(NamedTuple):
     expr: str
     legend: str = ""
-    # Where it is told: with a GPU that Ray knows, API keys with names, generated text, a host with a part of the cache;
-    # "": by any service of embeddings.
+    # What the metric needs: a GPU that Ray knows, named API keys, generated text, or a host with part of the cache;
+    # "": nothing, in a service of embeddings.
     needs: Literal["", "gpu", "keys", "text", "host"] = ""
 
 
 class Panel(NamedTuple):
-    """`bad`: the value from which it is red."""
+    """`bad`: the value from which on the panel is red."""
 
     kind: Literal["stat", "graph", "table"]
     title: str
     about: str
-    unit: str  # Grafana's name of it
+    unit: str  # Grafana's name of the unit
     queries: tuple[Query, ...]
     bad: float | None = None
 
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 def _recorded(name: str) -> str:
-    """The expression that alerts go by, so that the dashboard works without Prometheus knowing the rules."""
+    """The expression of an alert's recording rule, so that the dashboard works even if Prometheus lacks the rules."""
     groups = yaml.safe_load((K8S / "base" / "alerts.yaml").read_text())["spec"]["groups"]
     exprs: list[str] = [rule["expr"] for group in groups for rule in group["rules"] if rule.get("record") == name]
     (expr,) = exprs
@@ -50,7 +50,7 @@ def _recorded(name: str) -> str:
 
 
 def _rate(counter: str, by: str = "", *, tags: str = "") -> str:
-    """Summed over what Ray tells apart: replicas, and the processes of each."""
+    """The rate of a counter, summed over replicas and their processes, which Ray reports separately."""
     aggregate = f"sum by ({by})" if by else "sum"
     return f"{aggregate} (rate({counter}{{{_APP}{tags}}}[$__rate_interval]))"
 
@@ -67,7 +67,7 @@ def _quantiles(histogram: str) -> tuple[Query, Query]:
 
 
 def _missed(promise: str) -> str:
-    """The share of promises that were missed; 0 while none was."""
+    """The share of missed promises; 0 if none was missed."""
     promised = _rate(f"ray_windve_{promise}_promised_total")
     return f"({_rate(f'ray_windve_{promise}_missed_total')} or 0 * {promised}) / ({promised} > 0)"
 
@@ -77,12 +77,12 @@ def _gauge(name: str, aggregate: str = "max", by: str = "pool") -> str:
 
 
 def _most_of_late(gauge: str) -> str:
-    """A queue is told of at moments, and falls with each run's end."""
+    """The maximum over the interval: a queue is sampled, and shrinks at the end of each batch."""
     return f"max_over_time(({gauge})[$__rate_interval:])"
 
 
 def _of_our_nodes(expr: str) -> str:
-    """Ray's own metrics have no application; its Ray cluster's session does."""
+    """Restrict Ray's own metrics, which have no application label, to the application's cluster by its session."""
     return f"{expr} and on (SessionName) ray_windve_slo_seconds{{{_APP}}}"
 
 
@@ -235,7 +235,7 @@ ROWS = (
 
 
 def queries() -> Iterator[tuple[str, Query]]:
-    """Each with its panel's title."""
+    """All queries, each with its panel's title."""
     for panels in (TOP, *(row.panels for row in ROWS)):
         for panel in panels:
             for query in panel.queries:
@@ -243,7 +243,7 @@ def queries() -> Iterator[tuple[str, Query]]:
 
 
 def dashboard() -> dict[str, Any]:
-    """In Grafana's JSON model; what is left out has the value that Grafana assumes."""
+    """The dashboard in Grafana's JSON model, without values that equal Grafana's defaults."""
     return {
         "uid": "windve",
         "title": "windve",
@@ -272,7 +272,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def _laid_out() -> Iterator[dict[str, Any]]:
-    """Panels of a kind share the width, at most three graphs a line."""
+    """Lay out the panels: those of a kind share the width, with at most three graphs per line."""
     y = 0
     for title, panels in (("", TOP), *ROWS):
         if title:
@@ -314,7 +314,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
 
 
 def _target(panel: Panel, letter: str, query: Query) -> dict[str, Any]:
-    graph = panel.kind == "graph"  # a number is that of now, or none
+    graph = panel.kind == "graph"  # a single number shows the current value
     return {
         "refId": letter,
         "expr": query.expr,
@@ -326,7 +326,7 @@ def _target(panel: Panel, letter: str, query: Query) -> dict[str, Any]:
 
 
 def manifest() -> str:
-    """The ConfigMap, as YAML: one panel a line."""
+    """The ConfigMap as YAML, with one panel per line."""
     board = dashboard()
     panels = ",\n".join(f"      {json.dumps(panel)}" for panel in board.pop("panels"))
     return f"""\

@@ -1,7 +1,7 @@
 """The Serve config of each overlay: `make manifests` derives it from serve_app/config.yaml, or generation.yaml.
 
-All that an overlay's cluster needs otherwise stands in `for_overlay`. What a calibration wrote stays: put its config in
-the place of `serve.yaml`, and the one that is made anew has the same `user_config`.
+`for_overlay` has everything that differs in an overlay's cluster. Calibrated values are kept: replace `serve.yaml` by
+the calibrated config, and the regenerated file has the same `user_config`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ K8S = Path(__file__).parent
 API_KEYS = "file:/run/secrets/windve/keys"  # where pods/*.yaml mount the Secret windve-api-keys
 _WAIT_FOR_NODES_S = 1800.0  # KubeRay hands the config to the head before the workers have pulled their images
 _SHUTDOWN_S = 25.0  # Serve's draining, which pods/worker.yaml sets, and five seconds
-_GENERATES = "Qwen/Qwen2.5-0.5B-Instruct"  # each pod fetches it; the desk's toy would be made by each pod for itself
+_GENERATES = "Qwen/Qwen2.5-0.5B-Instruct"  # each pod downloads it; the toy model would be trained by each pod again
 
 
 class Overlay(NamedTuple):
-    """`source`: what its Serve config is made from. `device`: args.accelerator.device."""
+    """`source`: the config that its Serve config is derived from. `device`: args.accelerator.device."""
 
     source: Path
     device: str
@@ -43,12 +43,12 @@ OVERLAYS = {
 
 
 def path(overlay: str) -> Path:
-    """Where the Serve config of an overlay lies."""
+    """The path of an overlay's Serve config."""
     return K8S / "overlays" / overlay / "cluster" / "serve.yaml"
 
 
 def manifest(overlay: str) -> str:
-    """What belongs there, as YAML."""
+    """The content of that file, as YAML."""
     source, device = OVERLAYS[overlay].config, OVERLAYS[overlay].device
     before = yaml.safe_load(path(overlay).read_text(encoding="utf-8")) if path(overlay).exists() else None
     made = for_overlay(source, before, device=device, replicas=replicas(overlay))
@@ -58,7 +58,7 @@ def manifest(overlay: str) -> str:
 
 
 def replicas(overlay: str) -> int | dict[str, int]:
-    """Of each pool, one for each worker pod of the overlay's RayService. Bounds where the workers follow the load."""
+    """Replicas per pool: one per worker pod of the overlay's RayService, or bounds if the workers are autoscaled."""
     patch = yaml.safe_load((K8S / "overlays" / overlay / "workers.yaml").read_text(encoding="utf-8"))
     value = {operation["path"].rpartition("/")[2]: int(operation["value"]) for operation in patch}
     least, most = value["minReplicas"], value["maxReplicas"]
