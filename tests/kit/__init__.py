@@ -1,1 +1,1 @@
-"""What tests and benchmarks share: virtual time, simulated devices and wires, fakes, small models."""
+"""Code that tests and benchmarks share: virtual time, simulated devices and networks, fakes, small models."""

@@ -1,4 +1,4 @@
-"""Asks an ASGI application as a server would, without a server."""
+"""Calls an ASGI application as a server would, without a server."""
 
 import asyncio
 import json
@@ -17,8 +17,8 @@ class Reply:
 
 
 async def ask(api, method, path, payload=b"", *, headers=(), root="", leaves=None, takes=None):
-    """`payload`: bytes, or what is sent as JSON. `leaves`: is set when the client hangs up. `takes`: awaited with each
-    message of the answer. Returns None where nothing was answered.
+    """Send a request. `payload`: bytes, or an object to send as JSON. `leaves`: an event that is set when the client
+    disconnects. `takes`: awaited with each message of the answer. Returns None if there was no answer.
     """
     sent = []
     content = payload if isinstance(payload, bytes) else json.dumps(payload).encode()

@@ -1,4 +1,4 @@
-"""Tiny causal language models of transformers, and what their tokens should be."""
+"""Tiny causal language models of transformers, and a check of generated tokens against them."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ FAMILIES = {
     "qwen3": {"num_key_value_heads": 2, "head_dim": 32},
     "qwen2, tied": {"num_key_value_heads": 4, "tie_word_embeddings": True},
 }
-NEAR = 1e-4  # of the two best logits: either token is right
+NEAR = 1e-4  # if the two best logits are this close, either token is right
 
 
 def causal(family, **changes):
@@ -22,7 +22,7 @@ def causal(family, **changes):
 
 
 def check(own, ids, prompt):
-    """Each token after the `prompt` first ones is the one that the logits of transformers' `own` model say."""
+    """Check that each token after the first `prompt` ones has the largest logit of transformers' `own` model."""
     with torch.inference_mode():
         logits = own(input_ids=torch.tensor([ids])).logits[0, prompt - 1 : -1]
     picked = logits.gather(1, torch.tensor(ids[prompt:])[:, None])[:, 0]

@@ -1,4 +1,4 @@
-"""Writes docs/clients.md: what becomes of every field that other APIs publish. `python -m tests.kit.client_fields`."""
+"""Writes docs/clients.md: how windve handles every field of other APIs. `python -m tests.kit.client_fields`."""
 
 import json
 from collections import defaultdict
@@ -17,21 +17,21 @@ ROUTES = {**generation._ROUTES, **embedding._OLLAMA_ABOUT, **embedding._ROUTES}
 HEAD = """\
 # Clients of other servers
 
-What windve does with every field of a request that the APIs of other servers publish. For base URLs, code and retries
-see [Use](use.md#clients). `python -m tests.kit.client_fields` writes this page from published schemas
+How windve handles every request field in the APIs of other servers. For base URLs, code and retries see
+[Use](use.md#clients). `python -m tests.kit.client_fields` writes this page from published schemas
 (`tests/kit/published_fields.yaml`) and windve's types; a test compares.
 
-- **Carried out**: the field means here what it means there.
+- **Supported**: the field means the same as in that API.
 - **No effect**: the answer is the same with any value. The reason is below.
 - **Refused**: 400 (422 on TEI's routes), with the field's name and the reason. Values that ask for what windve does
   anyway are accepted.
 
-A field that none of these APIs has is ignored: clients send extras of all kinds. A null field counts as left out.
+A field that none of these APIs has is ignored, because clients send all kinds of extras. A null field counts as absent.
 """
 
 
 def body_of(api, paths, field):
-    """The type that takes this API's body, and the last part of the field's name within it."""
+    """The type of this API's body, or of the nested object, that has the field, and the field's name in it."""
     path = paths.partition(",")[0]
     route = ROUTES[path]
     kind = route.or_takes if route.or_takes is not None and api != "TEI" else route.takes
@@ -45,7 +45,9 @@ def body_of(api, paths, field):
 
 
 def becomes(kind, name):
-    """Of a field of this type: "done", "unused" or "refused"; several or none: the types are wrong."""
+    """How a field of this type is handled: ["done"], ["unused"] or ["refused"]. Anything else is a mistake in the
+    types.
+    """
     places = {
         "done": name in kind.model_fields or name in kind.other_names,
         "unused": name in kind.unused,
@@ -59,7 +61,7 @@ def page():
     sections, reasons = [HEAD], defaultdict(set)
     for one in PUBLISHED:
         sections.append(f"\n## {one['api']}\n\nSource: {one['source']}.\n\n")
-        sections.append(f"{_row('route', 'carried out', 'no effect', 'refused')}|---|---|---|---|\n")
+        sections.append(f"{_row('route', 'supported', 'no effect', 'refused')}|---|---|---|---|\n")
         for paths, fields in one["routes"].items():
             found = {"done": [], "unused": [], "refused": []}
             for field in fields:
@@ -70,14 +72,14 @@ def page():
                     reasons[_reason(kind, name)].add(field)
             routes = ", ".join(f"`{path}`" for path in paths.split(", "))
             sections.append(_row(routes, *(", ".join(names) or "-" for names in found.values())))
-    sections.append(f"\n## Reasons\n\n{_row('fields', 'what becomes of them', 'why')}|---|---|---|\n")
+    sections.append(f"\n## Reasons\n\n{_row('fields', 'handling', 'reason')}|---|---|---|\n")
     rows = [(", ".join(f"`{field}`" for field in sorted(fields)), *reason) for reason, fields in reasons.items()]
     sections += [_row(*row) for row in sorted(rows)]
     return "".join(sections)
 
 
 def _reason(kind, name):
-    """(what becomes of it, why)"""
+    """(how the field is handled, why)"""
     if name in kind.unused:
         return "no effect", kind.unused[name]
     same, why = kind.unsupported[name]

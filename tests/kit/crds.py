@@ -1,9 +1,9 @@
-"""Strict validation of Kubernetes manifests without a cluster, as `kubectl apply --validate=strict` does it.
+"""Strict validation of Kubernetes manifests without a cluster, like `kubectl apply --validate=strict`.
 
-Custom resources are held against the CRDs in `crd_schemas/`, all else against the schemas in `kubernetes-validate`.
-Unknown fields are errors. Not checked: rules about a change (`oldSelf`), and what webhooks would say.
+Custom resources are validated by the CRDs in `crd_schemas/`, all others by the schemas in `kubernetes-validate`.
+Unknown fields are errors. Not checked: rules about changes (`oldSelf`), and webhooks.
 
-`python -m tests.kit.crds CRD.yaml ...` writes `crd_schemas/` from an operator's own CRD files.
+`python -m tests.kit.crds CRD.yaml ...` writes `crd_schemas/` from an operator's CRD files.
 """
 
 import functools
@@ -25,7 +25,7 @@ INTEGERS = {"int32": 2**31, "int64": 2**63}
 
 
 def problems(document):
-    """Why the API server would not take a manifest, one sentence each."""
+    """Why the API server would reject a manifest, one sentence per problem."""
     metadata = document.get("metadata", {})
     found = _core({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})  # it has the same metadata
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", metadata.get("name", "")):
@@ -41,7 +41,7 @@ def problems(document):
 
 @functools.cache
 def _crd(kind):
-    """Its apiVersion, its schema, and the validator made of that."""
+    """The CRD's apiVersion, its schema, and a validator for it."""
     crd = json.loads(gzip.decompress((SCHEMAS / f"{kind}.json.gz").read_bytes()))
     return crd["apiVersion"], crd["schema"], jsonschema.Draft202012Validator(_strict(crd["schema"]))
 
@@ -82,7 +82,7 @@ def _strict(schema, *, root=True):
 
 
 def _broken_rules(schema, value, path):
-    """What JSON Schema cannot say: lists without duplicates, and CEL rules."""
+    """Violations of rules outside JSON Schema: duplicates in lists, and CEL rules."""
     for rule in schema.get("x-kubernetes-validations", []):
         if "oldSelf" not in rule["rule"] and not _holds(rule["rule"], value):
             yield f"{path}: {rule.get('message', rule['rule'])}"
@@ -117,7 +117,7 @@ def _holds(rule, value):
 
 
 def _vendor(files):
-    """Of each CRD its version v1: what a user writes, without the descriptions."""
+    """Write version v1 of each CRD: the part that users write, without descriptions."""
     for file in files:
         spec = yaml.load(Path(file).read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)["spec"]
         (version,) = [version for version in spec["versions"] if version["name"] == "v1"]

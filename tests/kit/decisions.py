@@ -1,4 +1,4 @@
-"""Every decision of the schedules in simulated worlds, as one digest a world and seed: the same before and after a
+"""Prints a digest of all scheduler decisions for each simulated world and seed. It must be the same before and after a
 change that only moves code.
 
     python -m tests.kit.decisions > before.txt
@@ -39,7 +39,7 @@ DECISIONS = {
 
 @contextmanager
 def watched(told: Callable[[object], None]) -> Iterator[None]:
-    """Each decision is `told`: its name, the time, and what came of it as plain numbers."""
+    """Within this context, `told` gets each decision: its name, the time, and the result as plain numbers."""
     before = [(kind, name, getattr(kind, name)) for kind, names in DECISIONS.items() for name in names]
 
     def watch(kind: type, name: str, decide: Callable[..., Any]) -> None:
@@ -60,7 +60,7 @@ def watched(told: Callable[[object], None]) -> Iterator[None]:
 
 
 def plain(result: object) -> object:
-    """Without the names of types and fields. A query or a row is what tells it from others."""
+    """A result without names of types and fields. A query or a row is reduced to what identifies it."""
     if isinstance(result, float):
         return float(result)
     if isinstance(result, str | int | None):
@@ -74,7 +74,7 @@ def plain(result: object) -> object:
 
 
 def bursts(draw: random.Random, slo_s: float) -> list[Arrival]:
-    """Of any lengths and deadlines, some bulk, some of tenants."""
+    """Bursts of random lengths and deadlines, some bulk, some with tenants."""
     out, at = [], 0.0
     tenants = [None, Tenant("a"), Tenant("b", 3.0), Tenant("c", 0.5)]
     for _ in range(400):
@@ -87,7 +87,7 @@ def bursts(draw: random.Random, slo_s: float) -> list[Arrival]:
 
 
 def replicas(seed: int) -> None:
-    """Devices that run as predicted, that scatter, and that become slow."""
+    """Devices that run as predicted, that are noisy, and that become slow."""
     draw = random.Random(seed)
     curves = draw.sample([V100, XEON, ATLAS, KUNPENG], 2)
     devices = [Device(*curve, draw.choice([None, 8]), noise=draw.choice([0.0, 0.02, 0.1])) for curve in curves]
@@ -97,7 +97,7 @@ def replicas(seed: int) -> None:
 
 
 def streams(seed: int) -> None:
-    """A quick device asked for too much by tenants, and bulk beside it."""
+    """A fast device, overloaded by tenants, with bulk queries."""
     draw, device = random.Random(seed), Device(0.003, 0.004, draw_pass(seed))
     come = [
         arrival
@@ -134,7 +134,7 @@ def applications(seed: int) -> None:
 
 
 def any_calls(seed: int) -> None:
-    """Of a schedule's methods in any order: partial offers, trials, held parts, other policies and models."""
+    """The scheduler's methods in random order: partial offers, trials, held parts, changed policies and models."""
     draw = random.Random(seed)
     schedule = Scheduler(CostModel.of_curve(*draw.choice([V100, XEON, ATLAS])), Policy(1.0), draw.choice([0, 600]))
     now, runs = 0.0, []
@@ -184,7 +184,7 @@ def any_calls(seed: int) -> None:
 
 
 def generations(seed: int) -> None:
-    """An accelerator and a CPU, bulk and tenants, steps that scatter, a device that becomes slow."""
+    """An accelerator and a CPU, with bulk, tenants, noisy steps, and a device that becomes slow."""
     draw = random.Random(seed)
     come = mixed(draw.choice([4.0, 8.0, 14.4]), 20.0, bursts=bool(seed % 2), seed=seed)
     if seed % 3 == 0:
@@ -195,7 +195,7 @@ def generations(seed: int) -> None:
 
 
 def hosts(seed: int) -> None:
-    """An accelerator of little memory beside a host."""
+    """An accelerator with little memory, and a host."""
     draw = random.Random(seed)
     device = EMULATED_ACCELERATORS[draw.choice(list(EMULATED_ACCELERATORS))]
     policy = StepPolicy(ttft_s=2.0, tpot_s=draw.choice([0.1, 0.2, 0.3]))

@@ -17,7 +17,7 @@ def card_of(folder, **settings):
 
 
 def engine_of(card, name="torch", *, form=None, threads=1, **settings):
-    """In that `form`, or in the quicker one."""
+    """An engine in this `form`, or in the faster one."""
     settings = CpuSettings(**{"engine": name, "dtype": "float32"} | settings)
     engine = create_engine(card, settings, "cpu", threads)
     if form is not None:
@@ -26,12 +26,12 @@ def engine_of(card, name="torch", *, form=None, threads=1, **settings):
 
 
 def rows_of(engine, queries, output="text"):
-    """What one run of these queries gives."""
+    """The results of these queries in one batch."""
     return embed(engine, TokenBatch.pack(queries, (output,)), NEVER)
 
 
 def check_rows(engine, queries, wanted, output="text", **close):
-    """The rows of these queries, in one run and each alone, are those `wanted`, an array a query."""
+    """Check that these queries give the `wanted` arrays, in one batch and each alone."""
     np.testing.assert_allclose(rows_of(engine, queries, output), np.concatenate(wanted), **close)
     for query, rows in zip(queries, wanted, strict=True):
         np.testing.assert_allclose(rows_of(engine, [query], output), rows, **close)

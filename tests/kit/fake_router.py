@@ -1,4 +1,4 @@
-"""A Router without replicas: it answers at once, the same for each kind of model, and keeps what it was asked."""
+"""A Router without replicas: it answers at once with constant results, and records the requests."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from deployments.settings import Settings
 VECTORS = np.array([[0.6, 0.8, 0, 0], [0.8, 0.6, 0, 0]], np.float32)
 TOKENS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)  # of each text
 MULTI = [np.array([[0.6, 0.8], [0, 1], [1, 0]], np.float32), np.array([[0.8, 0.6]], np.float32)]
-ANSWERS = {  # to the first query, the second and so on; by output, or by the kind of the model
+ANSWERS = {  # answers to the first query, the second, and so on; by output, or by the kind of model
     "embedding": VECTORS,
     "tokens": [TOKENS, TOKENS],
     "reranker": np.array([[-1.5], [2.25], [0.0]], np.float32),
@@ -27,7 +27,7 @@ LIMITS = {"max_body_bytes": 1000, "max_inputs_per_request": 3}
 
 
 def asked_of(wanted):
-    """What differs from what is asked where nothing is said."""
+    """The fields of a request that differ from the defaults."""
     return {
         field.name: getattr(wanted, field.name)
         for field in dataclasses.fields(wanted)
@@ -43,8 +43,8 @@ def embedded(vectors, others=None):
 
 
 class FakeRouter:
-    """`widths`: numbers of a token, of each output that the model has beside its kind's. `error`: raised by each
-    `embed`. `model`: settings.
+    """`widths`: numbers per token for each output besides that of the model's kind. `error`: raised by `embed`.
+    `model`: settings.
     """
 
     started, capacity, config_problem, load = 5.0, 4, None, 3

@@ -1,4 +1,4 @@
-"""A Router that generates without a model: the same words for the same request, token by token."""
+"""A Router that generates without a model: the same tokens for the same request."""
 
 import asyncio
 import itertools
@@ -20,11 +20,11 @@ TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 
 
 class Generating:
-    """- `pace_s`: between two tokens. `pauses`: {place of a token: seconds before it}.
-    - `refuses`: raised by `begin`; with `refuses_after` so many begun ones.
-    - `breaks`: (tokens, the error after so many of an answer).
-    - `tokens`: computed so far; `at_token` is called at each.
-    - `open`: generations that have a place. `asked`: all that were asked for.
+    """- `pace_s`: seconds between two tokens. `pauses`: {index of a token: seconds before it}.
+    - `refuses`: raised by `begin`, after `refuses_after` successful calls.
+    - `breaks`: (n, an error to raise after n tokens of an answer).
+    - `tokens`: how many were computed so far; `at_token` is called at each.
+    - `open`: generations that have a slot. `asked`: all requests.
     """
 
     started = 5.0
@@ -110,7 +110,7 @@ class Generating:
 
 
 class _Begun:
-    """Frees its place when it is closed, also before its first piece."""
+    """Frees its slot when it is closed, even before its first piece."""
 
     def __init__(self, world, asked):
         self.world, self.closed = world, False

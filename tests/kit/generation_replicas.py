@@ -1,5 +1,5 @@
-"""Replicas that generate, as `Generator` puts them together, over emulated devices in virtual time; connections to them
-are in memory.
+"""Replicas that generate, composed as in `Generator`, over emulated devices in virtual time, with connections in
+memory.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ WORDS = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY
 
 
 class Card:
-    """Of `GenerationCard` what a Router reads."""
+    """The part of `GenerationCard` that a Router reads."""
 
     name, context = "emulated", 4096
 
@@ -37,7 +37,7 @@ class Card:
 
 
 def answer_to(ids, most_tokens, ends=(), vocabulary=VOCABULARY):
-    """The tokens that follow these by the emulated devices' rule, up to the first one that `ends`."""
+    """The tokens that emulated devices generate after these, up to the first one in `ends`."""
     ids = list(ids)
     length = len(ids)
     while len(ids) < length + most_tokens and not (len(ids) > length and ids[-1] in ends):
@@ -46,8 +46,8 @@ def answer_to(ids, most_tokens, ends=(), vocabulary=VOCABULARY):
 
 
 class Wire:
-    """One end of a connection. `chance`: cuts what it sends into pieces, which arrive late; None: all arrives at once,
-    and whole. `deaf`: it hears of nothing any more.
+    """One end of a connection. `chance`: random source that cuts data into pieces and delays them; None: data arrives
+    at once, whole. `deaf`: it receives nothing any more.
     """
 
     def __init__(self, protocol, chance=None):
@@ -64,7 +64,7 @@ class Wire:
     def _later(self, what, *args):
         loop = asyncio.get_running_loop()
         late_s = 0.0 if self._chance is None else self._chance.choice([0.0, 1e-6, 1e-3])
-        self._last = max(self._last + 1e-9, loop.time() + late_s)  # two never come at the same moment: they keep order
+        self._last = max(self._last + 1e-9, loop.time() + late_s)  # arrival times differ, so that the order is kept
         loop.call_at(self._last, what, *args)
 
     def _hear(self, data):
@@ -94,8 +94,8 @@ class Wire:
 
 
 class Device:
-    """Computes steps at once, and waits as long as they take, or `slow` times as long. `problem`: of the next one;
-    `broken`: of all; `bad`: a token, with which a step fails.
+    """Computes steps at once, then waits as long as they take, times `slow`. `problem`: error of the next step.
+    `broken`: error of all steps. `bad`: a token that makes a step fail.
     """
 
     def __init__(self, model, blocks, host=None):
@@ -112,7 +112,7 @@ class Device:
         self.took += self.slow * seconds
 
     def step(self, work):
-        """In place of its `steps`."""
+        """Replaces the engine's `steps`."""
         problem = self.problem or self.broken
         if problem is None and any(self.bad in chunk.ids for chunk in work.chunks):
             problem = RuntimeError("a bad prompt")
@@ -140,7 +140,7 @@ class Device:
 
 
 class Replica:
-    """`hung`: it reads nothing. `flooded`: it reads what it is asked, and comes to decide on nothing."""
+    """`hung`: it reads nothing. `flooded`: it reads offers, but never decides on any."""
 
     def __init__(self, name, model, policy=None, blocks=32, host=None, chance=None):
         self.name, self.chance, self.wires = name, chance, []
@@ -178,7 +178,7 @@ class Replica:
 
     @property
     def is_free(self):
-        """No block is taken or promised, and nobody waits for anything."""
+        """Whether no block is used or reserved, and nothing waits."""
         state, schedule = self.stepper.state(), self.stepper.schedule
         blocks = schedule.room._blocks
         return (
@@ -190,14 +190,14 @@ class Replica:
 
 
 def router_of(pools, args=ARGS, end_tokens=()):
-    """A Router of these pools, the accelerator's first, whose replicas are yet to be followed."""
+    """A Router of these pools, the accelerator's first. It does not follow any replica yet."""
     topology = Topology(tuple(pools), dict.fromkeys(pools, 1), cpu_overflow=True, reason="a test")
     context = RouterContext("router", "n", NoInstruments(), Card(end_tokens), WORDS)
     return GenerationRouter(GenerationSettings.parse(args), topology, {name: (name, None) for name in pools}, context)
 
 
 def reach_of(replicas, late_s=lambda: 0.0):
-    """In place of `serving.wire.reach`. `replicas()`: all that there are; `late_s()`: seconds to reach one."""
+    """A replacement for `serving.wire.reach`. `replicas()`: all replicas. `late_s()`: seconds to reach one."""
 
     async def reach(make, address, secret):
         replica = next(one for one in replicas() if one.name == address[0])

@@ -1,4 +1,4 @@
-"""Makes gRPC calls as Serve hands them on, without a server."""
+"""Makes gRPC calls as Serve passes them on, without a server."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from tests.kit.virtual_time import run
 
 
 class Context:
-    """Serve's context, as far as it is used."""
+    """The part of Serve's context that is used."""
 
     def __init__(self, *metadata):
         self.metadata = list(metadata)
@@ -38,7 +38,7 @@ def tei_calls(router, *more):
 
 
 async def incoming(requests, read=None):
-    """A stream of these requests; those that were taken from it are put into `read`."""
+    """A stream of these requests. `read` collects those that were taken from it."""
     for request in requests:
         if read is not None:
             read.append(request)
@@ -47,7 +47,7 @@ async def incoming(requests, read=None):
 
 
 def answer(api, call, request, *metadata):
-    """What one request is answered, and the context."""
+    """The answer to one request, and the context."""
     context = Context(*metadata)
     return run(getattr(api, call)(request, grpc_context=context)), context
 

@@ -1,4 +1,4 @@
-"""Small models with what may come after their transformer, saved as their libraries save them, with random weights."""
+"""Small models with various heads after the transformer, saved as their libraries save them, with random weights."""
 
 import json
 import shutil
@@ -32,9 +32,7 @@ LOCAL = ModernBertConfig(**COMMON, local_attention=16, pad_token_id=0)
 
 
 def save_bert(folder, pooling="cls", *others, config=None):
-    """A BERT with its tokenizer, pooled so and followed by these other modules; None: not pooled. Or a model of that
-    config, instead of a BERT.
-    """
+    """Save a BERT (or a model of `config`) with its tokenizer, this pooling (None: none) and these other modules."""
     torch.manual_seed(2)
     shaken(AutoModel.from_config(config or BertConfig(**COMMON))).save_pretrained(folder)
     shutil.copy(PACKAGE / "tokenizer.json", folder)
@@ -82,7 +80,7 @@ def save_m3(folder):
 
 
 def save_pylate(folder, config=None, **about):
-    """As PyLate saves a ColBERT: its markers are tokens, here two that BERT's vocabulary has spare."""
+    """A ColBERT as PyLate saves it. Its markers are tokens, here two unused ones of BERT's vocabulary."""
     projection, tensors = dense(folder, "1_Dense", (HIDDEN, 24), bias=False)
     save_bert(folder, None, {**projection, "type": "pylate.models.Dense.Dense"}, config=config)
     said = {"query_prefix": "[unused0]", "document_prefix": "[unused1]", "query_length": 32, "document_length": 180}
@@ -91,7 +89,7 @@ def save_pylate(folder, config=None, **about):
 
 
 def save_stanford(folder, **about):
-    """As Stanford's ColBERT saves one: the projection among the weights, and settings in a file of its own."""
+    """A ColBERT as Stanford's code saves it: the projection is among the weights, settings in their own file."""
     save_bert(folder, None)
     (folder / "modules.json").unlink()
     projection = torch.randn(16, HIDDEN) * 0.2

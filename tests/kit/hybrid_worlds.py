@@ -1,5 +1,5 @@
-"""Sequences at an engine whose cache lies in two memories, or in one, and random works for it: joins, chunks, second
-batches, rows that park, join, stay and are called off, moves between the memories, forks.
+"""Sequences at an engine with its cache in one memory or two, and random work for it: joins, chunks, second batches,
+rows that park, join, stay and are canceled, moves between the memories, forks.
 """
 
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ KINDS = {"join": 5, "step": 30, "leave": 2, "move": 3, "fork": 2}  # how often
 
 
 def some_events(seed, count):
-    """(what, who or how long, {place: (tokens, role)} of a step, whether on the host or, in a step, parked rows
-    join) each.
+    """Random events: (kind, which sequence or what length, {index: (tokens, role)} of a step, flag). The flag: whether
+    it is on the host; in a step, whether parked rows join.
     """
     random = np.random.default_rng(seed)
     shares = np.array(list(KINDS.values())) / sum(KINDS.values())
@@ -43,7 +43,7 @@ class Sequence:
 
 
 class World:
-    """`pick` draws a token of logits; `layers` bounds the steps that a row is parked."""
+    """`pick`: draws a token from logits. `layers`: most steps that a row is parked."""
 
     def __init__(self, steps, blocks, num_cpu_blocks):
         self.steps, self.rooms = steps, {False: Blocks(blocks), True: Blocks(num_cpu_blocks)}
@@ -54,7 +54,7 @@ class World:
         self.at[name] = Sequence(list(prompt), len(prompt), on_host and self.has_host)
 
     def leave(self, name):
-        """(all tokens, how many of them were its prompt). Its blocks may be others' in the next step."""
+        """Remove a sequence; returns (all tokens, length of the prompt). Others may use its blocks in the next step."""
         one = self.at.pop(name)
         if one.parked is not None:
             self.called_off.append(one.parked)
@@ -62,7 +62,7 @@ class World:
         return one.ids, one.prompt
 
     def move(self, name):
-        """To the other memory, before the next step. Raises NoBlocks."""
+        """Move a sequence to the other memory before the next step. Raises NoBlocks."""
         one, table = self.at[name], []
         self.rooms[not one.on_host].grow(table, one.computed)
         pairs = zip(one.table, table, strict=False)
@@ -71,7 +71,7 @@ class World:
         one.table, one.on_host = table, not one.on_host
 
     def fork(self, name, new, token):
-        """Another sequence begins like this one and goes on with `token`. Raises NoBlocks."""
+        """Start another sequence with the tokens of this one and `token`. Raises NoBlocks."""
         one = self.at[name]
         room = self.rooms[one.on_host]
         table = room.share(one.table, one.computed)
@@ -87,11 +87,13 @@ class World:
         self.at[new] = Sequence(ids, len(ids), one.on_host, one.computed, table)
 
     def free(self):
-        """Those that are not parked."""
+        """The sequences that are not parked."""
         return sorted(name for name, one in self.at.items() if one.parked is None)
 
     def step(self, shares, *, joins=False):
-        """`shares`: {name: (so many tokens of what is left, its role)}. Returns what was computed. Raises NoBlocks."""
+        """Run a step. `shares`: {name: (how many of its remaining tokens, its role)}. Returns the results. Raises
+        NoBlocks.
+        """
         ends = {
             name: min(len(self.at[name].ids), self.at[name].computed + max(1, share))
             for name, (share, _) in shares.items()
@@ -138,7 +140,7 @@ class World:
         return computed
 
     def run(self, events, prompt_of):
-        """Yields what each sequence became when it left: (all its tokens, those of its prompt)."""
+        """Run the events; yields (all tokens, length of the prompt) of each sequence that leaves."""
         joined = 0
         for what, number, shares, flag in events:
             free = self.free()
@@ -163,7 +165,7 @@ class World:
         yield from self.end()
 
     def end(self):
-        """All arrive, and leave."""
+        """Finish and remove all sequences."""
         for _ in range(self.steps.layers * MOST):
             if any(one.parked is not None for one in self.at.values()):
                 self.step({}, joins=True)

@@ -20,8 +20,8 @@ def relu(x):
 
 
 def slopes(heads):
-    """The geometric series that starts at 2 ** (-8 / n) and has that ratio; for twelve heads that of eight, and then
-    the first, third ... of sixteen's.
+    """ALiBi's slopes: the geometric series with start and ratio 2 ** (-8 / n). For 12 heads: that of 8, and then every
+    second one of 16, from the first.
     """
     if math.log2(heads).is_integer():
         return [(2 ** (-8 / heads)) ** k for k in range(1, heads + 1)]

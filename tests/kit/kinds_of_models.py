@@ -23,7 +23,7 @@ KINDS = {  # family and kind: how many labels
 
 
 def shaken(model, by=0.05):
-    """With weights that all have a say: norms and biases are ones and zeros at first."""
+    """Randomize weights so that all of them matter: norms are initially ones, and biases zeros."""
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * by)
     return model.eval()
@@ -34,7 +34,7 @@ def save_model(name, folder):
     torch.manual_seed(1)
     family, kind = name.split()
     is_roberta, is_distilbert = "roberta" in family, family == "distilbert"
-    # roberta's padding token is 1, and BERT's tokenizer, which all of these get, never gives that
+    # RoBERTa's padding token is 1, which BERT's tokenizer (used by all of these) never produces
     shape = {**SHAPE, "pad_token_id": 1 if is_roberta else 0, "type_vocab_size": 1 if is_roberta else 2}
     if is_distilbert:
         shape = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128}

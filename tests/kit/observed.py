@@ -1,4 +1,4 @@
-"""An observer whose access log is kept: the product's own lines, without a thread."""
+"""An observer that keeps its access log in memory: the real lines, without a thread."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from serve_app.observe.observer import Observer
 
 
 class Written:
-    """A LineWriter that needs no loop. `news` is set by each line."""
+    """A LineWriter that needs no event loop. Each line sets `news`."""
 
     def __init__(self):
         self.lines, self.news = [], asyncio.Event()

@@ -1,4 +1,4 @@
-"""An OTLP collector for tests: what OpenTelemetry's own messages say of the spans that arrive by gRPC."""
+"""An OTLP collector for tests: receives spans over gRPC as OpenTelemetry's messages."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +33,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         ]
 
     def spans(self, trace):
-        """Of one trace, by name; with them the resources that they came from."""
+        """The spans of one trace by name, and the resources that they came from."""
         found, resources = {}, []
         for span, resource in self.all_spans:
             if span.trace_id.hex() == trace:

@@ -1,4 +1,4 @@
-"""Packed models beside the transformers library's own code: small ones, made on the spot, with random weights."""
+"""Compares packed models with transformers' code: small models with random weights, created on the spot."""
 
 import numpy as np
 import torch
@@ -17,13 +17,13 @@ LENGTHS = {"ragged": [300, 45, 30, 4, 1], "alike": [40, 40, 40], "long": [700, 5
 
 
 def build(model, config, **shape):
-    """A transformers model of that class, whose every weight has a say."""
+    """A transformers model of this class, in which every weight matters."""
     torch.manual_seed(0)
     return shaken(model(config(vocab_size=VOCABULARY, max_position_embeddings=720, **shape)), 0.1)
 
 
 def of_type(model_type, classes=MODEL_MAPPING, **shape):
-    """The base model of that type, of T5 the encoder; or that of other `classes`."""
+    """The base model of this type (for T5, the encoder), or the one in other `classes`."""
     config = CONFIG_MAPPING[model_type]
     return build((MODEL_FOR_TEXT_ENCODING_MAPPING if "t5" in model_type else classes)[config], config, **shape)
 
@@ -43,7 +43,7 @@ def pooled(hidden, pooling):
 
 
 def compare(model, pooling, lengths, **close):
-    """Together and each alone, in float32."""
+    """Compare packed and own code in float32: all texts together, and each alone."""
     queries = texts(lengths)
     with torch.inference_mode():
         ours = pack(model, pooling)
@@ -55,7 +55,7 @@ def compare(model, pooling, lengths, **close):
 
 
 def cosine_in(dtype, model, pooling, lengths):
-    """The smallest between the packed form in that number format and float32's own code."""
+    """The smallest cosine between the packed form in this number format and the own code in float32."""
     queries = texts(lengths)
     with torch.inference_mode():
         found = pack(model, pooling, Place(CPU, dtype))(torch.cat(queries), np.array(lengths, np.int32))

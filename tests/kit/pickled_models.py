@@ -10,7 +10,7 @@ from tests.kit.kinds_of_models import save_model
 
 
 class Code:
-    """Unpickling it makes a folder."""
+    """Unpickling this creates a folder."""
 
     def __init__(self, folder):
         self.folder = str(folder)
@@ -20,13 +20,13 @@ class Code:
 
 
 def poison(file, folder, **how):
-    """A pickle that makes `folder` where it is read carelessly."""
+    """A pickle that creates `folder` if it is unpickled without protection."""
     file.unlink(missing_ok=True)
     torch.save({"weight": Code(folder)}, file, **how)
 
 
 def pickled(folder, *, parts=1, kind="bert reranker"):
-    """A model of that kind; returns what its weights are."""
+    """Write a model of this kind with pickled weights; returns the weights."""
     save_model(kind, folder)
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()

@@ -1,5 +1,5 @@
-"""Models of each family as hubs publish them. `published/` holds the config.json of the best known model of each, and
-the names of its weights there; they are small in hidden size, layers and vocabulary only. Weights are random.
+"""Models of each family as hubs publish them. `published/` has the config.json of each family's best-known model, and
+the published names of its weights. Only hidden size, layers and vocabulary are reduced. Weights are random.
 """
 
 import json
@@ -18,8 +18,9 @@ from tests.kit.kinds_of_models import PACKAGE
 
 @dataclass(frozen=True)
 class Published:
-    """How to make a model of one family. `own`: what transformers' class is told, written by hand; `names`: regular
-    expressions from the class's names of weights to the published ones; `joined`: published weights that hold several.
+    """How to create a model of one family. `own`: the arguments of transformers' class, written by hand. `names`:
+    regular expressions from the class's weight names to the published ones. `joined`: published weights that combine
+    several.
     """
 
     published_as: str
@@ -39,7 +40,7 @@ FAMILIES = [name for name in MODELS if "jina" not in name]  # transformers has a
 
 
 def shaken(model):
-    """Random weights that are strong enough for answers that differ; norms and biases have a say."""
+    """Randomize weights strongly enough that answers differ, including norms and biases."""
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
         noise = torch.randn_like(parameter)
@@ -48,7 +49,7 @@ def shaken(model):
 
 
 def reference(name, kind=AutoModel, **changes):
-    """Transformers' own class, told by hand what the published config means."""
+    """Transformers' own class, with the meaning of the published config written by hand."""
     config = AutoConfig.for_model(**((MODELS[name].own or MODELS[name].config) | changes))
     model = shaken(kind.from_config(config, dtype=torch.float32))
     if name == "gte multilingual":  # kexue.fm/archives/9706, equation 6, as the published code has it
@@ -59,7 +60,7 @@ def reference(name, kind=AutoModel, **changes):
 
 
 def published_weights(name, model):
-    """By the names under which hubs hold them."""
+    """The model's weights under their published names."""
     if model.base_model is not model:  # its head's weights are named as in transformers' class
         prefix = model.base_model_prefix
         own = {key: value for key, value in model.state_dict().items() if not key.startswith(f"{prefix}.")}
@@ -78,9 +79,9 @@ def published_weights(name, model):
 
 
 def save_folder(folder, config, weights, pooling="mean"):
-    """A model's folder as sentence-transformers lays it out; with no pooling, as transformers does."""
+    """Write a model's folder in sentence-transformers' layout; without pooling, in transformers' layout."""
     folder.mkdir(parents=True, exist_ok=True)
-    whole = {name: weight.clone() for name, weight in weights.items()}  # tied ones twice, as many are published
+    whole = {name: weight.clone() for name, weight in weights.items()}  # tied ones twice, as in many published files
     save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
     if pooling is not None:

@@ -1,4 +1,4 @@
-"""A cluster on one machine: several Ray nodes by `ray start`, each on a loopback address of its own (Linux)."""
+"""A cluster on one machine: several Ray nodes, each started by `ray start` on its own loopback address (Linux)."""
 
 import contextlib
 import json
@@ -15,8 +15,8 @@ import psutil
 from serve_app.local.ray_environment import scratch_parent
 from tests.kit.service import ROOT, SHARED, START_TIMEOUT_S, STOP_TIMEOUT_S, Service, free_port, wait_until
 
-_MARK = "WINDVE_REHEARSAL_NODE"  # in the environment of all that belongs to a node
-_STORE_BYTES = 80_000_000  # of each node: about the least that Ray takes
+_MARK = "WINDVE_REHEARSAL_NODE"  # in the environment of all processes of a node
+_STORE_BYTES = 80_000_000  # per node: about the minimum that Ray accepts
 _SWITCHES = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -25,7 +25,7 @@ _SWITCHES = {
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
-    # Ray counts a silent node out after 2 s; by its defaults it takes 15 s and more.
+    # Ray declares a silent node dead after 2 s; with its defaults it takes 15 s or more.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
@@ -65,12 +65,14 @@ def processes_of(marks):
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get(_MARK) in marks:
-                found |= {process, *process.children(recursive=True)}  # agents write their title over the mark
+                found |= {process, *process.children(recursive=True)}  # agents overwrite the mark with their title
     return found
 
 
 def kill(marks):
-    """SIGKILL to all of these nodes, the raylets first: they tell nobody of their workers' deaths. Returns how many."""
+    """Send SIGKILL to all processes of these nodes, raylets first, so that they report no deaths of workers. Returns
+    how many there were.
+    """
     found = processes_of(marks)
     for process in sorted(found, key=lambda process: process.name() != "raylet"):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -79,7 +81,7 @@ def kill(marks):
 
 
 class Cluster(Service):
-    """A head node that offers no CPU, and as many others as are added; the application is deployed by Ray's command."""
+    """A head node without CPUs, and the nodes that are added. The application is deployed with Ray's command."""
 
     def __init__(self, config: dict):
         self.scratch = Path(tempfile.mkdtemp(prefix="windve-", dir=scratch_parent()))
@@ -98,7 +100,7 @@ class Cluster(Service):
         }
 
     def start(self):
-        """The head alone."""
+        """Start the head node only."""
         self._start(
             "--head", "--num-cpus=0", f"--port={self._gcs_port}", f"--ray-client-server-port={free_port(17_200)}",
             "--dashboard-host=127.0.0.1", f"--dashboard-port={self._dashboard_port}", f"--temp-dir={self.scratch}",
@@ -109,7 +111,7 @@ class Cluster(Service):
         return self.nodes[0]
 
     def add_node(self, cpus: int, **resources: float):
-        """One more. One after another: two that start at once in one session take the same socket."""
+        """Start one more node. Start them one by one: two that start at once in one session use the same socket."""
         head = f"--address={self.head.address}:{self._gcs_port}"
         return self._start(head, f"--num-cpus={cpus}", f"--resources={json.dumps(resources)}")
 
@@ -132,7 +134,7 @@ class Cluster(Service):
 
     def stop(self):
         marks = {node.mark for node in self.nodes}
-        # What was about to start others may have done so.
+        # A process that was just starting another may have done so.
         wait_until(lambda: not kill(marks), "the end of the cluster's processes", STOP_TIMEOUT_S)
         shutil.rmtree(self.scratch, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Replicas in virtual time: the product's Runner and Schedule, and Routers that keep what they are told."""
+"""Replicas in virtual time: windve's run loop and scheduler, and Routers that record what they receive."""
 
 import asyncio
 import itertools
@@ -27,7 +27,7 @@ POLICY = {
 
 
 class FakeRouter:
-    """One connection, as the Runner sees it."""
+    """One connection, as the run loop sees it."""
 
     def __init__(self, runner, name="r", **policy):
         self.runner, self.numbers, self.ends, self.reports = runner, itertools.count(1), {}, []
@@ -74,7 +74,7 @@ class FakeRouter:
 
 
 def proven(device, slo_s=1.0):
-    """As after many runs that took as long as predicted: the least margin."""
+    """A predictor after many batches that took as long as predicted, so with the smallest margin."""
     predictor = Predictor(planned_s=device.beta_s, slo_s=slo_s)
     for number in range(40):
         work_s = slo_s * (0.5 + 0.5 * number % 2)
@@ -90,7 +90,7 @@ def replica(micro_batch_queries=8, curve=V100):
 
 
 class Sent(NamedTuple):
-    """One query: the connection on which it was admitted, if it was, and its number there."""
+    """One query: the connection that admitted it, if any, and its number there."""
 
     arrival: Arrival
     at: float
@@ -111,10 +111,10 @@ class Sent(NamedTuple):
 
 
 class World:
-    """Devices in the order of preference; equal ones are one pool, in which the first to be free is asked first.
+    """Devices in the order of preference. Equal ones form a pool, in which the first to be free is asked first.
 
-    `slow`: ((at, times), ...): so many times as long as planned all takes from then on. `look` is called with each
-    schedule after each arrival. `schedules`: those of the devices, `busy_s`: how long they ran, once all is served.
+    `slow`: ((at, factor), ...): from `at` on, everything takes `factor` times as long as planned. `look`: called with
+    each scheduler after each arrival. `schedules`: the devices' schedulers. `busy_s`: how long they ran in all.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class World:
         return sent
 
     def _offer(self, arrival):
-        """The connection on which it is admitted, if it is, and its number there."""
+        """The connection that admits the query, if any, and its number there."""
         now, pools = asyncio.get_running_loop().time(), set()
         places = [
             (self.devices.index(device), router.runner.schedule.state(now).free_s, router)
@@ -171,13 +171,13 @@ class World:
 
 
 def late_share(sent):
-    """Of those admitted."""
+    """The late share of the admitted queries."""
     admitted = [one for one in sent if one.admitted]
     return sum(not one.in_time for one in admitted) / max(1, len(admitted))
 
 
 def adds_up(schedule, now):
-    """Work is what waits."""
+    """Check that the scheduler's work equals that of its waiting queries."""
     queue = schedule.queue
     assert queue.urgent_s == pytest.approx(sum(query.cost_s for query in queue.urgent), abs=1e-9)
     assert queue.deferrable_s == pytest.approx(

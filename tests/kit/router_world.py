@@ -1,4 +1,4 @@
-"""Routers with the product's tokenizer, and replicas: a simulated application whose parts a test starts and breaks."""
+"""Routers with the real tokenizer, and replicas: a simulated application whose parts a test can start and break."""
 
 import asyncio
 import functools
@@ -30,7 +30,7 @@ class Replica(application.Replica):
 
 
 class Inline(Executor):
-    """A thread that takes no time."""
+    """An executor that runs calls at once."""
 
     def submit(self, work, /, *args, **more):
         done = Future()
@@ -69,7 +69,7 @@ def text(tokens=75):
 
 
 async def ask(router, *texts, **wanted):
-    """Its answer, or the error."""
+    """The Router's answer, or the error."""
     try:
         return await router.embed(list(texts) or [text()], Wanted(**wanted))
     except Exception as error:  # noqa: BLE001

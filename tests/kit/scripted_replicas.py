@@ -1,4 +1,4 @@
-"""Replicas as a Router's Placer and BulkQueue see them: each does with its offers what a script says, after 10 ms."""
+"""Scripted replicas for a Router's Placer and BulkQueue: each reacts to its offers as a script says, after 10 ms."""
 
 import asyncio
 
@@ -15,13 +15,13 @@ from deployments.embedding.view import View
 from deployments.errors import EngineBroken, EngineFailed, ReplicaLost
 
 AFTER_S = 0.01
-STAY_S = 0.004  # of an answer, at the replica
-# A token costs a millisecond, a run 200 ms; there is no margin, and room for 301 ms of bulk queries.
+STAY_S = 0.004  # time that an answer reports for its stay at the replica
+# A token costs 1 ms and a batch 200 ms. There is no margin, and room for 301 ms of bulk queries.
 STATE = ReplicaState(0.0, 0.0, 0.301, 0, 0, 0, 0, (0.0, 0.001, 0.0, 0.2), 1.0, 0.0, (0, 0, 0))
 
 
 def _now():
-    """The loop's clock moves by nanoseconds whenever nothing else happens."""
+    """The loop's time, rounded: its clock advances by nanoseconds when nothing else happens."""
     return round(asyncio.get_running_loop().time(), 6)
 
 
@@ -44,7 +44,7 @@ def dies(pending):
 
 
 def lapses(pending):
-    """It seemed to have them."""
+    """The replica seemed to have the queries, but does not."""
     pending.admitted.set_result(pending.size)
     pending.refuse()
 
@@ -54,7 +54,7 @@ def says_nothing(pending):
 
 
 def breaks(pending):
-    """Its engine is broken."""
+    """The replica's engine is broken."""
     pending.fail(EngineBroken("no kernel"))
 
 
@@ -77,7 +77,7 @@ def admits(count, then=answers, *, after_s=AFTER_S):
 
 
 class ScriptedReplica:
-    """In place of a Link. `heard`, at these `times`, `called_off`, `confirmed`, `refused`: what it was told."""
+    """Replaces a Link. `heard` (at `times`), `called_off`, `confirmed` and `refused` record what it received."""
 
     def __init__(self, name, *scripts, is_live=True, rank=0, **state):
         self.view, self.scripts, self.is_live = View(name, (False, rank)), list(scripts), is_live
@@ -131,7 +131,7 @@ def placer_of(*replicas, cpu=(), slo_s=1.0, admission="deadline", bulk=None, **c
 
 
 def request_of(*lengths, allowed_s=1.0, deferrable=False, bulk=False, **wanted):
-    """Queries of so many tokens each."""
+    """A request with queries of these lengths in tokens."""
     now = _now()
     request = Request(["x"] * len(lengths), Wanted(**wanted), "", now, now + allowed_s, deferrable, bulk)
     request.ids = [np.ones(tokens, np.int32) for tokens in lengths]

@@ -1,4 +1,4 @@
-"""A real service for tests: `windve serve CONFIG`, by its module: tests need no installed script."""
+"""A real service for tests: runs `windve serve CONFIG` as a module, so that no installed script is needed."""
 
 import contextlib
 import fcntl
@@ -23,10 +23,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from calibration.load import Address, HttpReply, burst, request_bytes
 
 ROOT = Path(__file__).parents[2]
-PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # of those that run tests
+PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # number of this test process
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 90
-GRPC_SERVICES = [  # of every kind of application: they stay as they are while a Ray runs
+GRPC_SERVICES = [  # for all kinds of applications, because they cannot change while a Ray runs
     "serve_app.grpc_services.add_to_server",
     "serve_app.generation.generation_services.add_to_server",
 ]
@@ -39,14 +39,14 @@ ENVIRONMENT = {
 
 @contextlib.contextmanager
 def one_at_a_time():
-    """Nothing else starts meanwhile: a service looks for free ports long before it takes them."""
+    """Let only one service start at a time, because it looks for free ports long before it uses them."""
     with Path(__file__).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def free_port(first=18000):
-    """Below the range from which Ray and clients get theirs while the service starts."""
+    """A free port below the range from which Ray and clients get ports while the service starts."""
     first += 50 * PROCESS
     for port in range(first, first + 50):
         with socket.socket() as probe:
@@ -56,7 +56,7 @@ def free_port(first=18000):
 
 
 class Service:
-    """A running service and what a person at its terminal sees of it."""
+    """A running service, and the output on its terminal."""
 
     def __init__(self, config: dict, folder: Path):
         self.port, self.grpc_port = free_port(), free_port(19000)
@@ -64,7 +64,7 @@ class Service:
         self._take(config)
         self.command = [sys.executable, "-m", "serve_app", "serve", str(self.file)]
         self.started_in = ROOT
-        self.headers = {}  # of our own requests: an API key
+        self.headers = {}  # sent with our own requests: an API key
         self.process = None
         self.family: list[psutil.Process] = []
 
@@ -84,14 +84,14 @@ class Service:
         self.file.write_text(yaml.safe_dump(self.config, sort_keys=False))
 
     def start(self, until="curl -s"):
-        """Returns when its terminal shows these words."""
+        """Start the service; returns once its terminal shows `until`."""
         with one_at_a_time():
             self._start_until(until)
         self.family = psutil.Process(self.process.pid).children(recursive=True)
 
     def _start_until(self, until):
         with self.log.open("w") as log:
-            # A session of its own, so that Ctrl-C can be sent as a terminal does: to the whole process group.
+            # Its own session, so that Ctrl-C can be sent to the whole process group, as a terminal does.
             self.process = subprocess.Popen(
                 self.command, cwd=self.started_in, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, **ENVIRONMENT},
@@ -103,7 +103,7 @@ class Service:
             time.sleep(0.1)
 
     def replace(self, config, headers):
-        """Serve this config instead. The applications before it go first, with all that they have learned."""
+        """Serve this config instead. The previous applications are removed first, with everything they have learned."""
         self.ask_dashboard("PUT", {**self.config, "applications": []})
         wait_until(lambda: not self.status()["applications"], "the end of the former applications")
         self._take(config)
@@ -112,7 +112,7 @@ class Service:
         wait_until(self._is_complete, "the next applications")
 
     def _is_complete(self):
-        """Every application runs and each of its Routers' pools has met its replicas."""
+        """Whether every application runs, and its Routers know all replicas of each pool."""
         applications = self.status()["applications"]
         for name, about in applications.items():
             assert about["status"] != "DEPLOY_FAILED", f"{name}: {about['message']}"
@@ -133,7 +133,7 @@ class Service:
         return self.process.wait(STOP_TIMEOUT_S)
 
     def stop(self):
-        """Nothing of it is left, whatever it makes of Ctrl-C."""
+        """Stop the service, and kill what is left of it."""
         try:
             if self.process is not None and self.process.poll() is None:
                 self.press_ctrl_c()
@@ -153,7 +153,7 @@ class Service:
         return [p for p in self.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
     def samples(self):
-        """What Prometheus reads: {(name, ((tag, value), ...)): value} of windve's own, summed over live replicas."""
+        """The metrics in Prometheus, {(name, ((label, value), ...)): value}, summed over live replicas."""
         live = self.live_replicas()
         with urllib.request.urlopen(self.metrics_address, timeout=30) as answer:
             families = text_string_to_metric_families(answer.read().decode())
@@ -169,13 +169,13 @@ class Service:
         return found
 
     def live_replicas(self):
-        """Their ids. Of those that ended, Ray tells the metrics for a while longer."""
+        """The ids of live replicas. Ray keeps exporting metrics of ended ones for a while."""
         deployments = [told for one in self.status()["applications"].values() for told in one["deployments"].values()]
         return {replica["replica_id"] for told in deployments for replica in told["replicas"]}
 
     @property
     def metrics_address(self):
-        """As our terminal shows it."""
+        """The address of the metrics, as shown on the terminal."""
         return re.search(r"for Prometheus: (\S+)", self.log.read_text())[1]
 
     @property
@@ -191,12 +191,12 @@ class Service:
         return self.application["deployments"][0]["user_config"]
 
     def token_and_dashboard(self):
-        """What our terminal shows for other commands: Ray's token in the environment, and the dashboard's address."""
+        """Ray's token (as environment variables) and the dashboard's address, as shown on the terminal."""
         line = next(line for line in self.log.read_text().splitlines() if "serve deploy CONFIG" in line)
         return dict(word.split("=", 1) for word in line.split() if re.match(r"RAY_\w+=", word)), line.split()[-1]
 
     def ask_dashboard(self, method="GET", content=None):
-        """Serve's REST API of applications: of GET what it says of all that it runs, and where."""
+        """Call Serve's REST API of applications. GET returns the details of all that runs."""
         environment, dashboard = self.token_and_dashboard()
         token = Path(environment["RAY_AUTH_TOKEN_PATH"]).read_text()
         headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
@@ -209,18 +209,18 @@ class Service:
         return self.ask_dashboard()
 
     def kill(self, pool, number=signal.SIGKILL):
-        """Sends the signal to a replica of this pool. Returns its process id."""
+        """Send the signal to a replica of this pool. Returns its process id."""
         pid = next(iter(self.pools()[pool]["replicas"].values()))["pid"]
         os.kill(pid, number)
         return pid
 
     def deploy(self):
-        """What `serve deploy` sends, without the seconds that the command takes to start."""
+        """Send what `serve deploy` sends, without waiting for that command to start."""
         self.write()
         self.ask_dashboard("PUT", self.config)
 
     def serve(self, *words):
-        """Ray's own `serve` command, with the address and the token that our terminal shows. Returns what it prints."""
+        """Run Ray's `serve` command with the address and token shown on the terminal. Returns its output."""
         token, dashboard = self.token_and_dashboard()
         command = [Path(sys.executable).parent / "serve", *words, "-a", dashboard]
         done = subprocess.run(command, env={**os.environ, **token}, capture_output=True, text=True, check=False)
@@ -244,12 +244,12 @@ class Service:
         return self.get("/info")["windve"]["pools"]
 
     def wait_for(self, condition, timeout_s=60.0, what="the condition"):
-        """Until `condition(pools)` holds."""
+        """Wait until `condition(pools)` holds."""
         wait_until(lambda: condition(self.pools()), what, timeout_s)
 
     def settled_samples(self, quiet_s=5.0, timeout_s=60.0):
-        """`samples` once they stay as they are: a Router and an embedder tell Ray every two seconds what they counted,
-        and Ray passes that on every second (here).
+        """`samples` once they no longer change: Routers and embedders report to Ray every two seconds, and Ray exports
+        every second (here).
         """
         ends, changed, told = time.monotonic() + timeout_s, time.monotonic(), self.samples()
         while time.monotonic() < changed + quiet_s:
@@ -268,12 +268,12 @@ TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 
 
 def queries(count):
-    """Requests with a query each."""
+    """Requests with one query each."""
     return [request_bytes({"input": f"{TEXT}{number}"}) for number in range(count)]
 
 
 def outcome(replies):
-    """How many were answered by each pool, and how many not, by their status."""
+    """How many were answered, by pool, and how many were not, by status."""
     return Counter(reply.pool if reply.status == 200 else reply.status for reply in replies)
 
 
@@ -282,7 +282,7 @@ def load_yaml(name):
 
 
 def emulating(slo_s, **devices):
-    """rehearsal.yaml with other devices than the paper's; a pool that is not named is not there."""
+    """rehearsal.yaml with these devices instead of the paper's. A pool that is not named is left out."""
     config = load_yaml("rehearsal.yaml")
     args, router = config["applications"][0]["args"], config["applications"][0]["deployments"][0]
     args["cpu_overflow"] = "cpu" in devices
@@ -294,7 +294,7 @@ def emulating(slo_s, **devices):
 
 
 def by_depth(config, **depths):
-    """The same with `admission: depth`, the paper's rule: exact counts."""
+    """The config with `admission: depth`, the paper's rule, so that counts are exact."""
     user_config = config["applications"][0]["deployments"][0]["user_config"]
     user_config["admission"] = "depth"
     for pool, depth in depths.items():
@@ -303,7 +303,7 @@ def by_depth(config, **depths):
 
 
 def wait_until(holds, what, timeout_s=START_TIMEOUT_S):
-    """Until `holds()`. Nobody may answer yet."""
+    """Wait until `holds()`. Errors while nothing answers are ignored."""
     ends = time.monotonic() + timeout_s
     while True:
         with contextlib.suppress(OSError):
@@ -314,17 +314,17 @@ def wait_until(holds, what, timeout_s=START_TIMEOUT_S):
 
 
 class SharedRay:
-    """One Ray for the modules of this process, whose configs it serves one after another.
+    """One Ray for all test modules of this process. It serves their configs one after another.
 
-    Another config takes 7 s where a start and a stop take 20 s. A module that changes more than `Service.config` says,
-    as the environment or the terminal, needs a Ray of its own: `running`.
+    Changing the config takes 7 s; a start and a stop take 20 s. A module that changes more than `Service.config`, such
+    as the environment or the terminal, needs its own Ray: `running`.
     """
 
     def __init__(self):
         self._service = None
 
     def serve(self, config, headers=()):
-        """The Service, once it serves this config. `headers`: of our own requests, an API key."""
+        """The Service, once it serves this config. `headers`: sent with our own requests, such as an API key."""
         try:
             if self._service is None:
                 self._service = Service(config, Path(tempfile.mkdtemp(prefix="shared-")))
@@ -351,7 +351,7 @@ SHARED = SharedRay()
 
 @contextlib.contextmanager
 def running(config, folder, **when):
-    """A service on a Ray of its own. The shared one makes room for it."""
+    """A service on its own Ray. The shared one is stopped first."""
     SHARED.stop()
     service = Service(config, folder)
     try:

@@ -1,5 +1,5 @@
-"""A gRPC client of text-embeddings-inference, made from its messages and field numbers alone (its proto/tei.proto at
-0d124dc, written down by hand): nothing here comes from windve's own .proto.
+"""A gRPC client of text-embeddings-inference, built from its messages and field numbers (its proto/tei.proto at
+0d124dc, copied by hand). Nothing here comes from windve's .proto.
 """
 
 import contextlib
@@ -131,7 +131,7 @@ class Client:
         return make(f"/{PACKAGE}.{call}", request_serializer=_serialize, response_deserializer=read)
 
     def health(self, service=""):
-        """What the standard health check's Check says of a service, or of the whole server."""
+        """The standard health check's Check of a service, or of the whole server."""
         return self.channel.unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=_serialize,
@@ -150,7 +150,7 @@ class Client:
         return self.unary(call)(request(call, **fields), timeout=timeout, metadata=list(metadata))
 
     def refused(self, call, *, timeout=30, metadata=(), **fields):
-        """The error that it is answered with: `.code()`, `.details()`, `.trailing_metadata()`."""
+        """The error that the call gets: `.code()`, `.details()`, `.trailing_metadata()`."""
         try:
             answer = self.call(call, timeout=timeout, metadata=metadata, **fields)
         except grpc.RpcError as error:

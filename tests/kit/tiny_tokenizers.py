@@ -1,4 +1,4 @@
-"""Small tokenizers of several families, as the hub has them, trained on the texts that tokenizers are compared on."""
+"""Small tokenizers of several families in the hub's formats, trained on the texts used for comparing tokenizers."""
 
 import json
 
@@ -19,7 +19,7 @@ def write(folder, files):
 
 
 def llama(folder, *, add_eos_token, model_type="mistral", **config):
-    """As Mistral's and e5-mistral's: the blank is put before a text by a normalizer, an end token by no template."""
+    """Like Mistral's and e5-mistral's: a normalizer puts a blank before a text, and no template adds an end token."""
     fast = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     fast.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     special = ["<unk>", "<s>", "</s>"]
@@ -39,7 +39,7 @@ def llama(folder, *, add_eos_token, model_type="mistral", **config):
 
 
 def qwen(folder, **config):
-    """As gte-Qwen2's: code of the model's own puts the end token."""
+    """Like gte-Qwen2's: the model's own code adds the end token."""
     fast = Tokenizer(models.BPE())
     fast.normalizer = normalizers.NFC()
     fast.pre_tokenizer = pre_tokenizers.Sequence(
@@ -61,7 +61,7 @@ def qwen(folder, **config):
 
 
 def bert_words(folder):
-    """An old BERT: words, and no tokenizer.json."""
+    """Like an old BERT's: a word list, and no tokenizer.json."""
     fast = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     fast.normalizer, fast.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -74,7 +74,7 @@ def bert_words(folder):
 
 
 def roberta_words(folder):
-    """An old RoBERTa: vocab.json and merges.txt."""
+    """Like an old RoBERTa's: vocab.json and merges.txt."""
     fast = Tokenizer(models.BPE())
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -91,7 +91,7 @@ def roberta_words(folder):
 
 
 def xlm_roberta_words(folder):
-    """An old XLM-R: sentencepiece.bpe.model."""
+    """Like an old XLM-R's: sentencepiece.bpe.model."""
     fast = Tokenizer(models.Unigram())
     fast.pre_tokenizer = pre_tokenizers.Metaspace()
     special = ["<unk>", "<s>", "</s>"]

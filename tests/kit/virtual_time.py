@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps: what sleeps takes no time, and hours of messages pass in a second."""
+"""An event loop whose clock jumps, so that sleeping takes no time, and hours of messages pass in a second."""
 
 import asyncio
 import functools
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 _TURN_S = 1e-9
 _LOOK_EVERY = 16  # turns
-MOST_TURNS = 500_000  # of the loop: what takes more than a test does will not come to rest
+MOST_TURNS = 500_000  # of the loop; a test that needs more will never end
 
 
 class _Jumping(selectors.SelectSelector):
@@ -23,11 +23,11 @@ class _Jumping(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self.turns_left -= 1
         assert self.turns_left > 0, "it does not come to rest"
-        # Nothing comes from outside; signals are looked for now and then, since each look costs a system call.
+        # Nothing comes from outside. Signals are checked only now and then, because each check is a system call.
         ready = [] if timeout and self.turns_left % _LOOK_EVERY else super().select(0)
         if not ready:
             assert timeout is not None, "everything waits, and nothing will come"
-            self.now += max(timeout, _TURN_S)  # a timer that is due within rounding fires without moving the clock
+            self.now += max(timeout, _TURN_S)  # a timer due within rounding fires without moving the clock
         return ready
 
 
@@ -41,7 +41,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T], most_turns: int = MOST_TURNS) -> T:
-    """Run the coroutine `main`; what goes wrong in any task fails it."""
+    """Run the coroutine `main`. An error in any task fails it."""
     problems: list[dict[str, Any]] = []
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(most_turns)) as runner:
         runner.get_loop().set_exception_handler(lambda _, context: problems.append(context))
@@ -51,9 +51,9 @@ def run(main: Coroutine[Any, Any, T], most_turns: int = MOST_TURNS) -> T:
 
 
 def virtual(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Make a plain function of an async one: it runs in virtual time.
+    """Turn an async function into a plain one that runs in virtual time.
 
-    Tests of `tests/unit` need it only below `hypothesis.given`: there an `async def` runs in virtual time anyway.
+    In `tests/unit`, an `async def` runs in virtual time anyway; tests need this only under `hypothesis.given`.
     """
 
     @functools.wraps(test)

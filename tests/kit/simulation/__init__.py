@@ -1,1 +1,1 @@
-"""windve in virtual time: the product's own Router, Runner and Schedule over devices, cores and wires by formula."""
+"""windve in virtual time: its real Router, run loop and scheduler over simulated devices, cores and networks."""

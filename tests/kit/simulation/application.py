@@ -1,9 +1,8 @@
 """One application in virtual time: N nodes with a replica of each pool, Routers, and clients.
 
-What decides is the product's own code: `Router` places (over `Pool`, `Link` and `View`), `RunLoop` and `Scheduler`
-admit and run. What is modelled: devices (`device`), the processes' cores and the network (`wire`), and that a text of
-4 n characters has n tokens. Each node's proxy sends a query to the Router on which it has the fewest, as HAProxy
-does.
+Decisions are made by the real code: `Router` places (with `Pool`, `Link` and `View`), `RunLoop` and `Scheduler` admit
+and run. The rest is simulated: devices (`device`), the processes' cores and the network (`wire`); a text of 4 n
+characters has n tokens. Each node's proxy sends a query to the Router with the fewest of its queries, as HAProxy does.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ from tests.kit.simulation.wire import Core, Line, MemoryChannel
 
 _MAX_TOKENS = 512
 _TOKEN = "abcd"
-_START_S = 0.1  # until all Routers have heard all replicas
+_START_S = 0.1  # until all Routers have reports of all replicas
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of a core. A frame takes `frame_s` and `item_s` for each query or answer in it, at either end."""
+    """Core seconds. A frame takes `frame_s`, plus `item_s` per query or answer in it, at each end."""
 
-    query_s: float = 0.0  # a Router's, for a query that is answered, but for the frames
-    refusal_s: float = 0.0  # a Router's, for one that is told busy
+    query_s: float = 0.0  # a Router's, for a query that is answered, without the frames
+    refusal_s: float = 0.0  # a Router's, for a query that is refused
     place_s: float = 0.0  # a Router's, for choosing replicas
     frame_s: float = 0.0
     item_s: float = 0.0
@@ -64,13 +63,13 @@ class Costs:
 
     @property
     def of_answer(self) -> float:
-        """A Router's, until the client has it."""
+        """A Router's core seconds until the client has an answer."""
         return self.query_s - self.refusal_s / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`nodes` with one replica of each of `devices`, and `routers`. `delay_s`: (least, most) of a message; `depths`:
+    """`nodes`, each with one replica of each of `devices`, and `routers`. `delay_s`: (min, max) of a message. `depths`:
     by pool, for admission by depth.
     """
 
@@ -85,7 +84,7 @@ class Shape:
 
 
 class Ended(NamedTuple):
-    """How a query ended: `pool` is None where it was not answered."""
+    """How a query ended. `pool` is None if it was not answered."""
 
     at: float
     tokens: int
@@ -100,7 +99,7 @@ class Ended(NamedTuple):
 
 
 class Replica:
-    """One device with its queue, closed until a Router has told its policy."""
+    """One device with its queue, closed until a Router sends its policy."""
 
     def __init__(
         self,
@@ -121,7 +120,7 @@ class Replica:
         self.channels: list[MemoryChannel] = []
 
     def reset(self) -> None:
-        """The connections break; the process lives."""
+        """Break the connections; the process stays alive."""
         for channel in self.channels:
             channel.breaks()
 
@@ -132,7 +131,7 @@ class Replica:
 
 
 class Cluster:
-    """Replicas, and connections in memory to them. `delay_s`: see `Shape`."""
+    """Replicas, with in-memory connections. `delay_s`: see `Shape`."""
 
     def __init__(
         self,
@@ -146,7 +145,7 @@ class Cluster:
         self._costs, self._delay_s = costs, delay_s
 
     def members(self, pool: str) -> dict[str, dict[str, Any]]:
-        """Those of a pool that live, as Serve tells Routers of them."""
+        """The live replicas of a pool, in the form in which Serve reports them to Routers."""
         return {
             name: {"node": replica.node, "wire": WIRE, "channel": {"host": name, "port": 1, "secret": ""}}
             for name, replica in self.replicas.items()
@@ -194,7 +193,7 @@ class SimulatedRouter(Router):
 
     @property
     def known(self) -> int:
-        """Replicas that it has connections to."""
+        """How many replicas it has connections to."""
         return sum(len(pool.live) for pool in self.pools.values())
 
     @property
@@ -203,7 +202,7 @@ class SimulatedRouter(Router):
 
 
 class _Pool(Pool):
-    """Its replicas are the cluster's."""
+    """A pool whose replicas are the cluster's."""
 
     cluster: Cluster
     core: Core
@@ -233,13 +232,13 @@ class Application(Cluster):
         ]
         super().__init__(replicas, shape.costs, shape.delay_s, shape.seed)
         self.routers = [self._router(number) for number in range(shape.routers)]
-        self._outstanding = [[0] * shape.routers for _ in range(shape.nodes)]  # at each node's proxy, of each Router
+        self._outstanding = [[0] * shape.routers for _ in range(shape.nodes)]  # at each proxy, by Router
         self._alive = list(range(shape.routers))
         self.ended: list[Ended] = []
         self.returned: list[Ended] = []
 
     def _router(self, number: int) -> SimulatedRouter:
-        """Without files and tokenizer."""
+        """A Router without model files and tokenizer."""
         card = SimpleNamespace(
             kinds=("embedding",), token_widths={}, outputs_for=lambda _: ("text",), name="none", max_tokens=_MAX_TOKENS
         )
@@ -267,8 +266,8 @@ class Application(Cluster):
             await asyncio.sleep(_START_S)
 
     async def serve(self, arrivals: Iterable[Arrival], *, returns: float = 0.0) -> None:
-        """Until all have ended; they are kept in `ended`. Of those told busy the share `returns` comes back once, when
-        Retry-After says: how that ends is kept in `returned`.
+        """Serve all arrivals; the outcomes are in `ended`. The share `returns` of refused clients retries once, when
+        Retry-After says; those outcomes are in `returned`.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -297,7 +296,7 @@ class Application(Cluster):
                 self.returned.append(again)
 
     async def _query(self, node: int, arrival: Arrival) -> Ended | None:
-        """None where the Router died."""
+        """The outcome of a query; None if its Router died."""
         outstanding = self._outstanding[node]
         number = min(self._alive, key=outstanding.__getitem__)
         outstanding[number] += 1
@@ -335,14 +334,14 @@ class Application(Cluster):
             await asyncio.sleep(core.done_at(now, seconds) - now)
 
     def holds(self, number: int) -> bool:
-        """A replica still has queries of that Router waiting."""
+        """Whether a replica still has waiting queries of this Router."""
         name = self.routers[number].replica
         return any(
             session.name == name for replica in self.replicas.values() for session in replica.runner._sessions.values()
         )
 
     def kill_router(self, number: int) -> int:
-        """Its process ends, and with it its connections. Returns how many queries were open there."""
+        """End a Router's process and its connections. Returns how many queries were open there."""
         self._alive.remove(number)
         router = self.routers[number]
         lost = len(router.open)
@@ -354,7 +353,7 @@ class Application(Cluster):
 
 
 class _Encoder:
-    """A query of so many tokens is so many times `_TOKEN`."""
+    """Encodes a query of n tokens as n times `_TOKEN`."""
 
     tokenising = Tokenising()
 
@@ -369,7 +368,7 @@ class _Encoder:
 
 
 class NoInstruments:
-    """In place of `ray.serve.metrics`; each of its instruments, too."""
+    """Replaces `ray.serve.metrics`, and each of its instruments."""
 
     def __getattr__(self, _: str) -> Any:
         return lambda *_: self

@@ -1,4 +1,4 @@
-"""Queries as they arrive: when, how long, and how long they may take. Pure, and the same for the same seed."""
+"""Arrivals of queries: their time, length and deadline. Pure, and the same for the same seed."""
 
 import math
 import random
@@ -31,7 +31,7 @@ def poisson(
     tenant: Tenant | None = None,
     seed: int = 3,
 ) -> Iterator[Arrival]:
-    """A stream of `queries_s`, of 75 tokens each or of lengths `mixed`."""
+    """A Poisson stream of `queries_s` queries per second, of 75 tokens each or of `mixed` lengths."""
     draw, at = random.Random(seed), 0.0
     while (at := at + draw.expovariate(queries_s)) < seconds:
         yield Arrival(at, _length(draw) if mixed else QUERY_TOKENS, allowed_s, tenant=tenant)

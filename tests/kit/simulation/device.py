@@ -1,4 +1,4 @@
-"""A device by formula: what one run of it takes, and when its answers leave."""
+"""A simulated device: how long a batch takes, and when its answers leave."""
 
 import asyncio
 import random
@@ -18,10 +18,11 @@ from deployments.models.outputs import TEXT, Numbers
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`alpha_s` for 75 tokens, in proportion for others, and `beta_s` for each run.
+    """`alpha_s`: seconds per query of 75 tokens, in proportion to the tokens. `beta_s`: seconds per batch.
 
-    `micro_batch_queries`: answers leave with each pass of so many times 75 tokens; None: at the run's end. `noise`: the
-    standard deviation of a run's time, as a share; `slow`: how many times as long all takes as it is thought to.
+    `micro_batch_queries`: answers leave after each micro-batch of this many times 75 tokens; None: at the end of the
+    batch. `noise`: relative standard deviation of a batch's time. `slow`: factor on all times that the scheduler does
+    not know.
     """
 
     alpha_s: float
@@ -39,29 +40,29 @@ class Device:
         return QUERY_TOKENS * (self.micro_batch_queries or 0)
 
     def queries_s(self, slo_s: float) -> float:
-        """Queries of 75 tokens a second that it can answer within `slo_s`, whenever they come: its runs are as long as
-        that allows. At the run's end a query waits for one run and is in the next.
+        """Queries of 75 tokens per second that it can answer within `slo_s` at any arrival time, with batches as long
+        as that allows. With answers at the end, a query waits for one batch and runs in the next.
         """
         run_s = slo_s if self.micro_batch_queries else slo_s / 2
         return max(0.0, run_s - self.beta_s) / self.alpha_s / run_s
 
     def depth(self, slo_s: float, *, steady: bool) -> int:
-        """The paper's depth; `steady`: for queries that come while it runs."""
+        """The paper's depth. `steady`: for queries that arrive while a batch runs."""
         return max(1, int((slo_s - (1 + steady) * self.beta_s) / self.alpha_s + 1e-9))
 
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """One such device at work, for `RunLoop`. `runs`: how many queries each had; `busy_s`: how long it has run.
+    """A simulated engine for `RunLoop`. `runs`: the number of queries in each batch. `busy_s`: how long it has run.
 
-    `outcome(query)` is None, the error that the run fails with, or the norm of the answer. An answer is the first token
-    and how many there are.
+    `outcome(query)`: None, the error that the batch fails with, or the norm of the answer. An answer is the first token
+    and the number of tokens.
     """
 
     device: Device
     seed: int = 0
     busy_s: float = 0.0
-    slow: float = 1.0  # beside the device's own
+    slow: float = 1.0  # on top of the device's own
     runs: list[int] = field(default_factory=list)
     stopped: int = 0
     outcome: Callable[[EngineQuery], Exception | float | None] = lambda _: None
@@ -72,7 +73,7 @@ class Engine:
         self._draw = random.Random(self.seed)
 
     def compute(self, run: Sequence[EngineQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
-        """Begins a run; it ends with Stopped where nobody waits any more."""
+        """Begin a batch. It ends with Stopped if nobody waits for it any more."""
         assert self._running is None, "two runs at once"
         self.runs.append(len(run))
         self._running = asyncio.get_running_loop().create_task(self._run(run, passed, ended, stop))

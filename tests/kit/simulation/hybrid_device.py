@@ -1,9 +1,9 @@
-"""An accelerator and its host, layer by layer: when a step ends whose attention both of them compute. Pure.
+"""Simulates an accelerator and its host layer by layer, to find when a step ends if both compute attention. Pure.
 
-Two machines, each doing one thing at a time in the order in which it comes. The accelerator goes through the stages of
-a step: what lies between two layers' attention, and its own attention. The host computes the attention of one batch, in
-one layer, after the other. Nothing here knows the formulas by which a schedule plans (NEO's and APEX's): how long the
-first layer takes that nothing hides, and the last one that hides nothing, comes out of the events.
+Each of the two machines does one thing at a time, in order of arrival. The accelerator runs the stages of a step: the
+work between two layers' attention, and its own attention. The host computes the attention of one batch in one layer
+after another. The formulas by which the scheduler plans (NEO's and APEX's) are not used: the effects of the first
+layer, which nothing hides, and of the last one, which hides nothing, follow from the events.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from deployments.generation.scheduler.step_time import HostTime, StepLoad
 
 
 class StageTimes(Protocol):
-    """Of a step on the accelerator, over all layers."""
+    """Stage times of a step on the accelerator, summed over all layers."""
 
     def linear_s(self, load: StepLoad) -> float: ...
     def attention_s(self, load: StepLoad) -> float: ...
 
 
 class SubBatch(NamedTuple):
-    """What goes through the layers together: `all` of it has linear work, of which the accelerator attends `own`, and
-    the host `rows` rows, which read `kv_tokens` tokens.
+    """A batch that goes through the layers together. `all`: its linear work. `own`: the part whose attention is on the
+    accelerator. The host attends `rows` rows, which read `kv_tokens` tokens.
     """
 
     all: StepLoad = StepLoad()
@@ -34,7 +34,7 @@ class SubBatch(NamedTuple):
     kv_tokens: int = 0
 
     def with_piece(self, start: int, tokens: int, *, on_host: bool) -> SubBatch:
-        """And a chunk. The accelerator attends it, unless it is one token whose cache the host has."""
+        """Add a chunk. The accelerator computes its attention, unless it is one token with its cache on the host."""
         every = self.all.with_piece(start, tokens)
         if on_host and tokens == 1:
             return self._replace(all=every, rows=self.rows + 1, kv_tokens=self.kv_tokens + start + 1)
@@ -42,8 +42,8 @@ class SubBatch(NamedTuple):
 
 
 class HybridWork(NamedTuple):
-    """One step, see `step.Work`. `parking`: numbers of rows that park, and the tokens that these read. `copied`:
-    tokens whose keys and values go from one memory to the other before the step.
+    """One step; see `step.Work`. `parking`: (number, tokens to read) of rows that park. `copied`: tokens whose keys and
+    values are copied between the memories before the step.
     """
 
     first: SubBatch = SubBatch()
@@ -55,7 +55,7 @@ class HybridWork(NamedTuple):
 
 
 class HybridStep(NamedTuple):
-    """What came of it: seconds that it took, rows whose token is there, and how long each side computed."""
+    """The result of a step: its seconds, the rows that have their token, and how long each side computed."""
 
     seconds: float
     arrived: Sequence[int]
@@ -64,7 +64,7 @@ class HybridStep(NamedTuple):
 
 @dataclass(slots=True)
 class _Parked:
-    """A row whose attention in `layer` has ended at `ready`. It came there in the step of this number."""
+    """A parked row whose attention in `layer` ends at `ready`. `step`: the number of the step that parked it there."""
 
     layer: int
     kv_tokens: int
@@ -74,8 +74,8 @@ class _Parked:
 
 @dataclass(slots=True)
 class HybridDevice:
-    """`opening`: of a layer's linear work, the share that comes before its attention. The rest comes behind it, joined
-    to what the next layer has before its own.
+    """`opening`: the share of a layer's linear work that comes before its attention. The rest comes after it, together
+    with the opening of the next layer.
     """
 
     times: StageTimes
@@ -87,9 +87,7 @@ class HybridDevice:
     _slow: float = 1.0
 
     def step(self, now: float, work: HybridWork, slow: float = 1.0) -> HybridStep:
-        """Runs it, `slow` times as long as it should take. With nothing but parked rows it waits for the first
-        attention that ends.
-        """
+        """Run a step in `slow` times its time. With only parked rows, wait for the first attention to end."""
         self._slow = slow
         clock = self._begin(now, work)
         attended = [clock, clock]  # by the host: of each batch in the layer before
@@ -122,7 +120,7 @@ class HybridDevice:
         return HybridStep(clock - now, arrived, ComputeSeconds(computed_s, self._worked(now, clock)))
 
     def _begin(self, now: float, work: HybridWork) -> float:
-        """When the first stage begins."""
+        """The time at which the first stage begins."""
         for number in work.called_off:
             self._parked.pop(number, None)
         self._steps += 1
@@ -132,7 +130,7 @@ class HybridDevice:
         return begins
 
     def _guests(self, clock: float, stage: int, work: HybridWork) -> Sequence[tuple[int, int]]:
-        """The parked rows that go through this stage, and the tokens that they read."""
+        """(number, tokens to read) of the parked rows that go through this stage."""
         if stage == 0:
             return work.parking
         if not work.joins:
@@ -141,14 +139,14 @@ class HybridDevice:
         return [(number, one.kv_tokens) for number, one in here if one.step < self._steps and one.ready <= clock]
 
     def _attend(self, clock: float, rows: int, kv_tokens: int) -> float:
-        """When the host has computed the attention of these in one layer, behind all that it was asked for before."""
+        """When the host ends the attention of these rows in one layer, after all its earlier work."""
         began = max(clock, self._jobs[-1][1]) if self._jobs else clock
         seconds = self._slow * self.host.seconds(rows, kv_tokens) / self.host.layers
         self._jobs.append((began, began + seconds))
         return self._jobs[-1][1]
 
     def _worked(self, since: float, now: float) -> float:
-        """Seconds that the host worked from then to now; what has ended by now is forgotten."""
+        """Seconds that the host worked from `since` to `now`. Forgets jobs that have ended."""
         seconds = sum(max(0.0, min(end, now) - max(begin, since)) for begin, end in self._jobs)
         self._jobs = [job for job in self._jobs if job[1] > now]
         return seconds

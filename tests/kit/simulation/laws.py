@@ -1,6 +1,6 @@
 """Devices that no cost model describes.
 
-A law says the seconds of a run by its true work, what disturbs it in time, and the model that the scheduler is given.
+A law defines a batch's seconds by its true work, disturbances over time, and the model that the scheduler gets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A device as its makers say, and what is asked of it: `light` queries a second between bursts of `burst`."""
+    """A device's nominal model, and its load: `light` queries per second between bursts of `burst`."""
 
     alpha_s: float
     beta_s: float
@@ -35,7 +35,7 @@ BASES = {
 
 
 class Exact:
-    """It runs as the model says. Work and times are seconds."""
+    """Runs exactly as the model says. Work and times are in seconds."""
 
     mixed_only = False
     stair_s = 0.0
@@ -52,7 +52,7 @@ class Exact:
         return self.alpha_s * tokens / QUERY_TOKENS
 
     def run_s(self, work_s: float) -> float:
-        """Of an undisturbed run."""
+        """Seconds of an undisturbed batch."""
         return self.beta_s + work_s
 
     def slow(self, now: float) -> float:
@@ -65,7 +65,7 @@ class Exact:
         return self.slow(now) * self.noise_mean
 
     def mean_s(self, work_s: float, now: float) -> float:
-        """What an oracle knows of the future: the mean."""
+        """The mean seconds, which the oracle knows."""
         return self.run_s(work_s) * self.scale(now) + self.added_mean_s
 
     def noise(self) -> float:
@@ -75,11 +75,11 @@ class Exact:
         return 0.0
 
     def clock(self, now: float, busy_s: float) -> float:
-        """When so much work is done that begins now."""
+        """When work of `busy_s` that begins now is done."""
         return now + busy_s
 
     def pass_ends(self, works: Sequence[float], now: float) -> list[float]:
-        """When each pass of a run ends; `works`: the true work done by then."""
+        """When each micro-batch ends. `works`: the true work done by then."""
         times, added_s = self.slow(now) * self.noise(), self.added_s()
         return [self.clock(now, self.run_s(work_s) * times + added_s) for work_s in works]
 
@@ -134,7 +134,7 @@ def overhead(law: Exact, work_s: float) -> float:
 
 
 class Tiles(Exact):
-    """Work is done by sixteen queries at a time."""
+    """Computes in tiles of sixteen queries."""
 
     def __init__(self, base: Base, seed: int, seconds: float) -> None:
         super().__init__(base, seed, seconds)
@@ -150,7 +150,7 @@ class Gauss(Exact):
 
 
 class Noise(Exact):
-    """And one run in twenty takes two to four times as long."""
+    """In addition, one batch in twenty takes two to four times as long."""
 
     noise_mean = 0.95 + 0.05 * 3
 
@@ -159,7 +159,7 @@ class Noise(Exact):
 
 
 class Pauses(Exact):
-    """It stands still for a time again and again."""
+    """Pauses periodically."""
 
     every_s, long_s = 5.0, 0.2
     noise_mean = 1 + 0.2 / 5
@@ -182,7 +182,7 @@ class Hiccups(Exact):
 
 
 class Slower(Exact):
-    """1.6 times as slow, and back."""
+    """Becomes 1.6 times slower, and later recovers."""
 
     def __init__(self, base: Base, seed: int, seconds: float) -> None:
         super().__init__(base, seed, seconds)
@@ -198,7 +198,7 @@ class Drift(Exact):
 
 
 class Stolen(Exact):
-    """Another process takes half for two seconds at a time, a quarter of the time."""
+    """Another process takes half of the device, for two seconds at a time, a quarter of the time."""
 
     noise_mean = 8 / 7
 
@@ -222,7 +222,7 @@ class Stolen(Exact):
 
 
 class Ratio1(Exact):
-    """A warm-up has said that all lengths cost the same."""
+    """The warm-up found that all lengths cost the same."""
 
     mixed_only = True
 
@@ -231,7 +231,7 @@ class Ratio1(Exact):
 
 
 class Ratio46(Exact):
-    """A warm-up has said that the cost grows with the square of the length."""
+    """The warm-up found that the cost grows with the square of the length."""
 
     mixed_only = True
 

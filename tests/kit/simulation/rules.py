@@ -1,9 +1,10 @@
-"""The rules of admission by themselves, in forty lines: what the product is compared with. Pure.
+"""The bare admission rules in forty lines, as a reference for windve. Pure.
 
-Devices in virtual time without a Router, a network, margins or learning. A run takes beta and its queries' costs; all
-that waits goes into the next one. `finish`: answers come at the run's end; admit if the next run ends before the
-earliest deadline in it, and let nobody open it too early. `answer`: pass by pass, in the order of deadlines; admit if
-all waiting work and one pass end by the query's own deadline, and the next run fits into the SLO.
+Devices in virtual time, without Router, network, margins or learning. A batch takes beta plus its queries' costs, and
+all waiting queries go into the next batch. `finish`: answers come at the end of the batch. Admit if the next batch ends
+before the earliest deadline in it, and do not let a query start it too early. `answer`: answers come per micro-batch,
+in the order of deadlines. Admit if all waiting work and one micro-batch end by the query's own deadline, and the next
+batch fits into the SLO.
 """
 
 import bisect
@@ -29,7 +30,7 @@ class _Queue:
     rho_at: float = 0.0
 
     def finish(self, now: float, due: float, cost_s: float, slo_s: float) -> float | None:
-        """When the query would be answered; None where it is not admitted."""
+        """When the query would be answered; None if it is not admitted."""
         device, left_s = self.device, max(0.0, self.free_at - now)
         self.rho = self.rho * math.exp((self.rho_at - now) / _RHO_S) + cost_s / _RHO_S
         self.rho_at = now
@@ -44,9 +45,9 @@ class _Queue:
 
 
 def goodput(arrivals: Iterable[Arrival], devices: Mapping[str, Device], slo_s: float) -> tuple[float, float]:
-    """(queries, device seconds of work) that are answered in time, of all arrivals."""
+    """(queries, device seconds of work) answered in time."""
     queues = [_Queue(device) for device in devices.values()]  # in the order of preference
-    events: list[tuple[float, int, int, _Queue | Arrival]] = []  # 0: a run ends, 1: a pause ends, 2: a query comes
+    events: list[tuple[float, int, int, _Queue | Arrival]] = []  # 0: a batch ends, 1: a pause ends, 2: a query arrives
     events += [(one.at, 2, number, one) for number, one in enumerate(arrivals)]
     heapq.heapify(events)
     number, queries, work_s = len(events), 0, 0.0

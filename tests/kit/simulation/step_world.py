@@ -1,6 +1,6 @@
-"""Devices that generate, by formula, with the product's own `StepScheduler`: events in virtual time. Pure.
+"""Simulated devices that generate, with windve's `StepScheduler`, as events in virtual time. Pure.
 
-A device's true times come from a table that its schedule does not have: the schedule knows a fit of noisy steps.
+A device's true times come from a table that its scheduler does not know. The scheduler has a fit to noisy steps.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from deployments.generation.scheduler.step import UNTIMED, Copy
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 from tests.kit.simulation.hybrid_device import HybridDevice, HybridStep, HybridWork, SubBatch
 
-_COUNTS = (0, 1, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)  # of the tables' rows
+_COUNTS = (0, 1, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)  # row counts in the tables
 
 
 class Arrival(NamedTuple):
-    """A generation that arrives: `tokens` are the true lengths of its answers, which nobody knows before."""
+    """A generation that arrives. `tokens`: the true lengths of its answers, which the scheduler does not know."""
 
     at: float
     prompt_tokens: int
@@ -39,13 +39,13 @@ class Arrival(NamedTuple):
 
 class Times(Protocol):
     def seconds(self, load: StepLoad) -> float:
-        """Of a step."""
+        """Seconds of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """A device's true times: `linear_s` by rows and tokens in a step, lines between them; each token that is read from
-    the cache and each pair of tokens in a prompt take so many seconds more.
+    """A device's true times: `linear_s` by rows and tokens in a step, interpolated linearly, plus seconds per token
+    read from the cache and per pair of tokens in a prompt.
     """
 
     linear_s: tuple[tuple[float, float], ...]
@@ -61,8 +61,8 @@ class StepTable:
     def of_rates(
         cls, gb_s: float, tflops: float, *, layers: int = 32, width: int = 4096, kv_kb: float = 131
     ) -> StepTable:
-        """Of a model with 8 billion weights of two bytes, on a device that reads so many GB a second and computes so
-        much: the weights are read, or multiplied, whichever takes longer; the corner between is round.
+        """The table of a model with 8 billion 2-byte weights on a device with this memory bandwidth and compute rate. A
+        step takes the longer of reading and multiplying the weights, with a smooth transition.
         """
         weights = 8e9
         read_s = 2 * weights / (gb_s * 1e9)
@@ -70,7 +70,7 @@ class StepTable:
         return cls(linear, kv_kb / (gb_s * 1e6), 4 * width * layers / (tflops * 1e12))
 
     def fitted(self, noise: float, seed: int = 0) -> StepTime:
-        """As a warm-up would find it, from steps whose times scatter by this share."""
+        """The step time that a warm-up would find, from steps with this relative noise."""
         draw = random.Random(seed)
         loads = [
             StepLoad(rows, rows * length).with_chunk(length if prompt else 0, prompt)
@@ -83,7 +83,7 @@ class StepTable:
 
 
 class Certain(Learning):
-    """Of a device that always takes as long as it is thought to."""
+    """Learning for a device that always takes the predicted time."""
 
     __slots__ = ()
 
@@ -98,8 +98,8 @@ class Certain(Learning):
 
 @dataclass(slots=True, eq=False)
 class StepDevice:
-    """One at work. `noise`: of a step's time, as a share; `slow`: how many times as long it takes, by the clock.
-    `hybrid`: its stages, where its host holds a part of the cache; `times` are not asked then.
+    """A running device. `noise`: relative noise of a step's time. `slow`: factor on a step's time, by the clock.
+    `hybrid`: its stages, if its host holds part of the cache; `times` are not used then.
     """
 
     name: str
@@ -112,17 +112,17 @@ class StepDevice:
     step: list[ScheduledChunk] = field(default_factory=list)
     runs: bool = False
     began: float = 0.0
-    work: HybridWork = field(default_factory=HybridWork)  # of the step that runs, or ran last
+    work: HybridWork = field(default_factory=HybridWork)  # the running or last step's
     came: HybridStep = field(default_factory=lambda: HybridStep(0.0, (), UNTIMED))  # of it
     mode: str = ""  # its mode
-    parked: Mapping[int, Row] = field(default_factory=dict)  # rows whose token may come of it, by their numbers
+    parked: Mapping[int, Row] = field(default_factory=dict)  # rows that may get their token in it, by number
     _draw: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)
 
     def start(self, now: float) -> bool:
-        """Begins a step, if there is something to do."""
+        """Begin a step if there is work."""
         self.step, self.began = self.schedule.next_step(now), now
         copies = self.schedule.copies()
         self.runs, self.mode = bool(self.step) or self.schedule.joins, self.schedule.mode
@@ -132,12 +132,12 @@ class StepDevice:
         return self.runs
 
     def ends(self) -> float:
-        """When the step that runs ends. Waits for it, if a device really computes."""
+        """When the running step ends. Waits for it if a device really computes."""
         self.came = self._run()
         return self.began + self.came.seconds
 
     def _work(self, copies: Sequence[Copy]) -> HybridWork:
-        """What the step computes."""
+        """The work of the step."""
         self.parked = dict(self.schedule.parked)
         parking, batches = [], [SubBatch(), SubBatch()]
         for row, start, tokens, _, batch in self.step:
@@ -149,7 +149,7 @@ class StepDevice:
         return HybridWork(batches[0], batches[1], parking, self.schedule.called_off(), self.schedule.joins, copied)
 
     def _begin(self, copies: Sequence[Copy]) -> None:
-        """Nothing in virtual time: the hook of a device that really computes."""
+        """Does nothing in virtual time. A device that really computes overrides it."""
 
     def _run(self) -> HybridStep:
         slow = self.slow(self.began) * max(0.5, 1 + self._draw.gauss(0, self.noise))
@@ -158,12 +158,12 @@ class StepDevice:
         return self.hybrid.step(self.began, self.work, slow)
 
     def picked(self) -> list[Row]:
-        """Those that a token has come of, of the step that has run; for a prompt that ended its first row."""
+        """The rows that got a token in the step that ended; for a completed prompt, its first row."""
         rows = [part.row for part in self.step if part.wanted and part.batch != PARKING]
         return rows + [self.parked[number] for number in self.came.arrived]
 
     def ended(self, now: float, finished: Sequence[Row]) -> None:
-        """The step has run."""
+        """The step has ended."""
         self.step, self.runs = [], False
         _, arrived, compute_s = self.came
         self.schedule.ended(now, now - self.began, finished, arrived=arrived, compute_s=compute_s)
@@ -171,7 +171,7 @@ class StepDevice:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sent(Generation):
-    """And what became of it: `came_at`, its first token, is None where it was refused; `last_at` of each answer."""
+    """A generation and its outcome. `came_at`: time of its first token; None if it was refused. `last_at`: per answer."""
 
     arrival: Arrival
     device: str | None = None
@@ -197,7 +197,7 @@ class Sent(Generation):
 
 @dataclass(slots=True)
 class StepWorld:
-    """Devices in the order of preference: a generation is offered to one after the other."""
+    """Devices in the order of preference. A generation is offered to one after another."""
 
     devices: Sequence[StepDevice]
     policy: StepPolicy
@@ -207,8 +207,8 @@ class StepWorld:
     _events: list[tuple[float, int, int]] = field(default_factory=list)
 
     def run(self, arrivals: Sequence[Arrival]) -> list[Sent]:
-        """Until all has ended."""
-        ordered = sorted(arrivals, key=lambda one: one.at)  # those of one moment as they are sent
+        """Run until everything has ended."""
+        ordered = sorted(arrivals, key=lambda one: one.at)  # stable: simultaneous ones keep their order
         heap = self._events
         heap += [(one.at, 1, number) for number, one in enumerate(ordered)]
         heapq.heapify(heap)
@@ -222,8 +222,8 @@ class StepWorld:
         return self.sent
 
     def saturated(self, backlog: Iterator[Arrival]) -> Iterator[None]:
-        """One step after another, for ever: while one runs, the first device is offered the next ones until it refuses
-        one, which is offered again.
+        """Run steps forever. During each, offer the first device the next generations until it refuses one, which is
+        offered again later.
         """
         device, waits = self.devices[0], next(backlog)
         while True:
@@ -285,7 +285,7 @@ class StepWorld:
 
 
 def mixed(rate_s: float, seconds: float, *, bursts: bool = False, seed: int = 1) -> list[Arrival]:
-    """A stream of `rate_s`, or bursts of as many together; prompts of 10 to 4,000 tokens, answers of 1 to 500."""
+    """A Poisson stream of `rate_s`, or bursts with the same rate. Prompts have 10 to 4,000 tokens, answers 1 to 500."""
     draw, at, out = np.random.default_rng(seed), 0.0, []
     while at < seconds:
         size = int(draw.integers(4, 25)) if bursts else 1

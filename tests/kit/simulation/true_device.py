@@ -1,4 +1,4 @@
-"""A device in a `StepWorld` whose steps an engine really computes: the world's clock is the true one then."""
+"""A device in a `StepWorld` whose steps an engine really computes, so the world's clock is real time."""
 
 import time
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from tests.kit.simulation.step_world import StepDevice
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TrueDevice(StepDevice):
-    """`steps`: the engine, in a thread of its own. All its tokens are the same one: only its times matter. What the
-    schedule and the world take between two steps counts as well.
+    """`steps`: the engine, in its own thread. All its tokens are equal, because only times matter. The time of
+    scheduler and world between two steps counts too.
     """
 
     steps: Steps

@@ -1,4 +1,4 @@
-"""What lies between a Router and a replica: their two cores, and a network with a delay in one direction."""
+"""Simulates what is between a Router and a replica: their cores, and a network with a one-way delay."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _IN_ORDER_S = 1e-9  # two frames of one connection never arrive at the same mome
 
 
 class Core:
-    """One process's event loop: what it has to do is done one after the other."""
+    """One process's event loop, which does its work in sequence."""
 
     __slots__ = ("_free_at", "busy_s", "frames")
 
     def __init__(self) -> None:
         self._free_at = 0.0
         self.busy_s = 0.0
-        self.frames = 0  # that it has sent
+        self.frames = 0  # frames sent
 
     def done_at(self, now: float, seconds: float) -> float:
-        """When work that has just come is done."""
+        """When work that arrives now will be done."""
         self._free_at = max(now, self._free_at) + seconds
         self.busy_s += seconds
         return self._free_at
@@ -45,7 +45,7 @@ class Line:
         self._last = 0.0
 
     def send(self, costs_s: float, deliver: Callable[..., None], *what: Any) -> None:
-        """`costs_s`: what such a frame takes of a core, at each end."""
+        """Send a frame. `costs_s`: core seconds of such a frame at each end."""
         now = self._loop.time()
         self._source.frames += 1
         sent = self._source.done_at(now, costs_s)
@@ -79,7 +79,7 @@ class ReplicaEnd:
 
 
 class MemoryChannel(Channel):
-    """The product's channel, whose frames are handed over instead of being encoded. `core`: the Router's."""
+    """The real channel, except that frames are passed on without encoding. `core`: the Router's."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class MemoryChannel(Channel):
             self.there.send(self.costs.of_frame(len(out.offers)), self._runner.receive, self._end, out)
 
     def deliver(self, report: Report) -> None:
-        """Each answer is its task's when the Router has dealt with those before it."""
+        """Deliver each answer to its task once the Router has handled the earlier ones."""
         if self.closed:
             return
         answers = report.answered
@@ -126,12 +126,12 @@ class MemoryChannel(Channel):
             self._drop_ended(pending)
 
     def close(self) -> None:
-        """The replica hears of it as of a frame."""
+        """Close the channel. The replica learns of it like of a frame."""
         self.closed = True
         self.there.send(0.0, self._runner.gone, self._end)
 
     def breaks(self) -> None:
-        """At both ends."""
+        """Break the connection at both ends."""
         if not self.closed:
             self.close()
             self._loop.call_soon(self.connection_lost, None)

@@ -1,6 +1,6 @@
 """Devices that no cost model describes (`laws.py`) in virtual time, and an oracle that knows them.
 
-The scheduler is the product's own. All is drawn from seeds: a scene has one result.
+The scheduler is windve's. Everything is drawn from seeds, so a scene always has the same result.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, ScheduledQuery
 from tests.kit.simulation.laws import BASES, LAWS, Base, Exact, overhead
 
-WARM_S, WARM_BURSTS_S = 30.0, 70.0  # that do not count
-BURST_S, BURSTS_S = 20.0, 300.0  # from one burst to the next, and the length of their scenes
-LATE = 0.005  # a scene keeps the promise with no larger share
-CHANGED_S = 60.0  # after a sudden change: counted apart
+WARM_S, WARM_BURSTS_S = 30.0, 70.0  # warm-up, which does not count
+BURST_S, BURSTS_S = 20.0, 300.0  # from one burst to the next, and the length of scenes with bursts
+LATE = 0.005  # the largest late share with which a scene keeps the promise
+CHANGED_S = 60.0  # after a sudden change; counted separately
 
 
 def capacity(law: Exact, style: str) -> float:
-    """Queries of 75 tokens a second, by runs as long as the SLO (pass by pass), or half of it."""
+    """Queries of 75 tokens per second, with batches as long as the SLO (answers per micro-batch), or half of it."""
     longest_s = law.slo_s if style == "pass" else law.slo_s / 2
     low, high = 0.0, 4 * law.slo_s
     for _ in range(40):
@@ -57,7 +57,7 @@ def arrivals(base: Base, law: Exact, style: str, load: str, seed: int) -> list[t
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Served(ScheduledQuery):
-    """`ended` is nan while it is not answered."""
+    """`ended` is NaN until it is answered."""
 
     at: float
     admitted: bool = False
@@ -151,7 +151,9 @@ class Oracle(LinePredictor):
 
 
 class Found(NamedTuple):
-    """Late shares of those admitted: when steady, in the minute after a change; goodput: true work a second in time."""
+    """Late shares of the admitted queries, in steady state and in the minute after a change. Goodput: true work per
+    second in time.
+    """
 
     late: float
     late_changed: float
@@ -160,7 +162,7 @@ class Found(NamedTuple):
 
 
 def world_of(law: Exact, passes: int = 0, *, oracle: bool = False) -> World:
-    """`passes`: the tokens of each, where answers come pass by pass."""
+    """`passes`: tokens per micro-batch, if answers come per micro-batch."""
     policy = Policy(law.slo_s)
     if not oracle:
         return World(Scheduler(law.model(), policy, passes), law)
@@ -171,7 +173,7 @@ def world_of(law: Exact, passes: int = 0, *, oracle: bool = False) -> World:
 
 
 class Scene(NamedTuple):
-    """`style`: answers come at a run's end, or pass by pass."""
+    """`style`: whether answers come at the end of a batch, or per micro-batch."""
 
     law: str
     base: str
@@ -213,7 +215,7 @@ def scenes(laws: Sequence[str] = tuple(LAWS)) -> Iterator[Scene]:
 
 
 class Burst(NamedTuple):
-    """`queries` at once, after light load at the times `light`."""
+    """A burst of `queries`, after light load at the times `light`."""
 
     law: type[Exact]
     base: str
@@ -222,7 +224,7 @@ class Burst(NamedTuple):
     at_s: float = BURST_S
 
     def play(self, *, oracle: bool = False) -> tuple[int, int]:
-        """Of the burst: (admitted, late)."""
+        """(admitted, late) queries of the burst."""
         law = self.law(BASES[self.base], 1, 30.0)
         times = [*self.light, *[self.at_s] * self.queries]
         served = world_of(law, oracle=oracle).run([(at, QUERY_TOKENS) for at in times])[-self.queries :]
@@ -241,7 +243,7 @@ class Beta022(Exact):
 
 
 class Hiccup(Exact):
-    """The eleventh run takes 0.35 s more."""
+    """The eleventh batch takes 0.35 s more."""
 
     runs = 0
 
