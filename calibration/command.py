@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> int:
         calibrate(arguments)
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(
-            "windve: interrupted; run the same command again: for embeddings it continues from the bursts already measured",
+            "windve: interrupted; run the same command again: for embeddings it continues from what was measured",
             file=sys.stderr,
         )
         return _INTERRUPTED

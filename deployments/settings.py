@@ -134,7 +134,7 @@ class EngineSettings(PoolPlace):
         if self.engine == "emulated" and self.emulated is None:
             raise ValueError("engine: emulated needs `emulated: {alpha_s: ..., beta_s: ...}` beside it")
         if self.engine != "emulated" and self.emulated is not None:
-            raise ValueError(f"`emulated` is given but the engine is {self.engine}: remove one of the two")
+            raise ValueError(f"`emulated` is given but the engine is {self.engine}: remove one of them")
         return self
 
 
@@ -189,11 +189,9 @@ class ApplicationSettings(Strict):
         """What is wrong here may be a key itself, so it is never shown."""
         kind, _, where = given.partition(":") if isinstance(given, str) else ("", "", "")
         if given is not None and (kind not in {"file", "env"} or not where):
-            raise ValueError(
-                "should say where the keys are, file:PATH or env:NAME; the keys themselves stay out of here"
-            )
+            raise ValueError("should say where the keys are, file:PATH or env:NAME; do not put keys into the config")
         if kind == "file" and not where.startswith(("/", "~")):
-            raise ValueError("file: needs a whole path, /..., as it is read wherever a Router runs")
+            raise ValueError("file: needs an absolute path, /..., because it is read on every node with a Router")
         return given
 
     @field_validator("cors_allow_origins")
@@ -204,8 +202,8 @@ class ApplicationSettings(Strict):
         for origin in given:
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"{origin!r} is no origin as browsers send it, such as https://app.example.com: small letters "
-                    'of ASCII, no path, no pattern, a port only if it is not the usual one; ["*"] alone allows any'
+                    f"{origin!r} is not an origin as browsers send it, such as https://app.example.com: use lower-case "
+                    'ASCII, no path, no pattern, and a port only if it is not the default; ["*"] alone allows any'
                 )
         return given
 
@@ -219,7 +217,7 @@ class OneModelSettings(ApplicationSettings):
     def _emulated_and_real_never_mix(self) -> Self:
         if len({pool.engine == "emulated" for pool in self._used_pools()}) > 1:
             raise ValueError(
-                "accelerator.engine and cpu.engine: emulated and real engines never mix in one application"
+                "accelerator.engine and cpu.engine: emulated and real engines cannot be mixed in one application"
             )
         return self
 
@@ -318,7 +316,7 @@ def _first_problem(root: str, invalid: ValidationError) -> SettingsError:
     match problems[0]["type"]:
         case "extra_forbidden":
             new_name = next((new for old, new in RENAMED.items() if key.endswith(f".{old}")), None)
-            return SettingsError(key, f"is called {new_name} now" if new_name else "there is no such setting")
+            return SettingsError(key, f"was renamed: use {new_name}" if new_name else "there is no such setting")
         case "missing" | "string_too_short" as kind:
             return SettingsError(key, "missing" if kind == "missing" else "must not be empty")
         case "invalid_key":
@@ -327,7 +325,7 @@ def _first_problem(root: str, invalid: ValidationError) -> SettingsError:
         case "value_error":
             return SettingsError(key, str(problems[0]["msg"]).removeprefix("Value error, "))
     if key.endswith(".admission") and problems[0]["input"] == "finish":
-        return SettingsError(key, "finish is called deadline now")
+        return SettingsError(key, "finish was renamed: use deadline")
     wanted = " or ".join(str(problem["msg"]).removeprefix("Input should be ") for problem in problems)
     if problems[0]["type"] in {"model_type", "dict_type"}:
         wanted = "a mapping of settings"

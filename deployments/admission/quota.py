@@ -62,7 +62,7 @@ class Charge:
         if self.quota is not None and wait_s > 0:
             unit = self.quota.unit.replace("_", " ")
             raise OverQuota(
-                f"the quota of this API key ({unit}) is used up; come back in {wait_s:.2f} s", retry_after_s=wait_s
+                f"the quota of this API key ({unit}) is used up; retry in {wait_s:.2f} s", retry_after_s=wait_s
             )
 
     def pay(self, amount: float) -> None:

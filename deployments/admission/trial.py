@@ -85,10 +85,10 @@ class Trial:
         if allowed is None or now >= allowed.expires_at:
             raise Forbidden(f"{HEADER}: no calibration is running")
         if not hmac.compare_digest(hash_secret(self.secret), allowed.secret_sha256):
-            raise Forbidden(f"{HEADER}: the secret is not that of the calibration that runs")
+            raise Forbidden(f"{HEADER}: the secret is not that of the running calibration")
         for pool in (*self.depths, *([] if self.only is None else [self.only])):
             if pool not in pools:
-                raise InvalidInput(f"{HEADER}: there is no pool named {pool}, only {' and '.join(pools)}")
+                raise InvalidInput(f"{HEADER}: there is no pool named {pool}; use {' or '.join(pools)}")
 
 
 @dataclass(slots=True)

@@ -48,8 +48,8 @@ class BulkQueue:
         self._placer.refused += 1
         queries_s = sum(pool.queries_per_s for pool in self._placer.pools.values()) * limits.share
         raise Busy(
-            f"{waiting} bulk queries wait already (bulk.max_waiting: {limits.max_waiting}); "
-            "please send fewer at once or come back later",
+            f"{waiting} bulk queries are already waiting (bulk.max_waiting: {limits.max_waiting}); "
+            "send fewer at once, or retry later",
             retry_after_s=max(self._placer.config.slo_s, waiting / max(queries_s, 1e-6)),
         )
 

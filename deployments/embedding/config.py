@@ -20,7 +20,7 @@ class CostConfig(Strict):
     @model_validator(mode="after")
     def _is_not_free(self) -> Self:
         if not self.query_s + self.token_s + self.token2_s:
-            raise ValueError("a query would cost nothing: give a query_s, token_s or token2_s above 0")
+            raise ValueError("a query would cost nothing: set query_s, token_s or token2_s above 0")
         return self
 
 
@@ -39,9 +39,9 @@ class PoolConfig(Strict):
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
         if (self.alpha_s is None) != (self.beta_s is None):
-            raise ValueError("alpha_s and beta_s belong together: give both or neither")
+            raise ValueError("set both alpha_s and beta_s, or neither")
         if self.cost is not None and self.alpha_s is None:
-            raise ValueError("cost needs alpha_s and beta_s beside it")
+            raise ValueError("cost requires alpha_s and beta_s: set them too")
         return self
 
 
@@ -114,15 +114,15 @@ class RouterConfig(LogConfig):
         if config.bulk.max_waiting < max_inputs:
             raise SettingsError(
                 f"{key}.bulk.max_waiting",
-                f"{config.bulk.max_waiting} is less than limits.max_inputs_per_request ({max_inputs}): so large a "
-                "request would always be refused; raise this or lower that",
+                f"{config.bulk.max_waiting} is less than limits.max_inputs_per_request ({max_inputs}), so the "
+                "largest requests would always be refused; increase it, or lower the limit",
             )
         for name in pools:
             if config.admission == "depth" and config.pool(name).queue_depth is None:
                 raise SettingsError(
-                    f"{key}.{name}.queue_depth", f"missing: admission by depth needs one for the {name} pool"
+                    f"{key}.{name}.queue_depth", f"missing: admission: depth requires one for the {name} pool"
                 )
         if pools and not any(config.pool(name).queue_depth != 0 for name in pools):
             keys = " and ".join(f"{key}.{name}.queue_depth" for name in pools)
-            raise SettingsError(keys, "0 closes a pool, and this leaves none that could answer")
+            raise SettingsError(keys, "0 closes a pool, and all pools would be closed; set one above 0")
         return config

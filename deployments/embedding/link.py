@@ -149,4 +149,4 @@ class Link(ReplicaLink[View, Channel]):
                 pending.hang()
             else:
                 channel.call_off(pending)
-                pending.fail(ReplicaLost(f"{who} does not answer; please try again"))
+                pending.fail(ReplicaLost(f"{who} does not answer; try again"))

@@ -44,20 +44,20 @@ class RouterMetrics:
 
     def __init__(self, instruments: Instruments) -> None:
         self._queries = tally(
-            instruments, "windve_queries", "Queries by the pool and the outcome of their request", ("pool", "outcome")
+            instruments, "windve_queries", "Queries by pool and by the outcome of their request", ("pool", "outcome")
         )
         self._slo_missed = tally(
             instruments,
             "windve_slo_missed",
-            "Of windve_requests, those answered late or not at all, by an error of ours",
+            "Requests of windve_requests that were answered late, or failed by a server error",
             (),
         )
         self._requests = tally(
-            instruments, "windve_requests", "Requests that the SLO is for: bulk and trial ones aside", ()
+            instruments, "windve_requests", "Requests that the SLO applies to: all except bulk and trials", ()
         )
         self.tenants = TenantMetrics(instruments)
         self._total = Histogram(
-            instruments, "windve_request_seconds", "From arrival to answer, of windve_requests", BUCKETS_S
+            instruments, "windve_request_seconds", "Seconds from arrival to answer of windve_requests", BUCKETS_S
         )
         self._queueing = Histogram(
             instruments, "windve_queue_seconds", "The longest wait for a device among a request's queries", BUCKETS_S
@@ -67,12 +67,12 @@ class RouterMetrics:
         )
         gauges = {
             **REACHED,
-            "depth": "Queue depth of each live replica, in force; 0 where none is set",
-            "alpha_s": "Latency model: seconds more for each query of 75 tokens in a run",
-            "beta_s": "Latency model: seconds of any run",
+            "depth": "Queue depth in force for each live replica; 0 if none is set",
+            "alpha_s": "Latency model: extra seconds per query of 75 tokens in a batch",
+            "beta_s": "Latency model: seconds that any batch takes",
         }
         self._gauges = pool_gauges(instruments, gauges)
-        self._slo: Gauge = instruments.Gauge("windve_slo_seconds", "The latency that is promised")
+        self._slo: Gauge = instruments.Gauge("windve_slo_seconds", "The promised latency")
         self.recent = Recent()
 
     def answered(self, pools: Sequence[str], *, tokenization_s: float, queue_s: float) -> None:
@@ -122,5 +122,5 @@ class EmbedderMetrics(ReplicaMetrics):
     """An embedder replica's, of its `ReplicaState`."""
 
     def __init__(self, instruments: Instruments, pool: str, info: Mapping[str, str]) -> None:
-        gauges = {**REPLICA_GAUGES, "free_s": "Seconds until all that is admitted is done"}
+        gauges = {**REPLICA_GAUGES, "free_s": "Predicted seconds until all admitted queries are answered"}
         super().__init__(instruments, pool, info, gauges, ("full", "never", "closed"))

@@ -116,8 +116,7 @@ class Placement:
                     part.pending.outcome.add_done_callback(_look)
                 self.parts.clear()
                 raise DeadlineExceeded(
-                    f"no answer within {self.request.allowed_s:g} s: the replica that had it does not answer; "
-                    "please try again"
+                    f"no answer within {self.request.allowed_s:g} s: the replica that had it does not answer; try again"
                 )
             outcomes = [part.pending.outcome for part in self.parts]
             await asyncio.wait(outcomes, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)

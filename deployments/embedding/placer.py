@@ -185,7 +185,7 @@ class Placer:
         replica hung, was thought to have the query, and has refused it.
         """
         if isinstance(found, Refused):
-            raise ReplicaLost("the replica that had the query has no room for it; please try again")
+            raise ReplicaLost("the replica that had the query has no room for it; try again")
         for index, answer in zip(part.indices, found, strict=True):
             answers[index] = (part.pool, answer)
         if not request.bulk:
@@ -256,24 +256,24 @@ class Placer:
         if request.asked and request.never == request.asked:
             return DeadlineExceeded(
                 f"a query of {max(map(len, request.ids))} tokens takes longer than {request.allowed_s:g} s here, "
-                "whatever else is served; allow more time with the header x-request-timeout-ms, or send less"
+                "even on an idle device; allow more time with the header x-request-timeout-ms, or send less"
             )
         self.refused += 1
         retry_after_s = self._retry_after_s(request, lengths or request.lengths(range(len(request.ids))))
         if request.is_over_share:
             return OverShare(
-                "busy: all is taken, and this API key asks for more than its fair share of it; come back in "
+                "busy: all capacity is in use, and this API key exceeds its fair share; retry in "
                 f"{retry_after_s:.2f} s",
                 retry_after_s=retry_after_s,
             )
         return Busy(
-            f"busy: what is admitted already leaves no room for {len(request.queries)} more within "
-            f"{request.allowed_s:g} s; come back in {retry_after_s:.2f} s",
+            f"busy: there is no room for {len(request.queries)} more within {request.allowed_s:g} s; "
+            f"retry in {retry_after_s:.2f} s",
             retry_after_s=retry_after_s,
         )
 
     def unavailable(self) -> Unavailable:
-        return Unavailable("no pool can answer now: no live replica with an open queue; please try again later")
+        return Unavailable("no pool can answer now: no live replica with an open queue; try again later")
 
 
 def _is_too_long(request: Request, link: Link, indices: Sequence[int]) -> bool:

@@ -176,7 +176,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         kind = next((kind for kind in wanted.kinds if kind in card.kinds), None)
         if kind is None or not {"text", *card.token_widths}.issuperset(wanted.outputs):
             kinds = " or ".join(wanted.kinds)
-            raise WrongKind(f"this is for models of the kind {kinds}; {card.name} is {' and '.join(card.kinds)}")
+            raise WrongKind(f"this needs a model of the kind {kinds}; {card.name} is {' and '.join(card.kinds)}")
         return wanted.outputs or card.outputs_for(kind)
 
     def _most_s(self, request: Request) -> float:
@@ -235,7 +235,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         if timeout_s is not None and timeout_s < most_s:
             return _too_late(timeout_s)
         key = "bulk.timeout_s" if request.bulk else "request_timeout_s"
-        return TimedOut(f"no answer within {most_s:g} s ({key}); please try again later")
+        return TimedOut(f"no answer within {most_s:g} s ({key}); try again later")
 
     def _is_late(self, request: Request | None) -> bool:
         """The SLO is for it, and its deadline has passed: whoever gives it up then was not answered in time."""

@@ -43,7 +43,7 @@ Compute = Callable[[Sequence[EngineQuery], Passed, Ended, threading.Event], None
 """Begins a run of these queries. One begins when the one before has ended; the event asks it to stop."""
 
 
-_NO_TIME = "the engine failed at another query of the same run, and there is no time left to try this one again"
+_NO_TIME = "the engine failed at another query of the same batch, and there is no time left to retry this one"
 
 
 class RunLoop(RouterSessions[QuerySession, Report]):
@@ -258,7 +258,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
     def _ended(self, run: Run, problem: BaseException | None) -> None:
         """The engine has ended the run, or one of those that look into it."""
         if problem is None and run.left and (left := run.waiting(run.group)):
-            problem = RuntimeError(f"the engine left {len(left)} of {len(run.group)} queries without an answer")
+            problem = RuntimeError(f"the engine left {len(left)} of {len(run.group)} queries unanswered")
         if isinstance(problem, Stopped):
             self._over(whole=False)
         elif problem is not None or run.again:

@@ -45,10 +45,10 @@ def auto_select(
     except SettingsError as error:
         if known.winner == _TORCH:
             raise
-        logger.info("openvino won on %s and is no choice now: %s", known.day, error)
+        logger.info("openvino was fastest on %s, but cannot be used now: %s", known.day, error)
         return load_torch()
     engine.info = dataclasses.replace(engine.info, why=f"{engine.info.why}; {known.told} (on {known.day})")
-    logger.info("%s won on %s; without %s they race again", engine.info.engine, known.day, results.file)
+    logger.info("%s was fastest on %s; delete %s to compare again", engine.info.engine, known.day, results.file)
     return engine
 
 
@@ -65,10 +65,10 @@ def _race(
     try:
         openvino = OpenVinoEngine(card, settings, threads)
     except SettingsError as error:
-        logger.info("openvino is no choice: %s", error)
+        logger.info("openvino cannot be used: %s", error)
         results.keep(torch.info.engine, f"openvino: {error}")
         return torch
-    logger.info("openvino took %.1f s to get ready for the race", time.perf_counter() - started)
+    logger.info("openvino took %.1f s to prepare for the comparison", time.perf_counter() - started)
     engines: list[TorchEngine | OpenVinoEngine] = [torch, openvino]
     chosen, other = sorted(engines, key=lambda engine: engine.speed.seconds)
     lost = f"{other.info.engine}: {other.info.why}"

@@ -32,8 +32,8 @@ def choose(candidate: str, reason: str, seconds: Callable[[str], float]) -> tupl
     narrow_s, exact_s = map(min, zip(*turns, strict=True))
     times = exact_s / narrow_s
     if times >= 1:
-        return candidate, f"{reason}, {times:.1f} times as quick in products as {_EXACT}"
-    return _EXACT, f"{reason}, but multiplies {_EXACT} {1 / times:.1f} times as quickly"
+        return candidate, f"{reason}, {times:.1f} times as fast in products as {_EXACT}"
+    return _EXACT, f"{reason}, but multiplies {_EXACT} {1 / times:.1f} times as fast"
 
 
 def _product_seconds(candidate: str) -> Callable[[str], float]:

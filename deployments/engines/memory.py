@@ -41,7 +41,7 @@ def _set_malloc(mmap_threshold: int, trim_threshold: int) -> None:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
-        logger.info("this C library has no mallopt: its own way to keep freed memory stays")
+        logger.info("this C library has no mallopt: how it keeps freed memory is not changed")
         return
     mallopt(_MMAP_THRESHOLD, mmap_threshold)
     mallopt(_TRIM_THRESHOLD, trim_threshold)

@@ -69,7 +69,7 @@ class RaceCache:
         try:
             self._kept.write(asdict(Result(winner, told, time.time(), seconds, wins)))
         except OSError as error:
-            logger.info("who won the race is not kept in %s (%s); the next start races again", self.file, error)
+            logger.info("cannot save the fastest engine in %s (%s); the next start compares again", self.file, error)
 
 
 def _about(card: ModelCard, settings: EngineSettings, threads: int) -> dict[str, Any]:

@@ -208,7 +208,7 @@ class TorchEngine:
         agreed = like.of(reference, embed(self, probe, threading.Event()))
         if not agreed >= like.least:
             return None
-        logger.info("%s won on %s; without %s they race again", known.winner, known.day, self._results.file)
+        logger.info("%s was fastest on %s; delete %s to compare again", known.winner, known.day, self._results.file)
         why = f"{known.told} (on {known.day}); {like.describe(agreed)}"
         return self._encoder, dtype, why, None if dtype == "float32" else agreed, Speed(*known.seconds)
 

@@ -62,8 +62,8 @@ class PendingGeneration:
             self._unread.clear()
             self.fail(
                 TimedOut(
-                    f"the answer was read too slowly: more than {self._most_unread} tokens waited for their reader; "
-                    "please read on while it is streamed"
+                    f"the client read the answer too slowly: more than {self._most_unread} tokens were waiting; "
+                    "read it as it is streamed"
                 )
             )
         self._heard.set()

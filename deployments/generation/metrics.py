@@ -98,22 +98,22 @@ class GenerationRouterMetrics:
             return Histogram(instruments, f"windve_{name}", about, bounds, _POOL)
 
         self._tallies: dict[str, Tally] = {}
-        count("queries", "Queries by the pool and the outcome of their request", ("pool", "outcome"))
-        count("answers", "Answers that have ended, and why", ("pool", "reason"))
+        count("queries", "Queries by pool and by the outcome of their request", ("pool", "outcome"))
+        count("answers", "Answers that have ended, by reason", ("pool", "reason"))
         count("prompt_tokens", "Tokens of the prompts of admitted generations")
         count("answer_tokens", "Tokens that were generated")
         count("ttft_promised", "Generations whose first token was promised")
-        count("ttft_missed", "Of these, those whose first token came late, or not at all by an error of ours")
-        count("tpot_promised", "Answers whose pace was promised, and that had one")
-        count("tpot_missed", "Of these, those that were slower, and those that an error of ours broke off")
+        count("ttft_missed", "Generations of these whose first token was late, or missing because of a server error")
+        count("tpot_promised", "Answers with a promised time per output token that got a second token or broke off")
+        count("tpot_missed", "Answers of these that were slower, or that a server error broke off")
         self._first_token = measure("time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_S)
-        self._pace = measure("time_per_output_token_seconds", "For each token of an answer after its first", _PACE_S)
-        self._gap = measure("worst_gap_seconds", "The longest wait for more of an answer after its first token", _GAP_S)
+        self._pace = measure("time_per_output_token_seconds", "Mean seconds per token after an answer's first", _PACE_S)
+        self._gap = measure("worst_gap_seconds", "The longest gap in an answer after its first token", _GAP_S)
         self.tenants = TenantMetrics(instruments)
         self._gauges = pool_gauges(instruments, REACHED)
         self.recent = Recent()
-        self._slo: Gauge = instruments.Gauge("windve_slo_seconds", "The latency that is promised")
-        self._tpot: Gauge = instruments.Gauge("windve_tpot_seconds", "The time for each further token that is promised")
+        self._slo: Gauge = instruments.Gauge("windve_slo_seconds", "The promised latency")
+        self._tpot: Gauge = instruments.Gauge("windve_tpot_seconds", "The promised time per output token")
 
     def count(self, name: str, step: float, *tags: str) -> None:
         """Of the counter windve_NAME; `tags` are the pool, and what else it has."""

@@ -107,7 +107,7 @@ class Generator(Replica[GenerationSettings]):
         works = (
             step.work(engine.blocks, card, engine.num_cpu_blocks) if step.fits(*bounds) else None for step in planned
         )
-        logger.info("%s: %d steps of a calibration, no generation until they have ended", self._pool, len(planned))
+        logger.info("%s: timing %d steps for a calibration; no generation until they end", self._pool, len(planned))
         try:
             found = await self._worker.time_steps(works, times)
             return {

@@ -89,7 +89,7 @@ class EmulatedWithHost(EmulatedTimes):
         if not isinstance(given, dict) or (name := given.get("device")) is None:
             return given
         if (found := EMULATED_ACCELERATORS.get(str(name))) is None:
-            raise ValueError(f"no device is known by `device: {name}`, only {', '.join(EMULATED_ACCELERATORS)}")
+            raise ValueError(f"`device: {name}` is unknown; choose one: {', '.join(EMULATED_ACCELERATORS)}")
         return {**asdict(found.step_time), "host": asdict(found.host_time), **given}
 
     @property
@@ -113,7 +113,7 @@ class _GenerationEngineSettings(PoolPlace):
         if self.engine == "emulated" and self.emulated is None:
             raise ValueError("engine: emulated needs `emulated: {beta_s: ..., row_s: ...}` beside it")
         if self.engine != "emulated" and self.emulated is not None:
-            raise ValueError(f"`emulated` is given but the engine is {self.engine}: remove one of the two")
+            raise ValueError(f"`emulated` is given but the engine is {self.engine}: remove one of them")
         return self
 
 
@@ -128,7 +128,7 @@ class GenerationAcceleratorSettings(AcceleratorPlace, _GenerationEngineSettings)
     @model_validator(mode="after")
     def _host_can_be_used(self) -> Self:
         if self.num_cpu_blocks and self.device == "none":
-            raise ValueError("num_cpu_blocks helps an accelerator, and device is none: remove one of the two")
+            raise ValueError("num_cpu_blocks requires an accelerator, but device is none: remove one of them")
         if self.num_cpu_blocks and self.emulated is not None and self.emulated.host is None:
             raise ValueError(
                 "num_cpu_blocks of an emulated device needs `emulated: {host: {row_s: ..., kv_token_s: ...}}`"

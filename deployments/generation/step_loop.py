@@ -40,7 +40,7 @@ _MOST_UNSENT = 2**24  # bytes that wait for a Router that does not read: it is g
 _SOONER_S = 0.02  # a Router that was told when there is room is told again if there is room so much before
 _AVERAGED = 0.1  # of the way to the latest one: what it takes to compose a step
 _WAKES_S = 0.0015  # later than asked for the event loop calls, at most, where nothing else holds it up
-_PAUSED = "a calibration measures this device"
+_PAUSED = "a calibration is measuring this device"
 _NO_NUMBERS = "the engine gave no finite numbers"
 
 
@@ -397,5 +397,5 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         report.routers = len(self._sessions)
         super()._deliver(session, report)
         if session.connection.unsent > _MOST_UNSENT:
-            logger.warning("the Router %s does not read: its connection is closed", session.name)
+            logger.warning("closing the connection to Router %s: it does not read", session.name)
             self.hang_up(session)

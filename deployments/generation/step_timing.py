@@ -49,7 +49,7 @@ class StepTiming:
         Raises Unavailable where the device does not become free, or times steps already, and EngineFailed.
         """
         if self.is_on:
-            raise Unavailable("another calibration measures this replica; please try again later")
+            raise Unavailable("another calibration is measuring this replica; try again later")
         try:
             self._pause(_DRAINS_S + _TIMED_S)
             try:
@@ -57,7 +57,7 @@ class StepTiming:
                     await self._loop.drained()
             except TimeoutError:
                 raise Unavailable(
-                    f"what this replica had admitted has not ended within {_DRAINS_S:g} s; please try again later"
+                    f"this replica's admitted requests did not end within {_DRAINS_S:g} s; try again later"
                 ) from None
             self._pause(_TIMED_S)
             return await self._timed(works, times)

@@ -113,7 +113,7 @@ def _pick(groups: Sequence[Sequence[int]], candidates: Sequence[int], wanted: in
     if not 1 <= wanted <= len(candidates):
         raise SettingsError(
             "args.cpu.cores",
-            f"{wanted} cores were asked for, but {len(candidates)} are free for an instance here",
+            f"the config asks for {wanted} cores, but {len(candidates)} are free for an instance here",
         )
     for group in groups:
         if len(group) >= wanted:  # one node is enough: do not cross

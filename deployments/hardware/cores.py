@@ -27,7 +27,7 @@ def choose_cores(
             other for other, plan in plans.items() if other != name and not set(cores).isdisjoint(*plan.instances)
         ]
         if others:
-            logger.warning("%s shares its cores with %s: there are fewer than models", name, ", ".join(others))
+            logger.warning("%s shares its cores with %s: there are fewer cores than models", name, ", ".join(others))
         return cores
     reserved = next(iter(plans.values())).reserved
     return reserved if reserved and settings.accelerator.device != "cpu" else shape.allowed[-shape.usable :]

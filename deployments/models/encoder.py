@@ -81,7 +81,7 @@ class Encoder:
             return ""
         if name not in prompts:
             there = f"only {', '.join(prompts)}" if prompts else "the model has none"
-            raise InvalidInput(f"there is no prompt named '{name}': {there}", param="prompt_name")
+            raise InvalidInput(f"this model has no prompt named '{name}': {there}", param="prompt_name")
         return prompts[name]
 
     def check_numbers(self, token_ids: Sequence[TokenIds], outputs: Outputs) -> None:

@@ -192,7 +192,7 @@ def _pooling(folder: Path, kind: str, wanted: str) -> str:
         return pooled_by(folder, wanted)
     if wanted != "auto":
         raise SettingsError(
-            "args.model.pooling", f"{wanted} was asked for, but a {kind} model has no choice of pooling"
+            "args.model.pooling", f"the config asks for {wanted}, but the pooling of a {kind} model cannot be chosen"
         )
     if kind == "multi_vector":
         return "tokens"
@@ -202,7 +202,7 @@ def _pooling(folder: Path, kind: str, wanted: str) -> str:
 def _normalize(folder: Path, kind: str, wanted: Auto | bool) -> bool:
     if wanted != "auto":
         if wanted and kind != "embedding":
-            raise SettingsError("args.model.normalize", f"true was asked for, but a {kind} model's numbers are not")
+            raise SettingsError("args.model.normalize", f"the config asks for true, but the model is a {kind} model")
         return bool(wanted)
     return kind == "embedding" and "Normalize" in names_of(folder)
 

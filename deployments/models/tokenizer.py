@@ -211,7 +211,7 @@ class Tokenizer:
         """With the special tokens."""
         ids, around = content.ids, len(self._first) + len(self._last)
         if not ids and not around:
-            raise EmptyInput(f"input {index} holds nothing that the model's tokenizer knows", param="input")
+            raise EmptyInput(f"input {index} contains nothing that the model's tokenizer knows", param="input")
         over = len(ids) + around - most
         if over > 0:
             if not cuts.truncate:

@@ -27,7 +27,7 @@ class Ejections:
             ejected_s = outlier.eject(now)
             link.pool.heard(link)
             logger.warning(
-                "the %s pool's replica %s gets nothing for %.0f s: its engine has failed %d times in a row",
+                "ejecting the %s pool's replica %s for %.0f s: its engine has failed %d times in a row",
                 link.pool.name, link.view.replica, ejected_s, outlier.failures,
             )  # fmt: skip
 

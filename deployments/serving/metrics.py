@@ -37,14 +37,14 @@ OTHER_TENANTS = "other"
 REACHED = {  # fields of a pool's state at a Router
     "is_open": "1 unless the pool is closed (queue_depth: 0)",
     "live_replicas": "Replicas that this Router may send to",
-    "ejected_replicas": "Of windve_live_replicas, those that this Router sends nothing: their engines fail",
+    "ejected_replicas": "Replicas of windve_live_replicas that this Router ejected because their engines fail",
     "calibrated": "1 if a calibration wrote the cost model, 0 if it was measured at warm-up",
 }
 REPLICA_GAUGES = {  # fields of a replica's state, of whichever kind
-    "in_flight": "Queries admitted and not answered, at this replica",
-    "waiting": "Of these, those that do not run yet",
-    "slowdown": "What work takes now, as a share of what the cost model says",
-    "margin": "What is added to a prediction at admission, as a share",
+    "in_flight": "Queries that this replica has admitted and not yet answered",
+    "waiting": "Queries of these that do not run yet",
+    "slowdown": "Learned time of a batch over the cost model's prediction",
+    "margin": "Safety margin that admission adds to a prediction, as a fraction of it",
 }
 _RATIOS = {"slowdown": "slowdown", "margin": "safety_margin"}
 _LIMITS: dict[type[BaseException], str] = {OverShare: "share", OverQuota: "quota"}
@@ -144,7 +144,7 @@ class TenantMetrics:
     def __init__(self, instruments: Instruments) -> None:
         self._names: set[str] = set()
         self._queries = tally(
-            instruments, "windve_tenant_queries", "Queries by the API key's name and the outcome", ("tenant", "outcome")
+            instruments, "windve_tenant_queries", "Queries by the API key's name and by outcome", ("tenant", "outcome")
         )
         self._tokens = tally(instruments, "windve_tenant_tokens", "Tokens of answered queries by API key", _TENANT)
         self._seconds = tally(
@@ -202,7 +202,7 @@ class ReplicaMetrics:
             "windve_batched_queries": "Queries in these",
             "windve_batch_seconds": "What these took",
             "windve_tokens": "Tokens in these",
-            "windve_planned_seconds": "What the cost model had said that these take",
+            "windve_planned_seconds": "The cost model's prediction for these batches",
             "windve_failed_batches": "Batches that failed",
         }
         self._tallies = [tally(instruments, name, about, _POOL) for name, about in tallies.items()]

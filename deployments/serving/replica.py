@@ -140,7 +140,7 @@ class Replica(ABC, Generic[S]):
         the engine fails whatever it is given, or one run or step has taken `batch_timeout_s`.
         """
         if self._worker.problem is not None:
-            raise RuntimeError(f"{self._worker.problem}: it fails with what it could answer before")
+            raise RuntimeError(f"{self._worker.problem}: it now fails on inputs that it answered before")
         if running_s := self._worker.running_s:
             if running_s > self._settings.batch_timeout_s:
                 raise RuntimeError(

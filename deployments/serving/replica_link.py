@@ -63,8 +63,8 @@ class ReplicaLink(Generic[V, C]):
             self._task = pool.spawn(self._connect())
         else:
             logger.error(
-                "the %s pool's replica %s has version %s of the frames, and this Router has %d: it gets nothing; "
-                "please upgrade over versions of windve that follow one another",
+                "the %s pool's replica %s has version %s of the frames, and this Router has %d: it gets no requests; "
+                "upgrade through consecutive versions of windve",
                 pool.name, replica, about.get("wire", 1), WIRE,
             )  # fmt: skip
 
@@ -167,7 +167,7 @@ class ReplicaLink(Generic[V, C]):
         lost, self._suspect = self._suspect, []
         who = f"the {self.pool.name} pool lost replica {self.view.replica}"
         for pending in lost:
-            pending.fail(ReplicaLost(f"{who} while {self.at_work}; please try again"))
+            pending.fail(ReplicaLost(f"{who} while {self.at_work}; try again"))
 
     async def _connect(self) -> None:
         """Until it is reached; its first report ends the wait."""
@@ -206,7 +206,7 @@ async def connected(open_channel: Callable[[], Awaitable[C]], who: str, on_refus
                 on_refused()
             if not told:
                 told = True
-                logger.warning("%s is not reached (%s): it gets nothing until it is", who, str(error) or "no answer")
+                logger.warning("cannot reach %s (%s): it gets no requests until then", who, str(error) or "no answer")
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LAST_RETRY_S)
             continue

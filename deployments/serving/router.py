@@ -100,7 +100,7 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
         if not self.pools:
             raise error
         self.config_problem = str(error)
-        logger.error("the new user_config is refused, the one before stays in force: %s", error)
+        logger.error("refused the new user_config; the previous one stays in force: %s", error)
 
     def configure(self, config: C) -> None:
         """Put a config in force."""

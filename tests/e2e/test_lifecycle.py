@@ -89,7 +89,7 @@ def test_an_application_without_room_says_what_it_waits_for(tmp_path):
         (
             ("applications", 0, "args", "accelerator", "device"),
             "npu",
-            "args.accelerator.device: npu was asked for, but",
+            "args.accelerator.device: the config asks for npu, but",
         ),
     ],
 )

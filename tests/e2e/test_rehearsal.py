@@ -82,7 +82,7 @@ def test_a_grpc_burst_on_one_connection_is_admitted_by_the_same_rule(tei):
     told = dict(busy.trailing_metadata())
     assert 0 < int(told["retry-after-ms"]) <= 2 * SLO_MS  # those who are refused come back one after the other
     assert told["grpc-retry-pushback-ms"] == told["retry-after-ms"]
-    assert busy.details().startswith("busy: what is admitted already leaves no room for 1 more")
+    assert busy.details().startswith("busy: there is no room for 1 more")
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ def test_other_clients_say_that_it_is_busy(rehearsal, loopback_only):
     haystack = HuggingFaceAPITextEmbedder("text_embeddings_inference", {"url": address})
     infinity = InfinityEmbeddings(model="emulated", infinity_api_url=address)
     llama_index = TextEmbeddingsInference("emulated", base_url=address)
-    sentence = "leaves no room for 1 more within 25 s; come back in"
+    sentence = "there is no room for 1 more within 25 s; retry in"
     clients = [
         (lambda: haystack.run(TEXT), sentence),
         (lambda: InferenceClient(address).feature_extraction(TEXT), sentence),

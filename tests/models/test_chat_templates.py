@@ -107,7 +107,7 @@ def test_roles_that_a_template_writes_are_taken(template, taken, refused):
     for role in 2 * taken:
         own.check_roles({"user", role})
     for role in 2 * refused:
-        with pytest.raises(InvalidInput, match=f"takes no messages of the role '{role}'; send those of system, user"):
+        with pytest.raises(InvalidInput, match=f"has no role '{role}'; use system, user"):
             own.check_roles({"user", role})
     for number in range(70 if template == "llama-3" else 0):  # clients may call roles whatever they like
         own.check_roles({f"role {number}"})
@@ -119,7 +119,9 @@ def test_a_chat_has_few_roles_of_its_own():
     """Each one that is new costs a trial, while others' chats wait."""
     own = ChatTemplate(TEMPLATES["llama-3"], {"bos_token": "<s>"})
     own.check_roles({"system", "user", "assistant", *map(str, range(8))})
-    with pytest.raises(InvalidInput, match="have 9 roles besides system, user and assistant, and this server takes 8"):
+    with pytest.raises(
+        InvalidInput, match="have 9 roles besides system, user and assistant, and this server accepts 8"
+    ):
         own.check_roles({"user", *map(str, range(8, 17))})
     assert sorted(own._roles) == [*map(str, range(8))]
     own.close()
@@ -177,7 +179,7 @@ def test_its_process_has_no_secret_and_is_started_again(monkeypatch):
 @pytest.mark.parametrize(
     ("template", "limit_s", "sentence"),
     [
-        ("{% if %}", 60, "is no template: Expected an expression"),
+        ("{% if %}", 60, "is invalid: Expected an expression"),
         (FOREVER, 0.5, "took more than 0.5 s"),
         ("{{ raise_exception('no') }}", 60, "refuses these messages: no"),
     ],
@@ -203,5 +205,5 @@ def test_prompts_that_are_no_chat(folder):
 
 def test_a_process_that_does_not_start_is_one_sentence(monkeypatch):
     monkeypatch.setattr("deployments.generation.text.chat_template.sys.executable", "/bin/false")
-    with pytest.raises(SettingsError, match="does not start"):
+    with pytest.raises(SettingsError, match="did not start"):
         ChatTemplate("fine", {})

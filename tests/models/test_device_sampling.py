@@ -143,7 +143,7 @@ def test_a_device_is_trusted_that_draws_as_numpy_does(monkeypatch, caplog):
     assert device_sampling._problem(cpu) is None
     assert logits_of(cpu)(logits).tolist() == logits.tolist()
     assert logits_of(torch.device("meta"))(logits).tolist() == logits.tolist()  # it has no numbers
-    assert "not drawn on meta but by the host" in caplog.text
+    assert "sampling tokens on the host, not on meta" in caplog.text
     monkeypatch.setattr(device_sampling, "_problem", lambda _: None)
     assert isinstance(logits_of(torch.device("meta"))(logits), TorchLogits)
 

@@ -127,7 +127,7 @@ def test_an_openvino_that_won_and_fails_now_is_left_out(card, monkeypatch, tmp_p
     monkeypatch.setattr("openvino.convert_model", lambda *_: 1 / 0)
     with caplog.at_level(logging.INFO, logger="ray.serve"):
         assert create_engine(card, CpuSettings(), "cpu", 1).info.engine == "torch"
-    assert "and is no choice now" in caplog.text
+    assert "but cannot be used now" in caplog.text
 
 
 def test_a_large_model_is_not_compiled_for_a_race(card, monkeypatch):

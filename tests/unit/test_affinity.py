@@ -67,7 +67,7 @@ def test_cgroup_quota_is_respected():
 
 
 def test_more_cores_than_there_are():
-    with pytest.raises(SettingsError, match=r"args.cpu.cores: 9 cores were asked for, but 6 are free"):
+    with pytest.raises(SettingsError, match=r"args.cpu.cores: the config asks for 9 cores, but 6 are free"):
         plan_alone(shape(range(8)), cores=9)
 
 
@@ -110,7 +110,7 @@ def test_each_model_has_its_share_of_each_numa_node_where_one_has_instances_ther
 
 
 def test_more_cores_than_a_model_has():
-    with pytest.raises(SettingsError, match=r"args.cpu.cores: 4 cores were asked for, but 3 are free"):
+    with pytest.raises(SettingsError, match=r"args.cpu.cores: the config asks for 4 cores, but 3 are free"):
         plan_affinity(shape(range(8)), [CpuPart(), CpuPart(cores=4)])
 
 

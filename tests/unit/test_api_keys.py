@@ -159,7 +159,7 @@ WHERE = "should say where the keys are, file:PATH or env:NAME"
     ("given", "sentence"),
     [
         *((key, WHERE) for key in ("sk-secret", "secret:x", "file:", "env:", ["sk-secret"], 12345)),
-        ("file:keys.txt", "file: needs a whole path"),  # it would be another file on another node
+        ("file:keys.txt", "file: needs an absolute path"),  # it would be another file on another node
     ],
 )
 def test_a_key_in_the_config_is_refused_and_not_shown(given, sentence):

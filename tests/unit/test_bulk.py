@@ -185,7 +185,7 @@ async def test_too_much_that_waits_is_refused(model, slo_s, retry_after_s):
     asked = begin(queue, *[75] * 10)
     await asyncio.sleep(0)
     queue.check(1)
-    with pytest.raises(Busy, match=r"9 bulk queries wait already \(bulk.max_waiting: 10\)") as refused:
+    with pytest.raises(Busy, match=r"9 bulk queries are already waiting \(bulk.max_waiting: 10\)") as refused:
         queue.check(2)
     assert refused.value.retry_after_s == pytest.approx(retry_after_s)
     assert queue._placer.refused == 1

@@ -57,6 +57,6 @@ def test_who_has_spent_more_than_its_quota_waits(spent, waits):
         charged.check(0.0, 1)
         return
     wait_s = quota.wait_s(0.0, 1)
-    with pytest.raises(OverQuota, match=rf"\(device seconds\) is used up; come back in {wait_s:.2f} s") as caught:
+    with pytest.raises(OverQuota, match=rf"\(device seconds\) is used up; retry in {wait_s:.2f} s") as caught:
         charged.check(0.0, 1)
     assert caught.value.retry_after_s == wait_s > 0

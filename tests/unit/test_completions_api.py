@@ -242,7 +242,7 @@ def test_a_role_of_the_templates_own(world, opened, role):
     else:
         told = reply.json["error"]
         assert (reply.status, told["param"]) == (400, "messages")
-        assert told["message"].startswith("the model's chat template takes no messages of the role 'user_context'; ")
+        assert told["message"].startswith("the model's chat template has no role 'user_context'; ")
 
 
 async def test_a_first_token_is_due_from_when_the_request_had_come(api, world, monkeypatch):
@@ -571,10 +571,10 @@ def test_planned_steps(api, world):
     post(api, STEPS, {"pool": "cpu", "loads": [{"host_rows": 3, "cached": 9, "copied": 2}]})
     assert [one[2] for one in world.asked[1:]] == [[PlannedStep(1)], [PlannedStep(0, 9, (), 3, 2)]]
     assert world.asked[1] == (None, "cpu", [PlannedStep(1)], 3)
-    world.refuses = Unavailable("what this replica had admitted has not ended")
+    world.refuses = Unavailable("this replica's admitted requests did not end")
     refused = post(api, STEPS, PLANNED)
     assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-    assert json.loads(refused.body)["error"] == "what this replica had admitted has not ended"
+    assert json.loads(refused.body)["error"] == "this replica's admitted requests did not end"
     nonsense = post(api, STEPS, {**PLANNED, "loads": [{}]})
     assert (nonsense.status, nonsense.json["error"]) == (422, "a load must have rows or chunks")
 

@@ -136,7 +136,7 @@ def test_origins_that_browsers_send(origins):
     ],
 )
 def test_what_no_browser_sends_is_refused_at_the_start(origin):
-    with pytest.raises(SettingsError, match=r"^args\.cors_allow_origins: .* is no origin as browsers send it"):
+    with pytest.raises(SettingsError, match=r"^args\.cors_allow_origins: .* is not an origin as browsers send it"):
         Settings.parse({"model": {"id": "m"}, "cors_allow_origins": [OURS, origin]})
 
 

@@ -164,7 +164,7 @@ async def test_what_the_accelerator_has_no_room_for_goes_to_the_cpu_and_then_is_
 async def test_what_no_replica_could_do_names_the_longest_prompt(monkeypatch):
     replica = Replica("a", blocks=2000)
     async with service(monkeypatch, [replica], ttft_s=0.05) as router:
-        with pytest.raises(InvalidInput, match=r"the longest is \d+ tokens"):
+        with pytest.raises(InvalidInput, match=r"send at most \d+ tokens"):
             await router.begin(asked(20_000, 2))
         with pytest.raises(DeadlineExceeded, match=r"at most \d+ tokens"):
             await router.begin(asked(20_000, 2, timeout_s=0.1))
@@ -205,7 +205,7 @@ async def test_who_has_used_up_its_quota_waits(monkeypatch):
     async with service(monkeypatch, [Replica("a")]) as router:
         assert len(await read(await router.begin(asked(20, 10, client=client)))) == 1
         assert client.quota._left == pytest.approx(5 - 20 - 10)
-        with pytest.raises(OverQuota, match="come back in"):
+        with pytest.raises(OverQuota, match="retry in"):
             await router.begin(asked(20, 10, client=client))
         assert len(await read(await router.begin(asked(20, 10)))) == 1
 
@@ -397,7 +397,7 @@ async def test_a_replica_whose_engine_is_broken_is_ejected_and_asked_again_later
         for _ in range(8):
             assert len(await read(await router.begin(asked()))) == 1
         assert len(first.device.works) == 5 * WORKS
-        assert caplog.text.count("a gets nothing for 30 s: its engine has failed 5 times in a row") == 1
+        assert caplog.text.count("a for 30 s: its engine has failed 5 times in a row") == 1
         assert router.describe()["pools"]["accelerator"]["replicas"]["a"]["ejected_s"] > 29
         first.device.broken = None
         await asyncio.sleep(30.0)
@@ -419,7 +419,7 @@ async def test_the_health_check_of_a_broken_engine_fails_until_a_step_succeeds(m
             await generator.check_health()
         with pytest.raises(EngineBroken):
             await read(await router.begin(asked()))
-        with pytest.raises(RuntimeError, match="no kernel: it fails with what it could answer before"):
+        with pytest.raises(RuntimeError, match="no kernel: it now fails on inputs that it answered before"):
             await generator.check_health()
         replica.device.broken = None
         await read(await router.begin(asked()))
@@ -549,7 +549,7 @@ async def test_a_replica_that_times_planned_steps_is_passed_over_and_says_why_wh
         assert second.stepper.schedule.steps
         timing.append(asyncio.create_task(second.stepper.time_steps(works, 20)))
         await asyncio.sleep(0.02)
-        with pytest.raises(Busy, match="busy: a calibration measures this device; come back in") as refused:
+        with pytest.raises(Busy, match="busy: a calibration is measuring this device; retry in") as refused:
             await router.begin(asked())
         assert 1 < refused.value.retry_after_s < 6
         for task in timing:

@@ -39,7 +39,7 @@ def test_shipped_configs_are_good(name):
         ({"accelerator": {"num_cpu_blocks": -1}}, "args.accelerator.num_cpu_blocks"),
         ({"accelerator": {"num_cpu_blocks": 9, "device": "none"}}, "args.accelerator: num_cpu_blocks"),
         ({"accelerator": {**EMULATED, "num_cpu_blocks": 9}}, "args.accelerator: num_cpu_blocks of an"),
-        ({"accelerator": UNKNOWN}, "args.accelerator.emulated: no device is known by `device: t4`, only neo-t4-llama-"),
+        ({"accelerator": UNKNOWN}, "args.accelerator.emulated: `device: t4` is unknown; choose one: neo-t4-llama-"),
         ({"cpu": UNKNOWN}, "args.cpu.emulated.device: there is no such setting"),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_route_for_other_models_says_which_there_are(kind):
 def test_the_router_itself_refuses_what_a_caller_would_not_understand():
     router = Router.__new__(Router)
     router.config, router.card, router.metrics = Mock(), FakeRouter("reranker").card, Mock()
-    with pytest.raises(WrongKind, match="this is for models of the kind embedding; m is reranker"):
+    with pytest.raises(WrongKind, match="this needs a model of the kind embedding; m is reranker"):
         asyncio.run(Router.embed(router, ["a"], Wanted()))
 
 

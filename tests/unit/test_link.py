@@ -109,7 +109,7 @@ async def test_a_replica_of_another_version_is_refused_once_and_a_neighbour_is_r
         world.pool.follow({"a": {**ABOUT, "wire": WIRE + version}}, None)
         await asyncio.sleep(5.0)
     assert len(world.channels) == is_reached
-    assert caplog.text.count("upgrade over versions of windve that follow one another") == (not is_reached)
+    assert caplog.text.count("upgrade through consecutive versions of windve") == (not is_reached)
     world.pool.follow({}, None)
     assert world.pool.links == {}
 

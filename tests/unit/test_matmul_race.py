@@ -9,9 +9,9 @@ from deployments.engines.matmul_race import choose, quickest_cpu_dtype
 @pytest.mark.parametrize(
     ("narrow_s", "exact_s", "dtype", "reason"),
     [
-        (1.0, 2.0, "bfloat16", "it has instructions, 2.0 times as quick in products as float32"),
-        (1.0, 1.0, "bfloat16", "it has instructions, 1.0 times as quick in products as float32"),
-        (1.8, 1.0, "float32", "it has instructions, but multiplies float32 1.8 times as quickly"),
+        (1.0, 2.0, "bfloat16", "it has instructions, 2.0 times as fast in products as float32"),
+        (1.0, 1.0, "bfloat16", "it has instructions, 1.0 times as fast in products as float32"),
+        (1.8, 1.0, "float32", "it has instructions, but multiplies float32 1.8 times as fast"),
     ],
 )
 def test_the_narrow_format_is_taken_only_where_it_is_no_slower(narrow_s, exact_s, dtype, reason):

@@ -174,8 +174,8 @@ def of(config, **files):
         (of(ONE), {"kind": "classifier"}, "kind", f"{ONE_OR_SEVERAL} 1: LABEL_0"),
         (of(THREE), {"kind": "reranker"}, "kind", f"{ONE_OR_SEVERAL} 3: a, b, last"),
         (of(ONE), {"kind": "sparse"}, "kind", "sparse needs a model ForMaskedLM"),
-        (of(ONE), {"pooling": "cls"}, "pooling", "cls was asked for, but a reranker model has no choice"),
-        (of(ONE), {"normalize": True}, "normalize", "true was asked for"),
+        (of(ONE), {"pooling": "cls"}, "pooling", "the config asks for cls, but the pooling of a reranker"),
+        (of(ONE), {"normalize": True}, "normalize", "the config asks for true"),
         (SUMMED, {}, "id", "the model pools by sum of relu"),
     ],
 )

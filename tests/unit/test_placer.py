@@ -164,7 +164,7 @@ async def test_a_replica_whose_engine_is_broken_is_ejected_and_asked_again_later
         a1.view.outlier.failures = min(count, 5)  # as its reports say
         await placer.answer(request_of(75))
     assert len(a1.heard) == 5
-    assert caplog.text.count("a0 gets nothing for 30 s: its engine has failed 5 times in a row") == 1
+    assert caplog.text.count("a0 for 30 s: its engine has failed 5 times in a row") == 1
     assert placer.pools["accelerator"].ejected() == [a1]
     a2.view.outlier.failures = 5
     a2.scripts[:] = [breaks]
@@ -465,7 +465,7 @@ def test_what_could_be_late_tells_the_transit(answers, transit_s):
 )
 async def test_when_to_come_back(states, how, retry_after_s):
     placer = placer_of(*(ScriptedReplica(str(rank), rank=rank, **state) for rank, state in enumerate(states)), **how)
-    with pytest.raises(Busy, match=rf"no room for 1 more within 1 s; come back in {retry_after_s:.2f} s") as refused:
+    with pytest.raises(Busy, match=rf"no room for 1 more within 1 s; retry in {retry_after_s:.2f} s") as refused:
         await placer.answer(request_of(75))
     assert refused.value.retry_after_s == pytest.approx(retry_after_s, abs=1e-6)
     assert not isinstance(refused.value, OverShare)
@@ -487,7 +487,7 @@ async def test_the_next_one_is_told_to_come_later(replicas, routers, later_s):
 
 async def test_a_tenant_that_asks_for_more_than_its_share_is_told_so():
     placer = placer_of(ScriptedReplica("a1", opens_s=0.502, **GREEDY), ScriptedReplica("a2", opens_s=0.6))
-    with pytest.raises(OverShare, match=r"more than its fair share of it; come back in 0\.58 s") as refused:
+    with pytest.raises(OverShare, match=r"exceeds its fair share; retry in 0\.58 s") as refused:
         await placer.answer(request_of(75, client=CLIENT))
     assert refused.value.retry_after_s == pytest.approx(0.577)
 
@@ -522,7 +522,7 @@ async def test_where_nobody_lives_it_is_unavailable_but_a_trial_may_come_again()
     placer = placer_of()
     with pytest.raises(Unavailable, match="no live replica"):
         await placer.answer(request_of(75))
-    with pytest.raises(Busy, match=r"come back in 1\.00 s"):
+    with pytest.raises(Busy, match=r"retry in 1\.00 s"):
         await placer.answer(request_of(75, trial=Trial("s", {"accelerator": 4})))
 
 

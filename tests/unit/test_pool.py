@@ -206,4 +206,4 @@ async def test_a_replica_is_tried_again_and_again_and_found_dead_where_nobody_li
     assert tried == [pytest.approx(at, abs=1e-6) for at in (0, 0.1, 0.3, 0.7, 1.5, 3.1, 5.1, 7.1, 9.1, 11.1)]
     assert refused == [pytest.approx(0.1)]
     assert len(caplog.records) == 1
-    assert "it is not reached (no answer)" in caplog.text
+    assert "cannot reach it (no answer)" in caplog.text

@@ -29,7 +29,7 @@ def fails():
         ({"probe": fails}, "the device is lost"),
         ({"probe": fails, "running_s": 30.0}, None),  # a run shows as much
         ({"running_s": 31.0}, "in one run for 31 s"),
-        ({"problem": "no kernel", "running_s": 0.1}, "no kernel: it fails with what it could answer before"),
+        ({"problem": "no kernel", "running_s": 0.1}, "no kernel: it now fails on inputs that it answered before"),
     ],
 )
 def test_a_replica_is_healthy(how, problem):

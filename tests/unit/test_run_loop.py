@@ -467,7 +467,7 @@ async def test_an_engine_that_forgets_a_query_has_failed():
     runner._compute = lambda run, passed, ended, stop: asyncio.get_running_loop().call_soon(ended, None)
     router.offer()
     await asyncio.sleep(2)
-    assert router.ends[1] == ("failed", "the engine left 1 of 1 queries without an answer")
+    assert router.ends[1] == ("failed", "the engine left 1 of 1 queries unanswered")
 
 
 async def test_a_router_that_comes_back_hears_when_its_old_queries_have_ended():

@@ -74,11 +74,11 @@ BAD_CONFIGS = [
     ({"slo_s": 1, "models": {"b": {"queue": 0}}}, "user_config.models.b.queue: there is no such setting"),
     (
         {"slo_s": 1, "bulk": {"max_waiting": 2047}},
-        "user_config.bulk.max_waiting: 2047 is less than limits.max_inputs_per_request (2048): so large a request",
+        "user_config.bulk.max_waiting: 2047 is less than limits.max_inputs_per_request (2048), so the largest",
     ),
     (
         {"slo_s": 1, "admission": "depth", "models": {"a": {"cpu": {"queue_depth": 1}}}},
-        "user_config.models.b.cpu.queue_depth: missing: admission by depth needs one for the cpu pool",
+        "user_config.models.b.cpu.queue_depth: missing: admission: depth requires one for the cpu pool",
     ),
 ]
 

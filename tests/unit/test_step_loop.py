@@ -641,7 +641,7 @@ async def test_planned_steps_are_timed_once_what_runs_has_ended_and_nothing_is_a
     assert router.frames[-1].state.opens_s > 5  # others are asked first
     early = router.ask(prompt(10, 2))
     await asyncio.sleep(0)
-    assert (router.refused[early].never, router.refused[early].why) == (False, "a calibration measures this device")
+    assert (router.refused[early].never, router.refused[early].why) == (False, "a calibration is measuring this device")
     assert 5 < router.refused[early].opens_s <= 15
     while stepper.in_flight:  # noqa: ASYNC110 - planned steps follow, without a pause
         await asyncio.sleep(0.001)
@@ -679,7 +679,7 @@ async def test_planned_steps_wait_for_what_runs_no_longer_than_they_say():
     stepper, _ = world()
     router = Router(stepper)
     number = router.ask(prompt(10, 1), most_tokens=1000)
-    with pytest.raises(Unavailable, match=r"has not ended within 10 s"):
+    with pytest.raises(Unavailable, match=r"did not end within 10 s"):
         await stepper.time_steps(works(*PLANNED), 1)
     assert router.ask(prompt(10, 2)) not in router.refused
     assert stepper.in_flight == 2

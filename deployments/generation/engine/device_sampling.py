@@ -66,7 +66,7 @@ def logits_of(device: torch.device) -> Callable[[torch.Tensor], Logits | DeviceL
         problem = (str(error).strip() or type(error).__name__).splitlines()[0]
     if problem is None:
         return TorchLogits
-    logger.warning("Tokens are not drawn on %s but by the host: %s", device, problem)
+    logger.warning("sampling tokens on the host, not on %s: %s", device, problem)
     return lambda logits: logits.cpu().numpy()
 
 

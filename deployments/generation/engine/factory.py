@@ -153,8 +153,8 @@ class _Loaded:
         else:
             has_bfloat16 = self._torch.npu.is_bf16_supported()  # Ascend 310P and 910A have none
         if has_bfloat16:
-            return "bfloat16", "as accelerators compute quickest"
-        return "float16", "as accelerators compute quickest that have no bfloat16"
+            return "bfloat16", "the fastest format of accelerators"
+        return "float16", "the fastest format of accelerators without bfloat16"
 
     def _check_host(self, block_bytes: int, own_bytes: int) -> None:
         """Raises SettingsError where the host has no memory for its blocks; beside what a CPU as accelerator takes."""

@@ -31,7 +31,7 @@ class HostAttention:
     @staticmethod
     def _bind(cores: Sequence[int]) -> None:
         if problem := pin_thread(cores):
-            logger.warning("The host's attention runs on any core: %s", problem)
+            logger.warning("the host's attention is not bound to cores: %s", problem)
         torch.get_num_threads()  # whoever asks first in a thread sets them to the process's number
         torch.set_num_threads(len(cores))
 

@@ -36,11 +36,11 @@ def paged_attention(heads: HeadLayout, place: Place, plain: Paged) -> Paged | No
             error = _error(way, plain, heads, place)
         except Exception as problem:  # noqa: BLE001 - whatever it is, there are other ways
             reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-            logger.info("attention by %s is left out: %s", way.__name__, reason)
+            logger.info("attention by %s is not used: %s", way.__name__, reason)
             continue
         if error <= _NEAR:
             return way
-        logger.warning("attention by %s is left out: its numbers are off by %.3g of their spread", way.__name__, error)
+        logger.warning("attention by %s is not used: its numbers are off by %.3g of their spread", way.__name__, error)
     return None
 
 

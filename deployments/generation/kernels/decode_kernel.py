@@ -71,7 +71,7 @@ class DecodeKernel:
         work = _Attention(*tensors, *arrays, q.stride(0), rows.tables.shape[1], *shape, native.DTYPES[q.dtype])
         native.on_threads()(self._run, ctypes.byref(work), min(torch.get_num_threads(), shape[0] * shape[1]))
         if work.failed:
-            raise MemoryError("there is no memory for attention: give the replica more, or its cache fewer blocks")
+            raise MemoryError("not enough memory for attention: give the replica more, or its cache fewer blocks")
 
 
 def forms() -> list[str]:

@@ -26,7 +26,7 @@ def library(name: str) -> ctypes.CDLL | None:
     try:
         found = ctypes.CDLL(str(Path(__file__).with_name(f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}")))
     except OSError as error:
-        logger.info("%s: torch's, in C it was not built at the installation (%s)", name, error)
+        logger.info("%s: using torch, because the C kernel was not built at installation (%s)", name, error)
         return None
     logger.info("%s: in C", name)
     return found

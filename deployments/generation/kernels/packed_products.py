@@ -154,7 +154,7 @@ def is_quicker_packed(dtype: torch.dtype, threads: int) -> bool:  # noqa: ARG001
 
     best = forms(dtype)[0]
     quicker = is_quicker(layers(PackedProducts(best)), layers(TorchProducts()))
-    logger.info("Products of answers in %s: %s", dtype, f"the form {best}" if quicker else "torch's, which are quicker")
+    logger.info("products of answers in %s: %s", dtype, f"the form {best}" if quicker else "torch's, which are faster")
     return quicker
 
 

@@ -71,7 +71,7 @@ class ChatTemplate:
         others = sorted(roles - _USUAL_ROLES)
         if len(others) > _MOST_AT_ONCE:
             problem = f"the messages have {len(others)} roles besides system, user and assistant"
-            raise InvalidInput(f"{problem}, and this server takes {_MOST_AT_ONCE}; send fewer", param="messages")
+            raise InvalidInput(f"{problem}, and this server accepts {_MOST_AT_ONCE}; send fewer", param="messages")
         for role in others:
             self._check_role(role)
 
@@ -83,8 +83,8 @@ class ChatTemplate:
             self._roles[role] = _MARK in trial.get("text", "")
         if not self._roles[role]:
             raise InvalidInput(
-                f"the model's chat template takes no messages of the role {role!r}; send those of system, user and "
-                "assistant, or of a role that it has",
+                f"the model's chat template has no role {role!r}; use system, user, assistant, or another role "
+                "that it has",
                 param="messages",
             )
 
@@ -114,7 +114,7 @@ class ChatTemplate:
         taken = _OURS.union(self._special).intersection(variables)
         if taken:
             raise InvalidInput(
-                f"chat_template_kwargs cannot set {min(taken)}, which is the server's", param="chat_template_kwargs"
+                f"chat_template_kwargs cannot set {min(taken)}; leave it out", param="chat_template_kwargs"
             )
 
     def _ask(self, content: Any) -> dict[str, Any]:
@@ -148,11 +148,11 @@ class ChatTemplate:
             answer = self._answered(link, self._source, _START_S)
         except (EOFError, OSError) as error:
             self.close()
-            problem = f"the process of the model's chat template does not start ({error or type(error).__name__})"
+            problem = f"the process of the model's chat template did not start ({error or type(error).__name__})"
             raise EngineFailed(problem) from None
         if "problem" in answer:
             self.close()
-            raise EngineFailed(f"the model's chat template is no template: {answer['problem']}")
+            raise EngineFailed(f"the model's chat template is invalid: {answer['problem']}")
         return link
 
     @staticmethod

@@ -71,7 +71,7 @@ def _end_tokens(own: Mapping[str, Any], config: Mapping[str, Any], vocab_size: i
     named = own.get("eos_token_id", config.get("eos_token_id"))
     found = tuple(named) if isinstance(named, list) else () if named is None else (named,)
     if not all(type(one) is int and 0 <= one < vocab_size for one in found):
-        raise SettingsError("args.model.id", f"eos_token_id is {named}, and the model knows {vocab_size} tokens")
+        raise SettingsError("args.model.id", f"eos_token_id is {named}, but the model has {vocab_size} tokens")
     return found
 
 
@@ -84,7 +84,7 @@ def _defaults(own: Mapping[str, Any]) -> Sampling:
         and values["top_k"] >= 0
         and 0 < values["top_p"] <= 1
     ):
-        raise SettingsError("args.model.id", f"generation_config.json has sampling that makes no sense: {values}")
+        raise SettingsError("args.model.id", f"generation_config.json has invalid sampling values: {values}")
     return Sampling(float(values["temperature"]), int(values["top_k"]), float(values["top_p"]))
 
 
@@ -107,5 +107,5 @@ def _chat_template(folder: Path) -> str | None:
     if isinstance(named, list):
         named = {one.get("name"): one.get("template") for one in named if isinstance(one, dict)}.get("default")
     if named is not None and not isinstance(named, str):
-        raise SettingsError("args.model.id", "chat_template in tokenizer_config.json is no template")
+        raise SettingsError("args.model.id", "chat_template in tokenizer_config.json is not a template")
     return named

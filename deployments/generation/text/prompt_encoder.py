@@ -83,7 +83,7 @@ class PromptEncoder:
     async def _made(self, characters: int, make: Callable[[], TokenIds]) -> TokenIds:
         ids = make() if characters <= ON_LOOP else await asyncio.get_running_loop().run_in_executor(self._thread, make)
         if not len(ids):
-            raise EmptyInput("the prompt holds nothing that the model's tokenizer knows", param="prompt")
+            raise EmptyInput("the prompt contains nothing that the model's tokenizer knows", param="prompt")
         return self._known(ids)
 
     def _known(self, ids: TokenIds) -> TokenIds:
@@ -99,7 +99,7 @@ class PromptEncoder:
             found = len(self._tokenizer.encode(text[:some], add_special_tokens=False))
             if found > self._card.context:
                 problem = (
-                    f"the prompt has more than {found} tokens and the model takes {self._card.context}; shorten it"
+                    f"the prompt has more than {found} tokens and the model accepts {self._card.context}; shorten it"
                 )
                 raise ContextExceeded(problem, param=param)
         return np.array(self._tokenizer.encode(text, add_special_tokens=ends).ids, np.int32)
