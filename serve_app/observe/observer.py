@@ -13,9 +13,9 @@ from typing import Protocol, TypeVar
 
 from deployments.errors import WindveError
 from serve_app.observe.access_log import Level, LineWriter, is_wanted, line
+from serve_app.observe.arrival import waited_s
 from serve_app.observe.facts import EndedRequest, TracedRequest, trace_id
 from serve_app.observe.tracer import Tracer
-from serve_app.web.admission_headers import waited_s
 
 T = TypeVar("T")
 U = TypeVar("U")

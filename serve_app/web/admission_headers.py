@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,17 +9,11 @@ from typing import Any
 from deployments.admission import trial
 from deployments.admission.trial import Trial
 from deployments.errors import InvalidInput
+from serve_app.observe.arrival import START, waited_s
 
 PRIORITY, TIMEOUT = "x-windve-priority", "x-request-timeout-ms"
-
-
 _PRIORITY, _TIMEOUT, _TRIAL = PRIORITY.encode(), TIMEOUT.encode(), trial.HEADER.encode()
-_START = b"x-request-start"  # by HAProxy (serve_adapter/haproxy.sh): "t=", Unix time in microseconds, " ", its host
-_HERE = socket.gethostname().encode()
-
-
 _TIMEOUT_DIGITS = 9  # eleven days
-_START_DIGITS = 16  # microseconds, until the year 2286
 
 
 def admission(headers: Mapping[bytes, bytes], clock: Callable[[], float] = time.time) -> dict[str, Any]:
@@ -28,7 +21,7 @@ def admission(headers: Mapping[bytes, bytes], clock: Callable[[], float] = time.
     long it has waited before it reached this process. Raises InvalidInput.
     """
     asked: dict[str, Any] = {}
-    if _START in headers:
+    if START in headers:
         asked["waited_s"] = waited_s(headers, clock)
     priority, own, timeout = headers.get(_PRIORITY), headers.get(_TRIAL), headers.get(_TIMEOUT)
     if priority is not None:
@@ -43,13 +36,3 @@ def admission(headers: Mapping[bytes, bytes], clock: Callable[[], float] = time.
             raise InvalidInput(f"the header {TIMEOUT} must be a whole number of milliseconds from 1, not '{given}'")
         asked["timeout_s"] = int(timeout) / 1000
     return asked
-
-
-def waited_s(headers: Mapping[bytes, bytes], clock: Callable[[], float] = time.time) -> float:
-    """Seconds since HAProxy had the whole request; a busy Router reads it later. 0 where HAProxy is on another host,
-    whose clock may differ, and where a client made the header up.
-    """
-    at, _, host = headers.get(_START, b"").removeprefix(b"t=").partition(b" ")
-    if host != _HERE or not (at.isdigit() and len(at) <= _START_DIGITS):
-        return 0.0
-    return max(0.0, clock() - int(at) / 1e6)

@@ -194,5 +194,5 @@ def test_the_file_and_what_runs_say_the_same_of_a_pool_that_was_measured_before(
 
 def test_a_pool_that_is_gone_is_a_change_of_its_replicas():
     running = SimpleNamespace(info=lambda: {"windve": {"pools": {}}})
-    with pytest.raises(CalibrationFailed, match="replicas of the cpu pool came or went during the run"):
+    with pytest.raises(CalibrationFailed, match="replicas of the cpu pool joined or left during the run"):
         check_replicas(running, {"cpu": {"replicas": {"one": {}}}})

@@ -130,7 +130,7 @@ def test_check_names_what_has_the_wrong_shape(tmp_path, capsys, text, sentence):
         ("applications: []\nx: {a: 1, a: 2}", "is not valid YAML: the key a is given twice"),
         ("a: 2026-13-45", "is not valid YAML: month must be in 1..12"),
         ("a: " + 5000 * "[", "is not valid YAML: maximum recursion depth exceeded"),
-        ("a: &x {b: 1}\nc: {<<: *x, b: 2}", "a: Serve has no such setting and would ignore it"),
+        ("a: &x {b: 1}\nc: {<<: *x, b: 2}", "a: is not a setting of Serve, which would ignore it"),
     ],
 )
 def test_check_refuses_what_yaml_would_take_in_silence_or_not_at_all(tmp_path, capsys, text, words):

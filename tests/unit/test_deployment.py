@@ -83,7 +83,7 @@ def test_a_run_that_was_interrupted_goes_on_with_what_it_deployed(serve):
     assert serving.deployed is None
     other = {**ours, "args": {**ours["args"], "model": {"id": "y"}}}
     serving.applications = {"windve": {"status": "RUNNING", "deployed_app_config": other}}
-    with pytest.raises(SettingsError, match=r"--deploy: the cluster serves windve already"):
+    with pytest.raises(SettingsError, match=r"--deploy: the cluster already serves windve"):
         deploy(path, "http://dashboard")
 
 

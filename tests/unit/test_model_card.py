@@ -52,10 +52,10 @@ def test_the_setting_lowers_the_context(tmp_path):
 @pytest.mark.parametrize(
     ("generation", "problem"),
     [
-        ({"eos_token_id": 100}, "the model knows 100 tokens"),
+        ({"eos_token_id": 100}, "the model has 100 tokens"),
         ({"eos_token_id": ["x"]}, "eos_token_id is"),
-        ({"temperature": "hot"}, "makes no sense"),
-        ({"top_p": 0}, "makes no sense"),
+        ({"temperature": "hot"}, "has invalid sampling values"),
+        ({"top_p": 0}, "has invalid sampling values"),
     ],
 )
 def test_files_that_make_no_sense_are_refused(tmp_path, generation, problem):

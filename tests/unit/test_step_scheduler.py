@@ -100,8 +100,8 @@ def test_answers_of_one_token_end_with_their_prompt(answers):
         (paced(1, 1, answers=9), 16.0, True),  # more than are computed in one step
         (paced(64), 8 + 1.0, False),  # in eight steps
         (paced(64), 8 + 0.99, True),
-        (paced(64, pace_s=1.0), 9.0, False),
-        (paced(64, pace_s=0.99), 9.0, True),
+        (paced(8, pace_s=1.0), 2.0, False),
+        (paced(8, pace_s=0.99), 2.0, True),
     ],
 )
 def test_what_an_idle_device_never_does(one, left_s, never):

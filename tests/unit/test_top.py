@@ -95,7 +95,7 @@ def test_what_is_told_is_shown(change, words):
 @pytest.mark.parametrize("width", [80, 40])
 def test_a_narrow_terminal_cuts_no_figure(width):
     console = Console(width=width, file=io.StringIO())
-    console.print(render(Reading(1.0, changed((f"{ONE}.queries", 123456789))), None))
+    console.print(render(Snapshot(1.0, changed((f"{ONE}.queries", 123456789))), None))
     assert "\N{HORIZONTAL ELLIPSIS}" not in console.file.getvalue()
 
 

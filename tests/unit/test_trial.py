@@ -102,13 +102,19 @@ def test_the_pass_lets_its_holder_in():
     [
         (Trial(SECRET, {"cpu": 1}), None, NOW, Forbidden, "no calibration is running"),
         (Trial(SECRET, {"cpu": 1}), ALLOWED, NOW + 60, Forbidden, "no calibration is running"),
-        (Trial(SECRET + "x", {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the calibration"),
-        (Trial(SECRET[:-1], {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the calibration"),
-        (Trial("", {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the calibration"),
-        (Trial("é", {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the calibration"),
-        (Trial(ALLOWED.secret_sha256, {}), ALLOWED, NOW, Forbidden, "the secret is not that of the calibration"),
-        (Trial(SECRET, {"gpu": 1}), ALLOWED, NOW, InvalidInput, "no pool named gpu, only accelerator and cpu"),
-        (Trial("wrong", {"gpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the calibration"),
+        (Trial(SECRET + "x", {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the running calibration"),
+        (Trial(SECRET[:-1], {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the running calibration"),
+        (Trial("", {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the running calibration"),
+        (Trial("é", {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the running calibration"),
+        (
+            Trial(ALLOWED.secret_sha256, {}),
+            ALLOWED,
+            NOW,
+            Forbidden,
+            "the secret is not that of the running calibration",
+        ),
+        (Trial(SECRET, {"gpu": 1}), ALLOWED, NOW, InvalidInput, "no pool named gpu; use accelerator or cpu"),
+        (Trial("wrong", {"gpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the running calibration"),
     ],
     ids=["no pass", "expired", "longer", "shorter", "empty", "not ASCII", "its hash", "unknown pool", "nothing told"],
 )
@@ -120,7 +126,7 @@ def test_others_are_turned_away(trial, allowed, now, error, problem):
 
 
 def test_a_pool_that_is_not_there_is_unknown():
-    with pytest.raises(InvalidInput, match="no pool named accelerator, only cpu"):
+    with pytest.raises(InvalidInput, match="no pool named accelerator; use cpu"):
         Trial(SECRET, {"accelerator": 1}).check(ALLOWED, ("cpu",), NOW)
 
 

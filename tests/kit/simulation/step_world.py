@@ -171,7 +171,7 @@ class StepDevice:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sent(Generation):
-    """A generation and its outcome. `came_at`: time of its first token; None if it was refused. `last_at`: per answer."""
+    """A generation and its outcome. `came_at`: time of its first token; None if refused. `last_at`: per answer."""
 
     arrival: Arrival
     device: str | None = None
