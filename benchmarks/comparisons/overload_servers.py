@@ -134,8 +134,15 @@ def _limits(room: int) -> list[int]:
 
 
 def _bounded(limit: str) -> Callable[[int], Sequence[Setting]]:
-    """Settings that bound the queue, by the server's name of that option."""
-    return lambda room: [{"batch": _batch(room), limit: most} for most in _limits(room)]
+    """Settings that bound the queue, by the server's name of that option; at last a small batch, which loses less to
+    padding and ends sooner.
+    """
+
+    def settings(room: int) -> Sequence[Setting]:
+        limits = _limits(room)
+        return [*({"batch": _batch(room), limit: most} for most in limits), {"batch": _LEAST_BATCH, limit: limits[0]}]
+
+    return settings
 
 
 def _depths(room: int) -> Sequence[Setting]:

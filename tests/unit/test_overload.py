@@ -465,10 +465,10 @@ def test_each_server_is_started_with_its_setting(monkeypatch, tmp_path):
     for server in overload_servers.servers(1.0)[2:]:
         server.running(server.settings(100)[-1])
     command, variables = started["mosec"]
-    assert command[-4:] == ["--capacity", "100", "--port", "1234"]
-    assert variables["MAX_BATCH"] == "25"
+    assert command[-4:] == ["--capacity", "20", "--port", "1234"]
+    assert variables["MAX_BATCH"] == "8"
     assert started["litserve"][1]["TIMEOUT_S"] == "0.7"
-    assert started["infinity"][1]["INFINITY_QUEUE_SIZE"] == "100"
+    assert started["infinity"][1]["INFINITY_QUEUE_SIZE"] == "20"
     assert {key: started["serve_batch"][1][key] for key in ("MAX_ONGOING", "MAX_QUEUED")} == {
         "MAX_ONGOING": "50", "MAX_QUEUED": "50"
     }  # fmt: skip
