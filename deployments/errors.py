@@ -1,4 +1,4 @@
-"""The error tree. Each error knows its HTTP status and its gRPC status; only the edge turns one into a response.
+"""The error tree. Each error has an HTTP status and a gRPC status. Only the edge turns an error into a response.
 
 WindveError
 ├── SettingsError           refuses to start; names the key
@@ -6,34 +6,34 @@ WindveError
 │   ├── EmptyInput          400  INVALID_ARGUMENT
 │   ├── UnknownModel        404  NOT_FOUND
 │   ├── BodyTooLarge        413  INVALID_ARGUMENT
-│   └── ContextExceeded     400  INVALID_ARGUMENT     a prompt and its answer are longer than the model takes
+│   └── ContextExceeded     400  INVALID_ARGUMENT     prompt and answer together exceed the model's context
 ├── Unauthorized            401  UNAUTHENTICATED      the request has no API key, or an unknown one
-├── Forbidden               403  PERMISSION_DENIED    a trial without the secret of a calibration that runs
-├── WrongKind               400  FAILED_PRECONDITION  the model is of another kind than the route needs
+├── Forbidden               403  PERMISSION_DENIED    a trial without the secret of a running calibration
+├── WrongKind               400  FAILED_PRECONDITION  the route needs another kind of model
 ├── Busy                    429  RESOURCE_EXHAUSTED   no replica has room before the deadline; says when to come back
 │   ├── OverShare           429  RESOURCE_EXHAUSTED   and the API key asks for more than its fair share
-│   └── OverQuota           429  RESOURCE_EXHAUSTED   the API key's quota is used up; there may be room
-├── DeadlineExceeded        504  DEADLINE_EXCEEDED    the client's own time has passed, or would on an idle device
-├── Defect                  500  INTERNAL             nobody expected this exception; its traceback is in the log
+│   └── OverQuota           429  RESOURCE_EXHAUSTED   the API key's quota is used up, whether or not there is room
+├── DeadlineExceeded        504  DEADLINE_EXCEEDED    the deadline has passed, or not even an idle device could meet it
+├── Defect                  500  INTERNAL             an unexpected exception; its traceback is in the log
 ├── EngineFailed            500  FAILED_PRECONDITION  the model run failed
-│   └── EngineBroken        500  FAILED_PRECONDITION  whatever it is given; the Router tries once more elsewhere
+│   └── EngineBroken        500  FAILED_PRECONDITION  perhaps not because of the query; the Router tries another replica
 └── Unavailable             503  UNAVAILABLE          no pool can answer now
     ├── ReplicaLost         503  UNAVAILABLE          the replica died with the query; the Router tries once more
     └── TimedOut            503  DEADLINE_EXCEEDED    the time that the settings allow has passed
 
-These are the statuses of OpenAI's and Cohere's routes. On all others TEI's numbers count: `serve_app/web/errors.py`.
+These are the statuses on OpenAI's and Cohere's routes. All other routes use TEI's: `serve_app/web/errors.py`.
 """
 
 from __future__ import annotations
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, on one line; its type where it says nothing."""
+    """The first line of an error's message, or its type if the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class WindveError(Exception):
-    """Root of all errors that windve raises on purpose. Its text is one plain sentence for the person who reads it."""
+    """Root of all errors that windve raises on purpose. The message is one plain sentence for its reader."""
 
     status = 500
     grpc_status = "INTERNAL"
@@ -46,7 +46,7 @@ class WindveError(Exception):
 
 
 class SettingsError(WindveError):
-    """A setting is wrong: the application refuses to start, and the text begins with the key."""
+    """A setting is wrong, and the application refuses to start. The message begins with the key."""
 
     code = "bad_settings"
 
@@ -56,7 +56,7 @@ class SettingsError(WindveError):
         self.problem = problem
 
     def __reduce__(self) -> tuple[type[SettingsError], tuple[str, str]]:
-        """Two arguments, so that the error survives the way from a replica (pickle)."""
+        """Keep both arguments, so that the error can be pickled on its way from a replica."""
         return type(self), (self.key, self.problem)
 
 
@@ -82,7 +82,7 @@ class BodyTooLarge(InvalidInput):
 
 
 class ContextExceeded(InvalidInput):
-    code = "context_length_exceeded"  # clients know OpenAI's word, and shorten
+    code = "context_length_exceeded"  # OpenAI's code: clients know it and shorten the prompt
 
 
 class Unauthorized(WindveError):
@@ -104,7 +104,7 @@ class WrongKind(WindveError):
 
 
 class Busy(WindveError):
-    """Algorithm 1's third answer. `retry_after_s`: seconds until a replica that was asked has room again."""
+    """Busy, as in Algorithm 1. `retry_after_s`: seconds until the client should try again."""
 
     status = 429
     grpc_status = "RESOURCE_EXHAUSTED"
@@ -130,7 +130,7 @@ class DeadlineExceeded(WindveError):
 
 
 class Defect(WindveError):
-    """An exception that is none of these: a mistake of ours."""
+    """An exception that is none of these: a bug in windve."""
 
 
 class EngineFailed(WindveError):
@@ -139,7 +139,7 @@ class EngineFailed(WindveError):
 
 
 class EngineBroken(EngineFailed):
-    """It fails with what it could answer before: not by the fault of a query."""
+    """The engine, not the query, is at fault, or may be: another replica may answer."""
 
 
 class Unavailable(WindveError):

@@ -1,7 +1,8 @@
-"""Every setting, typed, in one place. Unknown keys are errors; a bad value is refused with its key and one sentence.
+"""All `args` of embeddings, and what generation shares with them, typed. Unknown keys are errors. An error names the
+key and says what is wrong in one sentence.
 
-`Settings` is what the Serve config gives as `args` (changing it redeploys the application).
-`RouterConfig` is the Router's `user_config` in the same file (changing it applies in place, without a restart).
+`Settings` is the application's `args` in the Serve config. A change redeploys the application.
+`RouterConfig` (`embedding.config`) is the Router's `user_config` in the same file. A change applies without a restart.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from deployments.errors import SettingsError
 T = TypeVar("T", bound=BaseModel)
 Auto = Literal["auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Kind = Literal["embedding", "reranker", "classifier", "sparse", "multi_vector"]  # what a model makes of a text
+Kind = Literal["embedding", "reranker", "classifier", "sparse", "multi_vector"]  # what a model computes from a text
 PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Depth = Annotated[int, Field(ge=0, le=100_000)]
@@ -29,60 +30,62 @@ class Strict(BaseModel):
 
 
 class ModelSettings(Strict):
-    """Which model is served. `id`: hub name, local folder, or `package:NAME/FOLDER` inside an installed package."""
+    """The model to serve. `id`: hub name, local folder, or `package:NAME/FOLDER` inside an installed package."""
 
     id: str = Field(min_length=1)
     revision: str | None = None
-    name: str | None = None  # what clients call it; the id itself if not given; any: the id, and whatever they send
+    name: str | None = None  # the name that clients send; none: the id; any: every name is accepted
     aliases: list[Annotated[str, Field(min_length=1)]] = []  # more names, for clients that cannot change theirs
     kind: Auto | Kind = "auto"  # auto: as the model's own files say
-    trust_remote_code: bool = False  # true runs Python code that comes with the model
-    tokenizer: Literal["auto", "file", "transformers"] = "auto"  # auto: tokenizer.json, held against transformers
+    trust_remote_code: bool = False  # true: runs Python code that comes with the model
+    tokenizer: Literal["auto", "file", "transformers"] = "auto"  # auto: tokenizer.json, checked against transformers
     pooling: Literal["auto", "cls", "mean", "last"] = "auto"
     normalize: Auto | bool = "auto"
-    default_prompt_name: str | None = None  # of the model's prompts, for texts whose request names none; none: its own
+    default_prompt_name: str | None = None  # the prompt for requests that name none; none: the model's own default
     max_tokens: PositiveInt | None = None  # lowers the model's own limit, never raises it
     template: Auto | Literal["qwen3-reranker", "mxbai-rerank-v2"] = "auto"  # the prompt of a reranking language model
-    instruction: str | None = None  # what such a prompt asks for; none: the model's own
+    instruction: str | None = None  # the instruction in such a prompt; none: the model's own
 
     @property
     def any_name(self) -> bool:
-        """The name that a client sends does not matter."""
+        """Whether clients may send any name."""
         return self.name == "any"
 
     @property
     def served_name(self) -> str:
-        """The model's own name, which answers carry."""
+        """The model's name in answers."""
         return self.id if self.any_name else self.name or self.id
 
 
 class EmulatedDevice(Strict):
-    """A device that is not at hand: answers C queries of 75 tokens after `alpha_s * C + beta_s`, with unit vectors that
-    mean nothing. A query of n tokens counts n / 75; `beta_s` is paid once a run.
+    """A simulated device. It answers C queries of 75 tokens after `alpha_s * C + beta_s`, with meaningless unit
+    vectors. A query of n tokens counts as n / 75; `beta_s` is paid once per run.
     """
 
     alpha_s: Annotated[float, Field(ge=0)]
     beta_s: Annotated[float, Field(ge=0)]
-    micro_batch_queries: PositiveInt | None = None  # so many leave together, in order; none: all at the end of the run
-    tile_queries: PositiveInt = 1  # larger: a run costs as much as the next multiple of so many of its mean query
-    curvature: Annotated[float, Field(ge=0)] = 0.0  # larger: w seconds of work take w * (1 + curvature * w); beta_s not
-    drift: Annotated[float, Field(ge=1)] = 1.0  # larger: the device becomes so many times slower while it is in use
-    drift_after_s: Annotated[float, Field(ge=0)] = 0.0  # later: runs that start before keep their speed; from the start
-    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0  # standard deviation, share of the latency
+    micro_batch_queries: PositiveInt | None = None  # this many answers leave together; none: all at the run's end
+    tile_queries: PositiveInt = 1  # a run's cost is rounded up to the next multiple of this many of its mean query
+    curvature: Annotated[float, Field(ge=0)] = 0.0  # w seconds of work, without beta_s, take w * (1 + curvature * w)
+    drift: Annotated[float, Field(ge=1)] = 1.0  # the device becomes this many times slower while it is in use
+    drift_after_s: Annotated[float, Field(ge=0)] = 0.0  # runs that start earlier after the device's start do not drift
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0  # standard deviation, as a share of the latency
     outlier_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    outlier_factor: Annotated[float, Field(ge=1)] = 3.0  # on average; uniform within a third of it: 2 to 4
+    outlier_factor: Annotated[float, Field(ge=1)] = 3.0  # mean slowdown of an outlier; uniform within a third: 2 to 4
     seed: int = 0
-    time_scale: Seconds = 1.0  # 0.1 lets a second pass in a tenth, also those of drift_after_s
+    time_scale: Seconds = 1.0  # 0.1: all times, drift_after_s included, are a tenth
 
 
 class Autoscaled(Strict):
-    """Replicas that follow the load, by `target_utilization`: how full the queues are kept, of the SLO or the depth."""
+    """The number of replicas follows the load. `target_utilization`: how full their queues are kept, as a share of the
+    SLO or the depth.
+    """
 
     min: PositiveInt
     max: PositiveInt
     target_utilization: Share = 0.7
-    upscale_delay_s: Annotated[float, Field(ge=0)] = 30.0  # so long more must be wanted; Serve's own default
-    downscale_delay_s: Annotated[float, Field(ge=0)] = 600.0  # so long fewer must do; Serve's own default
+    upscale_delay_s: Annotated[float, Field(ge=0)] = 30.0  # how long more must be needed; default as in Serve
+    downscale_delay_s: Annotated[float, Field(ge=0)] = 600.0  # how long fewer must be enough; default as in Serve
 
     @model_validator(mode="after")
     def _bounds_are_bounds(self) -> Self:
@@ -91,7 +94,7 @@ class Autoscaled(Strict):
         return self
 
 
-_REPLICAS = ("number", "bounds")  # what `replicas` may be
+_REPLICAS = ("number", "bounds")  # the forms of `replicas`
 Replicas = Annotated[
     Annotated[Auto | PositiveInt, Tag(_REPLICAS[0])] | Annotated[Autoscaled, Tag(_REPLICAS[1])],
     Discriminator(lambda given: _REPLICAS[isinstance(given, (dict, Autoscaled))]),
@@ -101,32 +104,34 @@ Replicas = Annotated[
 class PoolPlace(Strict):
     """Which devices a pool's replicas get, whatever they compute."""
 
-    replicas: Replicas = "auto"  # auto: one for each device, or machine, when it is deployed
+    replicas: Replicas = "auto"  # auto: one for each device, or machine, at deployment
     engine: str = "torch"
-    dtype: Dtype = "auto"  # auto: the quickest that keeps cosine >= 0.999 to float32 here
-    batch_timeout_s: Seconds = 30.0  # one engine run longer than this is a hung device: the replica is replaced
+    dtype: Dtype = "auto"  # auto: the fastest here that keeps cosine >= 0.999 to float32
+    batch_timeout_s: Seconds = 30.0  # after a longer engine run the device counts as hung: the replica is replaced
 
 
 class AcceleratorPlace(PoolPlace):
-    """`device: auto` takes what the cluster has (NPU before GPU); `cpu` is for development; `none` leaves it unused."""
+    """The accelerator pool. `device`: `auto` takes what the cluster has, NPU before GPU; `cpu` is for development;
+    `none` uses no accelerator.
+    """
 
     device: Literal["auto", "npu", "cuda", "cpu", "none"] = "auto"
     engine: Literal["torch", "emulated"] = "torch"
 
 
 class CpuPlace(PoolPlace):
-    """One instance a machine by default, on the high three quarters of its cores (Section IV-D)."""
+    """The CPU pool: by default one instance per machine, on the highest three quarters of its cores (Section IV-D)."""
 
     instance_per: Literal["machine", "numa_node"] = "machine"
     cores: Auto | PositiveInt = "auto"  # for each instance
-    num_cpus: Auto | Annotated[float, Field(ge=0)] = "auto"  # what Ray's scheduler books for each instance
-    share: Annotated[float, Field(gt=0)] = 1.0  # of several models: twice as much gets twice the cores
+    num_cpus: Auto | Annotated[float, Field(ge=0)] = "auto"  # CPUs that Ray's scheduler reserves for each instance
+    share: Annotated[float, Field(gt=0)] = 1.0  # weight among several models: twice the weight gets twice the cores
 
 
 class EngineSettings(PoolPlace):
-    """Of an engine of embeddings, on either pool."""
+    """The engine of embeddings in either pool."""
 
-    max_batch_tokens: PositiveInt = 16_384  # most tokens in one pass of the model: bounds memory, not admission
+    max_batch_tokens: PositiveInt = 16_384  # the most tokens in one pass of the model: limits memory, not admission
     emulated: EmulatedDevice | None = None
 
     @model_validator(mode="after")
@@ -139,54 +144,55 @@ class EngineSettings(PoolPlace):
 
 
 class AcceleratorSettings(AcceleratorPlace, EngineSettings):
-    """Of embeddings."""
+    """The accelerator pool of embeddings."""
 
 
 class CpuSettings(CpuPlace, EngineSettings):
-    """Of embeddings."""
+    """The CPU pool of embeddings."""
 
-    engine: Literal["auto", "torch", "openvino", "emulated"] = "auto"  # auto: the quickest of those installed
+    engine: Literal["auto", "torch", "openvino", "emulated"] = "auto"  # auto: the fastest installed one
 
 
 class BodyLimits(Strict):
-    """Of any request."""
+    """Limits on any request."""
 
     max_body_bytes: PositiveInt = 16 * 2**20
 
 
 class RequestLimits(BodyLimits):
-    """Bounds on one request, checked before any expensive work."""
+    """Limits on a request, checked before any expensive work."""
 
     max_inputs_per_request: PositiveInt = 2048
-    auto_truncate: bool = True  # cut a too long input where the request does not say; false: refuse it
+    auto_truncate: bool = True  # if a request does not say: true cuts inputs that are too long, false refuses them
 
 
 class Traces(Strict):
-    """Where spans go, by OTLP over gRPC. What is left out is as the variables OTEL_* say where a Router runs."""
+    """Where spans are sent, by OTLP over gRPC. The Router's OTEL_* variables replace what is left out."""
 
     endpoint: Annotated[str, Field(pattern="^https?://")] | None = None  # the collector's: http://HOST:4317
-    sample_ratio: Annotated[float, Field(ge=0, le=1)] | None = None  # of requests that come without a sampled trace
+    # The share of requests to sample, among those that come without a sampled trace.
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class ApplicationSettings(Strict):
-    """What `args` say, whatever is computed."""
+    """The `args` of any application."""
 
-    api_keys: str | None = None  # where the keys are that clients must show: file:PATH or env:NAME; none: all may ask
-    cors_allow_origins: list[str] = []  # of other sites' pages, https://app.example.com; ["*"]: any page may ask
-    page: bool = True  # a browser that asks for / sees how the service does; false: it gets an error
-    cpu_overflow: bool = True  # CPU helps the accelerator; off: the accelerator's queue only
+    api_keys: str | None = None  # the source of clients' API keys, file:PATH or env:NAME; none: no key is needed
+    cors_allow_origins: list[str] = []  # sites whose pages may send requests, https://app.example.com; ["*"]: any
+    page: bool = True  # show a status page to browsers at /; false: they get an error
+    cpu_overflow: bool = True  # CPUs take the accelerator's overflow; false: only the accelerator answers
     accelerator: AcceleratorPlace = AcceleratorPlace()
     cpu: CpuPlace = CpuPlace()
     limits: BodyLimits = BodyLimits()
     traces: Traces | None = None  # none: no request is traced
-    # How long the start waits for nodes that are still to join, before it is refused for what the cluster lacks. It
-    # takes `replicas` in numbers: `auto` goes by what is there at the time.
+    # How long the start waits for nodes to join before it fails because the cluster lacks resources. Set `replicas` to
+    # numbers with it: `auto` takes what is there at the time.
     wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0
 
     @field_validator("api_keys", mode="before")
     @classmethod
     def _keys_are_elsewhere(cls, given: Any) -> Any:
-        """What is wrong here may be a key itself, so it is never shown."""
+        """Check `api_keys` without showing its value: a wrong one may be a key itself."""
         kind, _, where = given.partition(":") if isinstance(given, str) else ("", "", "")
         if given is not None and (kind not in {"file", "env"} or not where):
             raise ValueError("should say where the keys are, file:PATH or env:NAME; do not put keys into the config")
@@ -209,7 +215,7 @@ class ApplicationSettings(Strict):
 
 
 class OneModelSettings(ApplicationSettings):
-    """What `args` say of one model and its pools."""
+    """The `args` of an application with one model."""
 
     model: ModelSettings
 
@@ -222,7 +228,7 @@ class OneModelSettings(ApplicationSettings):
         return self
 
     def _used_pools(self) -> list[PoolPlace]:
-        """The pools that may come to be, on whatever cluster."""
+        """The pools that may be used on some cluster."""
         used: list[PoolPlace] = [self.accelerator] if self.accelerator.device != "none" else []
         may_lack_accelerator = self.accelerator.device in {"auto", "none"} and self.accelerator.engine != "emulated"
         if self.cpu_overflow or may_lack_accelerator:
@@ -234,7 +240,7 @@ class OneModelSettings(ApplicationSettings):
         return self._used_pools()[0].engine == "emulated"
 
     def check_slo(self, slo_s: float, key: str) -> None:
-        """A batch may take as long as the SLO. Raises SettingsError where its replica would be taken for hung."""
+        """A batch may take as long as the SLO. Raises SettingsError if its replica would then count as hung."""
         timeout_s = min(pool.batch_timeout_s for pool in self._used_pools())
         if slo_s > timeout_s:
             raise SettingsError(
@@ -245,7 +251,7 @@ class OneModelSettings(ApplicationSettings):
 
 
 class SharedSettings(ApplicationSettings):
-    """What `args` say of embeddings, whether by one model or by several."""
+    """The `args` of embeddings, for one model or several."""
 
     accelerator: AcceleratorSettings = AcceleratorSettings()
     cpu: CpuSettings = CpuSettings()
@@ -253,25 +259,25 @@ class SharedSettings(ApplicationSettings):
 
 
 class Settings(SharedSettings, OneModelSettings):
-    """The application's `args`; of several models, what they say of one (`serve_app.config.models`)."""
+    """The application's `args`. With several models: the settings of one of them (`serve_app.config.models`)."""
 
     @classmethod
     def parse(cls, raw: Any) -> Settings:
-        """The `args` of a Serve config as typed settings. Raises SettingsError that names the key."""
+        """Read the `args` of a Serve config. Raises SettingsError, which names the key."""
         return parse_settings(cls, raw, "args")
 
 
 class TrialGrant(Strict):
-    """Lets the holder of a secret, a calibration run, have its own queries admitted by depths that it names itself."""
+    """Lets a calibration, which holds the secret, choose how its own queries are admitted."""
 
     secret_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    expires_at: Annotated[float, Field(ge=0)]  # Unix time, s: a run that was killed leaves nothing open
+    expires_at: Annotated[float, Field(ge=0)]  # Unix time, s: the grant of a killed calibration does not stay open
 
 
 class LogConfig(Strict):
     """What the Router of any application logs."""
 
-    access_log: Literal["off", "slow", "errors", "all"] = "off"  # of which requests the Router writes a JSON line
+    access_log: Literal["off", "slow", "errors", "all"] = "off"  # the requests for which the Router logs a JSON line
 
     @field_validator("access_log", mode="before")
     @classmethod
@@ -296,7 +302,7 @@ _BRANCHES = {"int", "float", "bool", "str", *_REPLICAS}
 
 
 def parse_settings(model: type[T], raw: Any, root: str) -> T:
-    """What was read from YAML or JSON, as a `model`. Raises SettingsError that names the key, below `root`."""
+    """Validate values from YAML or JSON as a `model`. Raises SettingsError, which names the key, below `root`."""
     if raw is None:
         raise SettingsError(root, "missing; set it")
     try:
@@ -306,7 +312,7 @@ def parse_settings(model: type[T], raw: Any, root: str) -> T:
 
 
 def _first_problem(root: str, invalid: ValidationError) -> SettingsError:
-    """The first problem as one sentence; an unknown key before a missing one, since a typo makes both."""
+    """The first problem, in one sentence. An unknown key comes before a missing one, since a typo causes both."""
     by_key: dict[str, list[dict[str, Any]]] = {}
     for found in invalid.errors(include_url=False):
         path = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in found["loc"] if not _is_branch(part)]
@@ -335,5 +341,5 @@ def _first_problem(root: str, invalid: ValidationError) -> SettingsError:
 
 
 def _is_branch(part: str | int) -> bool:
-    """Pydantic adds a union's branch to the location (`cores.int`); the user knows no branches."""
+    """Whether a part of a location is a union's branch, which pydantic adds (`cores.int`) and users do not know."""
     return str(part).startswith(("literal[", "constrained-", "function-")) or part in _BRANCHES

@@ -1,1 +1,1 @@
-"""What any admission needs, of queries or of generations: quotas, shares, trials, what is learned. Pure."""
+"""Admission of queries and of generations: quotas, fair shares, trials, and the learned predictor. Pure."""

@@ -1,23 +1,24 @@
-"""Divides a device that is asked for too much among tenants: weighted fair queueing over admitted work. Pure.
+"""Divides an overloaded device among tenants: weighted fair queueing over admitted work. Pure.
 
-A tenant is who shows one API key. Of each tenant an account remembers, for about `_MEMORY_S`, the device seconds that
-it asked for and those that it got. While nothing is refused nobody is held back. Otherwise the level is the number of
-device seconds per weight that max-min fairness gives (progressive filling: Bertsekas, Gallager, Data Networks, 6.5.2).
-A tenant that asks for less than the level is under its share. It gets all that it asks for. All others are over it, and
-who has got the least per weight is served first (the order of weighted fair queueing: Demers, Keshav, Shenker, SIGCOMM
-1989; by what was served: Sheng et al., OSDI 2024):
+A tenant is the users of one API key. For each tenant, an account remembers the device seconds that it asked for and got
+over the last `_MEMORY_S` or so. While nothing is refused, nobody is held back. Otherwise, max-min fairness gives a
+level of device seconds per weight (progressive filling: Bertsekas, Gallager, Data Networks, 6.5.2). A tenant that asks
+for less than the level is under its share, and gets all that it asks for. All others are over their share. Of them,
+those that have got the least per weight are served first (the order of weighted fair queueing: Demers, Keshav, Shenker,
+SIGCOMM 1989; by service received: Sheng et al., OSDI 2024):
 
-    A tenant over its share leaves room in the next run for the work that tenants under their share, and those over it
-    that have got less per weight, are expected to request before that run starts. Nothing else is kept.
+    A tenant over its share leaves room in the next run for the work that others are expected to request before that run
+    starts: tenants under their share, and those over it that have got less per weight. No other room is kept.
 
-What follows for urgent queries on one device, over twice `_MEMORY_S` and more (`tests/unit/test_fair_share_worlds.py`):
+For urgent queries on one device, over twice `_MEMORY_S` or longer (`tests/unit/test_fair_share_worlds.py`):
 
-- Beside tenants under their share, a run has a part for all others, and at least one query of theirs. Else nobody is
-  refused for room that nobody else asks for. Who has not asked for `_MEMORY_S` is forgotten.
-- A tenant under its share gets 0.99 of what it asks for at least, whatever others ask for (unless the setting
-  `max_batch_fraction` lets their runs be long).
-- Tenants that each ask for twice their share and more get it by their weights, within a tenth. One that asks for 1.2
-  times its share gets 0.83 of it at least: it is not always there when there is room.
+- While there are tenants under their share, each run still has a part for all others, with room for at least one of
+  their queries. Otherwise no room is kept that nobody asks for. A tenant that has not asked for `_MEMORY_S` is
+  forgotten.
+- A tenant under its share gets at least 0.99 of what it asks for, whatever others ask for. Exception: a large
+  `max_batch_fraction` lets the others' runs be long.
+- Tenants that each ask for at least twice their share get shares by their weights, within a tenth. A tenant that asks
+  for 1.2 times its share gets at least 0.83 of the share, because it does not always have a query ready for free room.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 _MEMORY_S = 10.0
-_DIVIDE_S = 0.05  # between two divisions: oftener would only cost
-_CONTENDED = 0.01  # of the work asked for: more than this share of it was refused
-_SPARE = 2.0  # queries of the mean cost that are kept room for beside the expected ones: arrivals are not even
-_MOST_NAMED = 32  # tenants that a replica names to Routers
+_DIVIDE_S = 0.05  # between two divisions: more often would be a waste
+_CONTENDED = 0.01  # the device is contended if more than this share of the requested work is refused
+_SPARE = 2.0  # additional queries of the mean cost for which room is kept, because arrivals are uneven
+_MOST_NAMED = 32  # the most tenants that a replica names to Routers
 
 
 class Tenant(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Whose query it is: the name of the API key, and its weight beside others."""
+    """The owner of a query: the name of its API key, and its weight relative to others."""
 
     name: str
     weight: float = 1.0
@@ -45,10 +46,10 @@ class Tenant(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One tenant's. `offered_s`, `used_s`: device seconds asked for and got, fading. `waiting_s`: those that wait.
+    """A tenant's account. `offered_s`, `used_s`: device seconds asked for and got, fading. `waiting_s`: those waiting.
 
-    `is_over_share`: it asks for more than the level. `ahead_rho`: device seconds a second that those who are served
-    before it ask for.
+    `is_over_share`: it asks for more than the level. `ahead_rho`: device seconds per second that tenants served before
+    it ask for.
     """
 
     weight: float
@@ -65,7 +66,7 @@ class Account:
 
     @property
     def rho(self) -> float:
-        """Device seconds a second that it asks for."""
+        """Device seconds per second that it asks for."""
         return self.offered_s / _MEMORY_S
 
 
@@ -73,9 +74,9 @@ class Account:
 class Shares:
     """The accounts of one device. `level`: device seconds per weight, inf while nothing is refused.
 
-    `has_under_share`: the level is finite, and somebody asks for less. `under_share_rho`: device seconds that those ask
-    for in a second. `over_share`: tenants over their share, by name, in the order in which they are served.
-    `others_waiting_s`: device seconds of theirs that wait.
+    `has_under_share`: the level is finite, and some tenant asks for less. `under_share_rho`: device seconds per second
+    that such tenants ask for. `over_share`: tenants over their share, by name, in the order in which they are served.
+    `others_waiting_s`: their waiting device seconds.
     """
 
     level: float = math.inf
@@ -88,7 +89,7 @@ class Shares:
 
     @property
     def has_level(self) -> bool:
-        """Somebody was refused lately."""
+        """Whether the device is contended: some work was refused lately."""
         return self.level < math.inf
 
     def account(self, now: float, tenant: Tenant) -> Account:
@@ -102,7 +103,7 @@ class Shares:
         return account
 
     def wait(self, waiting: Iterable[tuple[Account, float]]) -> None:
-        """These device seconds wait, and no others."""
+        """Replace all waiting device seconds by these."""
         for account in self.accounts.values():
             account.waiting_s = 0.0
         self.others_waiting_s = 0.0
@@ -110,14 +111,14 @@ class Shares:
             self.waits(account, cost_s)
 
     def waits(self, account: Account, cost_s: float) -> None:
-        """So many device seconds more wait."""
+        """Add waiting device seconds."""
         account.waiting_s += cost_s
         if account.is_over_share:
             self.others_waiting_s += cost_s
 
     def kept_s(self, account: Account, mean_s: float, within_s: float) -> float:
-        """Device seconds of room in the next run, which starts within `within_s`, that this tenant leaves to others;
-        `mean_s`: the mean cost of a query.
+        """Device seconds that this tenant leaves to others in the next run, which starts within `within_s`. `mean_s`:
+        the mean cost of a query.
         """
         if not account.is_over_share:
             return 0.0
@@ -125,7 +126,7 @@ class Shares:
 
     @property
     def named(self) -> list[str]:
-        """Names of tenants over their share, `_MOST_NAMED` at most."""
+        """Names of at most `_MOST_NAMED` tenants over their share."""
         return list(itertools.islice(self.over_share, _MOST_NAMED))
 
     def _divide(self, now: float) -> None:
@@ -147,7 +148,9 @@ class Shares:
             ahead_rho += account.rho
 
     def _fill(self) -> None:
-        """Find the level: raise all alike until what was got is given away; who asks for less drops out."""
+        """Find the level by progressive filling: raise all tenants equally until the work done is used up. A tenant
+        drops out once it has all that it asks for.
+        """
         accounts = sorted(self.accounts.values(), key=lambda account: account.offered_s / account.weight)
         left_s = sum(account.used_s for account in accounts)
         weights = sum(account.weight for account in accounts)

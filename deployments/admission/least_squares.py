@@ -1,4 +1,4 @@
-"""Least squares whose solution is not negative. Pure."""
+"""Non-negative least squares. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 def non_negative(columns: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Least squares with no coefficient below 0: the best of all choices of those that may differ from 0."""
+    """Least squares without negative coefficients. Tries every subset of columns, so use it only for a few."""
     scale = np.abs(columns).max(axis=0)
     scale[scale == 0] = 1.0
     columns = columns / scale

@@ -1,23 +1,27 @@
-"""How long a run of a device takes, learned from its runs. Pure.
+"""Predicts how long a device's run takes, and learns it from the runs. Pure.
 
-Work is in planned seconds: the sum of what the cost model says for each query. A run of work w takes
+Work is in planned seconds: the sum of the cost model's costs of all queries. A run of work w takes
 
     T(w) = g (b + k w)
 
-- b and k, a line, follow the device by a Kalman filter in relative errors. What is unknown of b has the size of the SLO
-  at least: so small runs teach b, and large ones k. Light load alone then says nothing of a large run.
-- g is what the last run took beyond the line and the margin. It holds until the next run: a slow spell counts at once,
-  and ends at once.
-- The line is trusted up to the largest run of late, or an eighth of the SLO. A larger run takes at least as long as the
-  lines through the latest large runs say: a device that slows down with size is not thought quick because its small
-  runs are.
+- A Kalman filter in relative errors tracks the line b + k w. The initial uncertainty of b includes a share of the SLO.
+  So small runs teach b and large ones k, and light load alone says nothing about a large run.
+- g is the slow spell: if the last run took longer than the line by more than the margin, g is the ratio, else 1. It
+  holds until the next run, so a slow spell counts at once and ends at once.
+- The line is trusted up to the largest recent run, or an eighth of the SLO. A larger run takes at least as long as the
+  lines through the latest large runs predict. So a device that slows down with size does not look fast because its
+  small runs are.
 
-A prediction may fill 1 / (1 + m) of the time to a deadline. The margin m is adaptive conformal inference (Gibbs and
-Candes, 2021, Eq. 2): it grows by `_GAIN` times the share of a run's answers that it did not cover, and shrinks by
-`_GAIN * _AIM`. While m is between its bounds, the share that it does not cover comes to `_AIM` over many runs, whatever
-the distribution of the errors that it counts. It is no promise of `_AIM` for all answers, as four things differ from
-the paper: an error is known only when its run ends; only admitted queries are seen; a prediction short of a quarter of
-the SLO does not shrink the margin, as it is easily covered; and an error that the line knows by now is not counted.
+A prediction may fill 1 / (1 + m) of the time to a deadline. The margin m follows adaptive conformal inference (Gibbs
+and Candes, 2021, Eq. 2): it grows by `_GAIN` times the share of a run's answers that it did not cover, and shrinks by
+`_GAIN * _AIM`. While m is between its bounds, the uncovered share tends to `_AIM` over many runs, whatever the
+distribution of the counted errors. This does not promise `_AIM` for all answers, because four things differ from the
+paper:
+
+- An error is known only when its run ends.
+- Only admitted queries are seen.
+- A prediction shorter than a quarter of the SLO does not shrink the margin, because it is easily covered.
+- An error that the line has learned by now is not counted.
 """
 
 from __future__ import annotations
@@ -29,58 +33,58 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _NOISE = 0.03  # standard deviation of a run's time, as a share
-_DOUBT, _WALK = 0.3, 0.003  # of a parameter: its standard deviation at first; what is added with each run
-_BETA_SLO = 0.02  # of the SLO: b is in doubt by this beside its own size
-_CLIP = 3.0  # standard deviations: an error that is larger is an outlier, and counts as so large
-_WIDEN = 0.1  # of a parameter: its doubt after outliers of one sign in a row, times their number
-_CHANGED = 2  # such outliers: the device has changed
-_TOGETHER = 0.9  # correlation of both doubts where it became slower: what slows b down slows k down, too
+_DOUBT, _WALK = 0.3, 0.003  # of a parameter: its initial standard deviation; the process noise of each run
+_BETA_SLO = 0.02  # of the SLO: added to b's own size for its uncertainty
+_CLIP = 3.0  # standard deviations: larger errors are outliers and are clipped to this
+_WIDEN = 0.1  # of a parameter: its uncertainty per outlier, after several of one sign in a row
+_CHANGED = 2  # outliers in a row after which the device has changed
+_TOGETHER = 0.9  # correlation of b and k after the device became slower, since what slows b usually slows k
 _LEAST_SLOPE = 0.02
-_RELEVANT = 0.25  # of the SLO: an excess is a share of no shorter a time
-_SLOWEST, _SPELL = 3.0, 0.05  # g at most; what it takes for a spell, beside the margin
-_TRUSTED, _FADE = 0.125, 0.95  # of the SLO: the line holds so far in any case; of the largest run, with each run
-_LARGE, _KEPT, _REMEMBERED_S = 0.5, 3, 60.0  # of the most that a run may hold; the latest so many; for so long
+_RELEVANT = 0.25  # of the SLO: relative errors of shorter runs are taken relative to this
+_SLOWEST, _SPELL = 3.0, 0.05  # the largest g; the least excess that counts as a spell
+_TRUSTED, _FADE = 0.125, 0.95  # of the SLO: the line is always trusted so far; decay of the largest run, per run
+_LARGE, _KEPT, _REMEMBERED_S = 0.5, 3, 60.0  # of a run's most work: a large run; how many are kept; for how long
 _GAIN, _AIM, _LEAST_MARGIN, _MOST_MARGIN = 0.05, 0.002, 0.02, 0.3
-_FEW_MARGIN, _FEW = 0.05, 5.0  # the margin at first; SLOs of predictions after which it has faded to the least
-_DEVIATIONS, _DEVIATION = 3.25, 0.01  # mean deviations that the margin covers; the deviation at first
-_FORGET = 0.05  # of the deviation, with each run
-_LONG_ANSWER = 0.75  # of the SLO: an error is a share of no shorter a prediction
-_HOPELESS = 0.5  # of the SLO: no margin covers such an excess
+_FEW_MARGIN, _FEW = 0.05, 5.0  # the initial margin; SLOs of predictions after which it has faded to the least
+_DEVIATIONS, _DEVIATION = 3.25, 0.01  # mean deviations that the margin covers; the initial deviation
+_FORGET = 0.05  # how much each run counts in the mean deviation
+_LONG_ANSWER = 0.75  # of the SLO: errors of shorter predictions are taken relative to this
+_HOPELESS = 0.5  # of the SLO: an excess that no margin could cover
 
 
 @dataclass(slots=True)
 class LinePredictor:
-    """A device that is known: a run of work w takes `intercept_s + slope * w` seconds."""
+    """A fixed prediction: a run of work w takes `intercept_s + slope * w` seconds."""
 
     intercept_s: float = 0.0
-    slope: float = 1.0  # seconds for a second of work
+    slope: float = 1.0  # seconds per second of work
     margin: float = 0.0
-    slo_s: float = 1.0  # the promise: errors are judged as shares of it
-    has_changed: bool = False  # the device, by its latest runs
+    slo_s: float = 1.0  # the scale on which errors matter
+    has_changed: bool = False  # the latest runs show that the device has changed
 
     def seconds(self, work_s: float) -> float:
-        """What a run of so much work takes."""
+        """Predicted seconds of a run."""
         return self.intercept_s + self.slope * work_s
 
     def work_s(self, seconds: float) -> float:
-        """The most work of a run that takes no longer; below 0 where none does."""
+        """The most work of a run that takes at most `seconds`. Below 0: no run is so short."""
         return (seconds - self.intercept_s) / self.slope
 
     def fill_s(self, left_s: float) -> float:
-        """How much of the time to a deadline predictions may fill."""
+        """How much of the time to a deadline a prediction may fill."""
         return left_s / (1 + self.margin)
 
     def promise(self, slo_s: float) -> None:
-        """Another SLO is in force."""
+        """Take a new SLO."""
         self.slo_s = slo_s
 
     def ended(self, now: float, run: EndedRun) -> None:
-        """A run has ended: nothing is learned."""
+        """Take the result of a run. A fixed prediction learns nothing from it."""
 
 
 class EndedRun(NamedTuple):
-    """A run that was whole. `answers`: (predicted, actual seconds) since each query was admitted; `is_probe`: it ran to
-    see whether the device is still slow.
+    """A complete run. `answers`: (predicted, actual) seconds of each query, from its admission. `is_probe`: it ran to
+    find out whether the device is still slow.
     """
 
     work_s: float
@@ -90,7 +94,7 @@ class EndedRun(NamedTuple):
 
 
 class _LargeRun(NamedTuple):
-    """A run of late, and what the line said then. `over`: what it took, as a share of that, 1 at least."""
+    """A recent large run, and the line at that time. `over`: its time divided by the line's prediction, at least 1."""
 
     at: float
     work_s: float
@@ -102,24 +106,24 @@ class _LargeRun(NamedTuple):
 
 @dataclass(slots=True)
 class Predictor(LinePredictor):
-    """Learns from each run. `planned_s`: what a run takes beside its work, by the cost model."""
+    """Learns from each run. `planned_s`: the beta of the cost model."""
 
     planned_s: float = field(kw_only=True)
     _b: float = field(init=False)
     _k: float = 1.0
     _spell: float = 1.0  # g
     _doubt: tuple[float, float, float] = field(init=False)  # variance of b, covariance, variance of k
-    _outliers: int = 0  # in a row; below 0: quick ones
+    _outliers: int = 0  # in a row; below 0: fast ones
     _large: deque[_LargeRun] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _small_s: float = 0.0  # work of the last run that was not large
-    _largest_s: float = 0.0  # work, fading
-    _trusted_s: float = field(init=False)  # work of a run for which the line alone speaks
-    _lines: list[tuple[float, float, float]] = field(init=False)  # (work, seconds, slope) of each for larger runs
+    _largest_s: float = 0.0  # work of the largest run, fading
+    _trusted_s: float = field(init=False)  # the largest work that is predicted by the line alone
+    _lines: list[tuple[float, float, float]] = field(init=False)  # lines for larger runs: (work, seconds, slope)
     _conformal: float = _LEAST_MARGIN
-    _unchanged: float = _LEAST_MARGIN  # it was so before the outliers in a row
-    _covered: float = 0.0  # SLOs of predictions that have come true
-    _deviation: float = _DEVIATION  # mean share that runs are off by
-    _weighed: float = 0.0  # runs, each by its share of an SLO
+    _unchanged: float = _LEAST_MARGIN  # `_conformal` before the current outliers in a row
+    _covered: float = 0.0  # predictions so far, in SLOs
+    _deviation: float = _DEVIATION  # mean relative error of runs
+    _weighed: float = 0.0  # runs so far, short ones with less weight
     _excess_s: float = 0.0  # of the last run
 
     def __post_init__(self) -> None:
@@ -155,7 +159,7 @@ class Predictor(LinePredictor):
     def ended(self, now: float, run: EndedRun) -> None:
         """Learn from it."""
         work_s, took_s, most_s, spell = run.work_s, run.took_s, self.work_s(self.fill_s(self.slo_s)), self._spell
-        if run.is_probe:  # it alone says how slow the device is now
+        if run.is_probe:  # only this run shows how slow the device is now
             times = took_s / (self._b + self._k * work_s)
             self._b, self._k = self._b * times, max(_LEAST_SLOPE, self._k * times)
             self._reset_doubt()
@@ -177,7 +181,7 @@ class Predictor(LinePredictor):
         self._doubt = (_DOUBT * scale_s) ** 2, 0.0, (_DOUBT * self._k) ** 2
 
     def _follow(self, work_s: float, took_s: float) -> int:
-        """A step of the filter. Returns 1 for a slow outlier, -1 for a quick one, else 0."""
+        """Take a step of the filter. Returns 1 for a slow outlier, -1 for a fast one, else 0."""
         line_s, (p, c, q) = self._b + self._k * work_s, self._doubt
         x, z = (p + c * work_s) / line_s, (c + q * work_s) / line_s
         spread = (x + z * work_s) / line_s + _NOISE**2
@@ -200,7 +204,9 @@ class Predictor(LinePredictor):
             self._doubt = p, (_TOGETHER * math.sqrt(p * q) if self._outliers > 0 else 0.0), q
 
     def _remember(self, now: float, work_s: float, took_s: float, *, large: bool) -> None:
-        """The lines through large runs: each is slower by as much as a small run has become since."""
+        """Remember the run, and update the lines through large runs. If small runs have become slower since a large
+        run, its line becomes slower as well.
+        """
         self._largest_s = work_s if self.has_changed else max(work_s, _FADE * self._largest_s)
         b, k = self._b, self._k
         if large:
@@ -218,7 +224,7 @@ class Predictor(LinePredictor):
             self._lines.append((one.work_s, slower * one.took_s, slower * slope))
 
     def _adapt(self, answers: Sequence[tuple[float, float]], excess_s: float, weight: float) -> None:
-        """The margin, by these answers. What the line explains by now is no error: `excess_s` is the rest."""
+        """Adapt the margin to these answers. `excess_s`: the run's excess time that the line has not learned yet."""
         unexplained_s, self._excess_s = excess_s + self._excess_s, excess_s  # of this run and the one before
         if not answers or unexplained_s > _HOPELESS * self.slo_s:
             self._covered += weight
@@ -228,7 +234,7 @@ class Predictor(LinePredictor):
         share = sum(said for said, _ in answers) / len(answers) / self.slo_s
         self._covered += (share := share if share > _RELEVANT else 0.0)
         m = m + _GAIN * missed / len(answers) if missed else m - _GAIN * _AIM * share
-        if self._outliers >= _CHANGED:  # the line knows it now
+        if self._outliers >= _CHANGED:  # the line has learned the change by now
             m = min(m, self._unchanged)
         self._conformal = min(_MOST_MARGIN, max(_LEAST_MARGIN, m))
 

@@ -1,4 +1,4 @@
-"""What one API key may use in all, however much room there is: a token bucket that may go into debt. Pure."""
+"""The quota of an API key, which applies even if there is room: a token bucket that may go into debt. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from deployments.errors import OverQuota, TimedOut
 
 Unit = Literal["device_seconds", "tokens"]
 
-_BURST_S = 5.0  # of the quota: who was idle may use so much at once
+_BURST_S = 5.0  # seconds of the quota that an idle client may use at once
 
 
 @dataclass(slots=True, eq=False)
 class Quota:
-    """`per_s`: device seconds, or tokens, a second. A request starts while the bucket holds anything, and takes what it
-    costs: the bucket may go below zero, and the next request waits until it is back. So nobody uses more than
-    `per_s * (t + 5 s)` and one request in any t seconds.
+    """A token bucket. `per_s`: device seconds or tokens per second. A request may start while the bucket is not empty,
+    and takes its whole cost. If the bucket goes below zero, the next request waits until it has refilled. So in any t
+    seconds, a client uses at most `per_s * (t + 5 s)` plus one request.
 
-    Each of several Routers grants an equal part. A client whose requests all come to one of n Routers gets 1/n of its
-    quota; all Routers together never grant more than the quota, but while one joins: for two seconds or so.
+    Each of n Routers grants 1/n of the quota. A client whose requests all reach one Router gets only that. All Routers
+    together never grant more than the quota. Exception: the first two seconds or so after a Router has joined.
     """
 
     per_s: float
@@ -40,24 +40,24 @@ class Quota:
         return 0.0 if self._left > 0 else -self._left / rate + _BURST_S / 100
 
     def spend(self, amount: float) -> None:
-        """A request costs so much; below 0: it gives that back."""
+        """Take a request's cost from the bucket. A negative amount is a refund."""
         self._left -= amount
 
 
 @dataclass(slots=True, eq=False)
 class Charge:
-    """What one request has cost its client so far, in the quota's unit. `quota`: that pays; None: it is only counted.
+    """What a request has cost its client so far, in the quota's unit. `quota`: the quota that pays; None: only count.
 
-    An estimate is paid as the request comes, so that the next one finds less. It is settled when more is known. What is
-    refused, or broken off by an error of ours, costs nothing. Who hangs up or runs out of time pays: a device may have
-    computed it.
+    An estimate is charged when the request arrives, so that the next one finds less quota. It is settled when the cost
+    is known. A request that is refused, or fails by an error of ours, costs nothing. A client that disconnects or runs
+    out of time pays, because a device may have computed the request.
     """
 
     quota: Quota | None
     spent: float = 0.0
 
     def check(self, now: float, routers: int) -> None:
-        """Raises OverQuota."""
+        """Raises OverQuota if the client must wait."""
         wait_s = 0.0 if self.quota is None else self.quota.wait_s(now, routers)
         if self.quota is not None and wait_s > 0:
             unit = self.quota.unit.replace("_", " ")
@@ -66,23 +66,23 @@ class Charge:
             )
 
     def pay(self, amount: float) -> None:
-        """So much more."""
+        """Charge `amount` more."""
         self.spent += amount
         if self.quota is not None:
             self.quota.spend(amount)
 
     def settle(self, total: float) -> None:
-        """So much in all, in place of what was paid so far."""
+        """Make `total` the whole charge, in place of what was charged so far."""
         self.pay(total - self.spent)
 
     def failed(self, error: BaseException | None) -> None:
-        """It was refused, or broken off by this error."""
+        """The request was refused or failed with this error: refund it, unless time ran out or the client left."""
         if isinstance(error, Exception) and not isinstance(error, TimedOut):
             self.settle(0.0)
 
 
 class Client(NamedTuple):
-    """Who asks, as the API key says."""
+    """The client of a request, by its API key."""
 
     tenant: Tenant
     quota: Quota | None = None

@@ -32,8 +32,9 @@ _DIGITS = len(str(_LARGEST))
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one trial query asks for: `depths` for each live replica of a pool; a pool that is not named is closed. Or,
-    with `finish_s`, to be admitted by predicted finish for this SLO; `depths` is empty then. `only`: on this pool.
+    """What a trial query asks for: admission by `depths`, for each live replica of a pool; a pool without a depth is
+    closed. Or, with `finish_s`, admission by predicted finish for this SLO; `depths` is then empty. `only`: the only
+    pool to use.
     """
 
     secret: str
@@ -43,7 +44,7 @@ class Trial:
 
     @classmethod
     def parse(cls, header: str) -> Trial:
-        """Raises InvalidInput."""
+        """Read the header's value. Raises InvalidInput."""
         secret, *words = header.split() or [""]
         if not secret:
             raise InvalidInput(f"{_FORM}; it is empty")
@@ -64,7 +65,7 @@ class Trial:
         return cls(secret, depths, only)
 
     def depth(self, pool: str) -> int | None:
-        """By which it is admitted there; None: by predicted finish."""
+        """The depth by which that pool admits the query. None: by predicted finish."""
         return self.depths.get(pool, 0) if self.finish_s is None else None
 
     def may_use(self, pool: str) -> bool:
@@ -72,15 +73,15 @@ class Trial:
         return self.only in {None, pool} and (self.finish_s is not None or bool(self.depths.get(pool)))
 
     def header(self) -> str:
-        """The value of the header x-windve-trial; `parse` reads it."""
+        """The value of the header x-windve-trial, which `parse` reads."""
         words = [f"{pool}={depth}" for pool, depth in self.depths.items()]
         if self.finish_s is not None:
             words = [f"{_FINISH}={self.finish_s!r}"]
         return " ".join([self.secret, *words, *([] if self.only is None else [f"{_ONLY}={self.only}"])])
 
     def check(self, allowed: TrialGrant | None, pools: tuple[str, ...], now: float) -> None:
-        """Raises Forbidden unless `allowed` knows the secret and `now` (Unix time, s) is before its end; InvalidInput
-        for a pool that does not exist.
+        """Raises Forbidden if the secret is not that of `allowed`, or `now` (Unix time, s) is past its end. Raises
+        InvalidInput for a pool that does not exist.
         """
         if allowed is None or now >= allowed.expires_at:
             raise Forbidden(f"{HEADER}: no calibration is running")
@@ -93,21 +94,21 @@ class Trial:
 
 @dataclass(slots=True)
 class Trials:
-    """What a Router knows of the calibration that runs. `allowed`: by the config in force. `at`: when its latest trial
-    came, on any clock, s; None: none did, or the grant was withdrawn, so that no other calibration waits for this one.
+    """What a Router knows about a running calibration. `allowed`: the config's grant. `at`: when its latest trial came,
+    on any clock, s; None if none did, or if the grant was withdrawn, so that no other calibration waits for this one.
     """
 
     allowed: TrialGrant | None = None
     at: float | None = None
 
     def configure(self, allowed: TrialGrant | None) -> None:
-        """Put a config's grant in force."""
+        """Apply a config's grant."""
         self.allowed = allowed
         if allowed is None:
             self.at = None
 
     def enter(self, trial: Trial, pools: tuple[str, ...], now: float, unix_now: float) -> None:
-        """One came. Raises Forbidden or InvalidInput, see `Trial.check`."""
+        """Check and note a trial query. Raises Forbidden or InvalidInput, see `Trial.check`."""
         trial.check(self.allowed, pools, unix_now)
         self.at = now
 

@@ -1,4 +1,4 @@
-"""Bulk requests: their queries wait at the Router, and go to replicas as these have room for them."""
+"""Bulk requests: their queries wait at the Router until replicas have room for them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from deployments.embedding.request import Answers, OfferedPart, Request
 from deployments.errors import Busy, EngineBroken, ReplicaLost
 from deployments.serving.frames import CUT_BYTES
 
-_LOOK = 0.1  # of the SLO: so often the bulk request whose turn it is asks again
+_LOOK = 0.1  # of the SLO: how often the bulk request whose turn it is tries again
 
 
 @dataclass(slots=True, eq=False)
 class _Bulk:
-    """One request: the queries that are nowhere yet, how often each was sent, and whether it should look again."""
+    """A bulk request. `missing`: queries that no replica has; `tries`: how often each query was sent; `news`: set when
+    it should look again.
+    """
 
     request: Request
     missing: deque[int]
@@ -33,14 +35,14 @@ class _Bulk:
 
 
 class BulkQueue:
-    """One Router's bulk requests, first come first served."""
+    """A Router's bulk requests, served first come, first served."""
 
     def __init__(self, placer: Placer) -> None:
         self._placer = placer
         self._waiting: deque[_Bulk] = deque()
 
     def check(self, more: int) -> None:
-        """Raises Busy where too many bulk queries wait here already for so many more."""
+        """Raises Busy if `more` further queries would exceed `bulk.max_waiting`."""
         limits = self._placer.config.bulk
         waiting = sum(len(bulk.missing) for bulk in self._waiting)
         if waiting + more <= limits.max_waiting:
@@ -54,7 +56,7 @@ class BulkQueue:
         )
 
     async def answer(self, request: Request) -> Answers:
-        """Let the queries in as the replicas have room for them, and wait for their answers.
+        """Send the queries as replicas have room for them, and wait for all answers.
 
         Raises Busy, Unavailable, EngineFailed or ReplicaLost.
         """
@@ -75,7 +77,7 @@ class BulkQueue:
             self.reconsider()
 
     async def _advance(self, bulk: _Bulk) -> None:
-        """Send what has room now; wait for news, and take the answers."""
+        """Send the queries that have room now, wait for news, and take the answers."""
         bulk.news.clear()
         if self._next is bulk:
             self._spread(bulk)
@@ -90,8 +92,8 @@ class BulkQueue:
             self._take_answers(bulk, part)
 
     def _spread(self, bulk: _Bulk) -> None:
-        """Offer each replica as many queries as it has room for. Where none of the request's queries is at any replica,
-        offer at least one: the report that answers it says how much room there is.
+        """Offer each replica as many queries as it has room for. If no replica has any of the request's queries, offer
+        at least one: the report in reply says how much room there is.
         """
         for pool in self._placer.pools.values():
             for link in pool.live if pool.is_open else ():
@@ -104,7 +106,7 @@ class BulkQueue:
             self.reconsider()
 
     def _fitting(self, bulk: _Bulk, pool: Pool, link: Link) -> list[int]:
-        """Queries that are nowhere yet, as many as that replica has room for."""
+        """Take as many missing queries as that replica has room for."""
         indices: list[int] = []
         room_s, size = link.view.bulk_room_s(by_count=pool.by_count), 0
         while bulk.missing and size < CUT_BYTES:
@@ -128,7 +130,9 @@ class BulkQueue:
         link.bulk_parts += 1
 
     def _take_answers(self, bulk: _Bulk, part: OfferedPart) -> None:
-        """What is answered, and what is missing again: not admitted, or lost with its replica."""
+        """Take the outcome of a part: its answers, and the queries that are missing again because they were not
+        admitted or were lost with their replica.
+        """
         admitted = part.pending.admitted
         if admitted is not None and admitted.done() and admitted.result() < len(part.indices):
             for index in reversed(part.indices[admitted.result() :]):
@@ -163,6 +167,6 @@ class BulkQueue:
         return next((bulk for bulk in self._waiting if bulk.missing), None)
 
     def reconsider(self) -> None:
-        """There may be room for bulk requests."""
+        """Wake the bulk request whose turn it is: there may be room."""
         if (bulk := self._next) is not None:
             bulk.news.set()

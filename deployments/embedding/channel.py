@@ -11,27 +11,29 @@ from deployments.embedding.frames import Answered, Offer, Offers, Report
 from deployments.serving.channel import RouterChannel
 from deployments.serving.frames import CUT_BYTES, failure_of
 
-_LONGEST_TURN_S = 0.002  # a burst keeps a Router's loop busy for long: a replica must not take that for a pause
+_LONGEST_TURN_S = 0.002  # a burst keeps a Router's loop busy; the replica must not mistake that for the burst's end
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The replica has no room; `never`: such a query would not end in time there on an idle device either."""
+    """The replica has no room. `never`: the query would be late there even on an idle device."""
 
     never: bool = False
 
 
 class Overdue(Exception):
-    """The replica hangs; the offer stands."""
+    """The replica hangs. The offer stands."""
 
 
 class PendingOffer:
-    """What became of an offer.
+    """An offer that was sent, and its outcome.
 
-    `outcome`: a future of the answers of the admitted queries, in the order of the offer, or of `Refused`; it raises
-    EngineFailed or ReplicaLost. `admitted`: of a `partial` offer, a future of how many of its first queries the replica
-    admitted (0 where it refused or failed); None of any other offer. `sent_at`, `settled_at`: loop time, s. `overdue`:
-    the replica hangs; then `outcome` is another future, and the one before has raised Overdue.
+    - `outcome`: a future. Its result is the answers of the admitted queries, in the order of the offer, or `Refused`.
+      It raises EngineFailed or ReplicaLost.
+    - `admitted`: for a `partial` offer, a future of how many of its first queries the replica admitted (0 if it refused
+      or failed). None for other offers.
+    - `sent_at`, `settled_at`: loop time, s.
+    - `overdue`: the replica hangs. The former `outcome` has then raised Overdue, and a new future has replaced it.
     """
 
     __slots__ = (
@@ -43,13 +45,13 @@ class PendingOffer:
         self.sent_at = self.settled_at = loop.time()
         self.outcome: asyncio.Future[list[Answered] | Refused] = loop.create_future()
         self.admitted: asyncio.Future[int] | None = loop.create_future() if offer.partial else None
-        self.overdue, self.waits = False, offer.bulk or offer.trial  # such an offer is in no hurry
+        self.overdue, self.waits = False, offer.bulk or offer.trial  # such an offer never becomes overdue
         self._answers: list[Answered | None] = [None] * self.size
         self._left = self.size
 
     @property
     def never(self) -> bool:
-        """It is refused, and would be on an idle device, too."""
+        """Whether it was refused and an idle device would refuse it as well."""
         if not self.outcome.done() or self.outcome.cancelled() or self.outcome.exception() is not None:
             return False
         outcome = self.outcome.result()
@@ -78,16 +80,16 @@ class PendingOffer:
         self._settle(error, admitted=0)
 
     def hang(self) -> None:
-        """The replica hangs, and has admitted it."""
+        """Mark it overdue: its replica hangs."""
         self.overdue = True
         before, self.outcome = self.outcome, self.outcome.get_loop().create_future()
         before.set_exception(Overdue())
-        before.exception()  # seen: perhaps nobody looks at it just now
+        before.exception()  # retrieved, so that asyncio does not complain if nobody awaits it
 
     def forget(self) -> None:
-        """Nobody looks at its outcome."""
+        """Ignore its outcome."""
         if not self.outcome.cancel() and not self.outcome.cancelled():
-            self.outcome.exception()  # seen, so that asyncio does not complain
+            self.outcome.exception()  # retrieved, so that asyncio does not complain
 
     @property
     def ended(self) -> bool:
@@ -101,7 +103,7 @@ class PendingOffer:
         if self.admitted is not None and not self.admitted.done():
             self.admitted.set_result(admitted)
         if self.outcome.done():
-            return  # nobody waits any more
+            return  # called off, or settled before
         self.settled_at = self.outcome.get_loop().time()
         if isinstance(outcome, Exception):
             self.outcome.set_exception(outcome)
@@ -110,14 +112,15 @@ class PendingOffer:
 
 
 class Channel(RouterChannel[Offers, PendingOffer, Report]):
-    """As its base says. A turn of the event loop that takes longer than 2 ms, or sends more than 16 MiB, is cut into
-    several frames. What is pending when the connection ends may still run on the replica.
+    """A Router's channel to an embedding replica. A turn of the event loop that takes longer than 2 ms, or sends more
+    than 16 MiB, is cut into several frames. Offers that are pending when the connection ends may still run on the
+    replica.
     """
 
     outgoing, incoming = Offers, Report
 
     def offer(self, offer: Offer) -> PendingOffer:
-        """Send it, with a number of its own."""
+        """Give the offer a number and send it."""
         self._numbers += 1
         offer.number = self._numbers
         pending = self.pending[self._numbers] = PendingOffer(offer, self._loop)
@@ -128,13 +131,13 @@ class Channel(RouterChannel[Offers, PendingOffer, Report]):
         return pending
 
     def confirm(self, pending: PendingOffer) -> None:
-        """The rest of its request is admitted, too."""
+        """Tell the replica that the rest of the request is admitted, too."""
         if self.pending.get(pending.number) is pending:
             self._outgoing().confirmed.append(pending.number)
 
     def note_refused(self, work_s: float, tenant: Tenant | None = None, lengths: Sequence[int] = ()) -> None:
-        """With the next frame: so much work of that tenant was refused here without asking, in queries of so many
-        tokens each.
+        """Tell the replica, with the next frame, that the Router refused this much work of that tenant without asking,
+        in queries of these lengths.
         """
         out = self._out
         out.refused_s[tenant] = out.refused_s.get(tenant, 0.0) + work_s

@@ -1,30 +1,34 @@
-"""When those who are told busy should come back: each at a moment of its own. Pure: the time is an argument."""
+"""When refused clients should come back: each at a different time. Pure: the time is an argument."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-_LONGEST = 30.0  # SLOs: nobody is told to come back later
-_FORGOTTEN = 1.0  # SLOs without a refusal: whoever came found room, and the line is over
-_RETURNING = 0.5  # of those who are told of an opening for many: the others leave their moment to somebody else
+_LONGEST = 30.0  # SLOs: the longest wait
+_FORGOTTEN = 1.0  # SLOs without a refusal after which the line ends: whoever came found room
+_RETURNING = 0.5  # the share of clients that are expected to come back to an opening for many
 
 
 @dataclass(slots=True)
 class Comebacks:
-    """One Router's line of those who were refused. Whoever is refused is told the moment at which the devices have done
-    the work of all who were told before. While nobody is refused the line ends.
+    """A Router's virtual line of refused clients. Each is told to come back when the devices will have done the work of
+    all those before it in the line. The line ends when nobody has been refused for a while.
 
-    A device that answers at its run's end opens for many at once, and then for nobody until its next opening. It needs
-    many then: the line behind such an opening is an SLO long at most, and begins anew.
+    A device that answers at the end of its run opens for many clients at once, and then for none until its next
+    opening. It needs many at that moment. So the line behind such an opening is at most an SLO long, and then starts
+    again.
     """
 
-    _line_at: float = -math.inf  # the work of all who were told is done
+    _line_at: float = -math.inf  # when the work of everyone in the line is done
     _refused_at: float = -math.inf
 
     def wait_s(self, now: float, opens_s: float, *, work_s: float, room_s: float, slo_s: float) -> float:
-        """Seconds until a query should come back that takes the devices together `work_s`. There is room for it in
-        `opens_s`, if nobody else comes. `room_s`: what they open for at once, in seconds of all; 0: room grows.
+        """Seconds until a refused query should come back.
+
+        - `work_s`: how long all devices together need for it.
+        - `opens_s`: when there is room for it if nobody else comes.
+        - `room_s`: the work that they open for at once, in seconds of all devices; 0 if room grows gradually.
         """
         opens_at = now + opens_s
         if room_s:

@@ -1,4 +1,4 @@
-"""What may change while embeddings are served (Serve's `user_config`), typed. Unknown keys are errors."""
+"""The settings of embeddings that can change while serving (Serve's `user_config`), typed. Unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deployments.settings import Depth, LogConfig, PositiveInt, Seconds, Share, 
 
 
 class CostConfig(Strict):
-    """Device seconds of a query of n tokens: `query_s + token_s * n + token2_s * n^2`, one of them above 0."""
+    """Device seconds of a query of n tokens: `query_s + token_s * n + token2_s * n^2`. At least one is above 0."""
 
     query_s: Annotated[float, Field(ge=0)]
     token_s: Annotated[float, Field(ge=0)]
@@ -25,16 +25,16 @@ class CostConfig(Strict):
 
 
 class PoolConfig(Strict):
-    """A pool's queue, and the latency model `t = alpha*C + beta` (Eq. 12) that serving starts from, if calibrated.
+    """A pool's queue and, if calibrated, the latency model `t = alpha*C + beta` (Eq. 12) that serving starts from.
 
-    `queue_depth`: with `admission: depth` the most queries in flight for each live replica; with `deadline` a bound on
-    the work of one run (so many queries of 75 tokens), none for no bound. 0 closes the pool.
+    `queue_depth`: with `admission: depth`, the most queries in flight at each live replica; with `deadline`, a limit on
+    the work of one run, in queries of 75 tokens, or none for no limit. 0 closes the pool.
     """
 
     queue_depth: Depth | None = None
     alpha_s: Seconds | None = None
     beta_s: Annotated[float, Field(ge=0)] | None = None
-    cost: CostConfig | None = None  # by tokens; without it, in proportion to them
+    cost: CostConfig | None = None  # the cost of a query by its tokens; none: proportional to the tokens
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -46,40 +46,40 @@ class PoolConfig(Strict):
 
 
 class BulkConfig(Strict):
-    """Requests with more queries than fit at once, or marked `x-windve-priority: bulk`."""
+    """Requests with more queries than fit at once, or with the header `x-windve-priority: bulk`."""
 
-    share: Share = 0.5  # of the SLO, or of each depth, that they may take of a run; the rest is for single queries
-    max_waiting: PositiveInt = 20_000  # queries; past that a bulk request is answered busy
-    timeout_s: Seconds = 600.0  # in place of request_timeout_s: a thousand texts take their time on a slow device
+    share: Share = 0.5  # how much of the SLO, or of each depth, they may use of a run; the rest is for other queries
+    max_waiting: PositiveInt = 20_000  # waiting bulk queries; a request that would exceed it is answered busy
+    timeout_s: Seconds = 600.0  # replaces request_timeout_s: a thousand texts take long on a slow device
 
 
 class FairShareConfig(Strict):
-    """Clients whose API keys have names, while they ask for more than there is."""
+    """Applies to clients with named API keys while they ask for more than the device can do."""
 
-    # Of a run: while a client that asks for less than its share sends queries, those who ask for more have so much of
-    # each run. Less lowers the former's latency, and the device's throughput, as runs get shorter. None: half as much
-    # work as a run's beta, 0.1 to 0.25 of a run.
+    # How much of each run clients over their share may use while a client under its share sends queries. Smaller: the
+    # latter's latency is lower, and so is the device's throughput, because runs are shorter. None: half as much work as
+    # beta, within 0.1 to 0.25 of a run.
     max_batch_fraction: Share | None = None
 
 
 class CalibrationRecord(Strict):
-    """Where depths come from: written by the calibration beside them, shown by `/info`, read by people."""
+    """How the depths were measured. The calibration writes it, `/info` shows it, and only people read it."""
 
     at: str  # UTC, ISO 8601
     where: str  # the machine and its devices
-    shape: Literal["burst", "steady"]  # the traffic that the depths are for
+    shape: Literal["burst", "steady"]  # the traffic for which the depths hold
     slo_s: Seconds
     tokens: PositiveInt  # of each query
-    quantile: Share  # of a burst's latencies that meets the SLO; 1: the slowest
+    quantile: Share  # the quantile of a burst's latencies that meets the SLO; 1: the slowest
     r2: dict[str, float]  # of each pool's fit
-    verified: str  # what was admitted in the last run, and how much of it in time
-    # What held the SLO: "bursts" or "steady", "stream", "mixed lengths".
+    verified: str  # how many queries the last run admitted, and how many of them were in time
+    # The loads under which the SLO held: "bursts" or "steady", "stream", "mixed lengths".
     proved: list[str] = Field(default_factory=list)
-    cpu_overflow: str | None = None  # why the CPU does not help, where it does not
+    cpu_overflow: str | None = None  # why the CPU does not help, if it does not
 
 
 class RouterConfig(LogConfig):
-    """The Router's `user_config`: what calibration writes and an operator turns, live."""
+    """The Router's `user_config`: settings that calibration writes and operators change while serving."""
 
     slo_s: Seconds
     admission: Literal["deadline", "depth"] = "deadline"  # by predicted finish, or by a count (the paper's Algorithm 1)
@@ -99,10 +99,10 @@ class RouterConfig(LogConfig):
     def parse(
         cls, raw: Any, pools: tuple[str, ...] = (), key: str = "user_config", *, max_inputs: int = 1
     ) -> RouterConfig:
-        """A `user_config` as typed settings, checked against the pools that exist and the most inputs of a request.
-        `key`: where it is found.
+        """Read a `user_config`, and check it against the existing pools and the most inputs of a request. `key`: its
+        place in the Serve config, for messages.
 
-        Raises SettingsError that names the key: unknown ones, impossible depths, a pool without the depth it needs.
+        Raises SettingsError, which names the key, for unknown keys, impossible values, and a missing depth.
         """
         config = parse_settings(cls, raw, key)
         if config.slo_s > config.request_timeout_s:

@@ -1,8 +1,8 @@
-"""What travels between a Router and a replica: frames as `serving.frames` has them. Pure.
+"""The frames between a Router and an embedding replica, in the format of `serving.frames`. Pure.
 
-A Router sends `Offers`: queries with the seconds that each has left (never clock times), the offers that it calls off,
-and those that it confirms. A replica sends a `Report`: its state, and the offers that it refused, admitted, answered or
-failed. Each side collects what one turn of its event loop sends into one frame, and cuts large frames.
+A Router sends `Offers`: queries with the seconds left to their deadlines (never clock times), the offers that it calls
+off, and those that it confirms. A replica sends a `Report`: its state, and which offers it refused, admitted, answered
+or failed. Each side collects what one turn of its event loop sends into one frame, and cuts large frames.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deployments.embedding.scheduler.state import ReplicaState
 from deployments.models.outputs import TEXT, Outputs
 from deployments.serving.frames import CUT_BYTES, Head, encode_head, frame_of, head_of, known
 
-# NaN or a number below 0 would stay in what a replica counts.
+# A NaN or a negative number would spoil a replica's counts for good.
 Work = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # planned device seconds
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -26,17 +26,17 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 class Offer(Head):
     """Queries of one request, offered to one replica.
 
-    - `number`: the offer's, on its connection; `Channel.offer` sets it.
+    - `number`: identifies the offer on its connection. `Channel.offer` sets it.
     - `left_s`: seconds until the deadline of all its queries.
-    - `queries`: token ids int32 [tokens] of each; in the head their lengths.
-    - `outputs`: what is wanted of each query.
-    - `bulk`: the queries are deferrable, and each is wanted by itself.
-    - `partial`: the replica may admit only the first few. Its next run waits a moment for the Router to confirm them,
-      or to call them off.
+    - `queries`: token ids of each query, int32 [tokens]. The head holds their lengths.
+    - `outputs`: what to compute for each query.
+    - `bulk`: the queries are deferrable, and each can run without the others.
+    - `partial`: the replica may admit only the first few. It then delays its next run a little, until the Router
+      confirms them or calls them off.
     - `again`: another replica of the pool has already counted this work as arriving.
-    - `trial`: of a calibration. The replica admits by the count `depth`, or, where that is None, by predicted finish
-      with `left_s` as the SLO. `depth` is None for all other offers.
-    - `tenant`: whose queries they are; None where nobody is told apart.
+    - `trial`: the offer is a calibration's. The replica admits it by the count `depth`, or, if that is None, by
+      predicted finish with `left_s` as the SLO. `depth` is None for all other offers.
+    - `tenant`: the owner of the queries; None if tenants are not distinguished.
     """
 
     number: int
@@ -52,10 +52,15 @@ class Offer(Head):
 
 
 class Offers(Head):
-    """One frame of a Router. `offers` are in the order in which they were made; `called_off` and `confirmed` are
-    numbers of offers, the latter of parts whose rest is admitted elsewhere. `refused_s`: planned device seconds of work
-    that the Router refused without asking and an idle device would admit, by tenant; `refused_sizes`: how many such
-    queries, by their tokens. `settings`: see `Pool.configure`. `asks`: the replica should report its state at once.
+    """A Router's frame.
+
+    - `offers`: in the order in which they were made.
+    - `called_off`, `confirmed`: numbers of offers. A part is confirmed when the rest of its request is admitted.
+    - `refused_s`: planned device seconds of work that the Router refused without asking and that an idle device would
+      admit, by tenant.
+    - `refused_sizes`: how many such queries, by their tokens.
+    - `settings`: see `Pool.configure`.
+    - `asks`: the replica should report its state at once.
     """
 
     offers: list[Offer] = msgspec.field(default_factory=list)
@@ -70,12 +75,12 @@ class Offers(Head):
         return bool(self.offers or self.called_off or self.confirmed or self.settings is not None or self.asks)
 
     def encode(self) -> list[bytes]:
-        """As the buffers of one frame."""
+        """The buffers of one frame."""
         return frame_of(encode_head(self), [query.tobytes() for offer in self.offers for query in offer.queries])
 
     @classmethod
     def decode(cls, frame: bytes) -> Offers:
-        """Raises ValueError, TypeError or struct.error where it is not what it says."""
+        """Decode a frame. Raises ValueError, TypeError or struct.error if it is malformed."""
         head, start = head_of(frame)
         found = _OFFERS.decode(head)
         ids = np.frombuffer(frame, np.int32, offset=start)
@@ -89,14 +94,19 @@ class Offers(Head):
                 offer.queries.append(ids[first:end])
                 first = end
         if first != len(ids):
-            raise ValueError("its lengths do not add up")  # one query's tokens would be another's
+            raise ValueError("its lengths do not add up")  # queries would get each other's tokens
         return found
 
 
 class Answered(Head):
-    """Query `query` of offer `number`: the numbers of its outputs (`outputs.join`; an embedding as a unit vector), the
-    norm that this had, and where its time went: waiting, in the run until its pass ended, and at the replica in all.
-    The run had so many queries and tokens. In the head `numbers` is how many there are.
+    """The answer to query `query` of offer `number`.
+
+    - `numbers`: its outputs, float32 (`outputs.join`); an embedding is a unit vector. The head holds how many there
+      are.
+    - `norm`: the embedding's norm before it became a unit vector.
+    - `queue_s`, `compute_s`, `stay_s`: its time in the queue, in the run until its pass ended, and at the replica in
+      all.
+    - `batch_queries`, `batch_tokens`: the size of its run.
     """
 
     number: int
@@ -111,14 +121,16 @@ class Answered(Head):
 
 
 class Report(Head):
-    """One frame of a replica to one Router. `seen`: how many frames of this Router the replica has read.
+    """A replica's frame to one Router.
 
-    - `refused`: (offer, never) of each offer of which it admitted nothing. `never`: an idle device would be late, too.
-    - `admitted`: (offer, how many of its first queries) of each `partial` offer.
+    - `state`: its ReplicaState, once it is sent.
+    - `seen`: how many frames of this Router the replica had read.
+    - `refused`: (offer, never) for each offer of which it admitted nothing. `never`: even an idle device would be late.
+    - `admitted`: (offer, how many of its first queries) for each `partial` offer.
     - `failed`, `broken`, `suspect`: see `Failures`.
     """
 
-    state: Any = None  # ReplicaState, once it is sent
+    state: Any = None
     seen: int = 0
     refused: list[tuple[int, bool]] = msgspec.field(default_factory=list)
     admitted: list[tuple[int, int]] = msgspec.field(default_factory=list)
@@ -128,7 +140,7 @@ class Report(Head):
     suspect: list[int] = msgspec.field(default_factory=list)
 
     def encode(self) -> list[list[bytes]]:
-        """As the buffers of one frame, or of several where it holds much."""
+        """The buffers of one frame, or of several if the report is large."""
         cuts, size = [0], 0
         for index, one in enumerate(self.answered):
             if size > CUT_BYTES:
@@ -144,7 +156,7 @@ class Report(Head):
 
     @classmethod
     def decode(cls, frame: bytes) -> Report:
-        """Raises ValueError, TypeError or struct.error where it is not what it says."""
+        """Decode a frame. Raises ValueError, TypeError or struct.error if it is malformed."""
         head, start = head_of(frame)
         report = _REPORT.decode(head)
         report.state = known(ReplicaState, report.state)

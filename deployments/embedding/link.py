@@ -1,9 +1,9 @@
 """A Router's connection to one embedding replica, and what it sends there.
 
-A replica hangs that has begun no run and answered nothing for `_HANGS` times as long as it should have needed for all
-that it had, by its last state, and for `_HANGS_SLO` of the SLO at least: its device does not answer, or its process was
-stopped. Its queries are overdue then (`placement`). The prediction is made when it is sent something while it has
-nothing of this Router, and again with each sign of progress.
+The link detects a replica that hangs, because its device does not answer or its process was stopped. A replica hangs if
+it has begun no run and answered nothing for `_HANGS` times the predicted time for all its work, and for at least
+`_HANGS_SLO` of the SLO. Its queries are then overdue (`placement`). The time is predicted from its last state: when the
+Router sends it a query and has no other there, and again at each sign of progress.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ray.serve")
 
 _HANGS, _HANGS_SLO = 2.0, 0.5
-_ANSWERS_S = 0.5  # a replica that takes longer for its state is shown by its last
+_ANSWERS_S = 0.5  # `/info` shows the last known state of a replica that takes longer to report
 
 
 class Link(ReplicaLink[View, Channel]):
-    """A query whose replica was lost is offered again: it must not run twice at the same time (see the base)."""
+    """A link to an embedding replica. Lost queries are offered again, so they must not run twice (see the base)."""
 
     view_type = View
     may_run_on = True
@@ -42,13 +42,13 @@ class Link(ReplicaLink[View, Channel]):
     def __init__(self, pool: Pool, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
         super().__init__(pool, replica, about, rank)
         self.answered = 0  # queries
-        self.bulk_parts = 0  # of bulk requests, there now
-        self.bulk_again_at = 0.0  # it had no room for bulk queries, and is not asked before
-        self._asking: asyncio.Future[None] | None = None  # all who wait for its next report
+        self.bulk_parts = 0  # parts of bulk requests that are there now
+        self.bulk_again_at = 0.0  # it had no room for bulk queries; do not ask again before
+        self._asking: asyncio.Future[None] | None = None  # done at its next report
         self._progress_at, self._needs_s, self._hangs = 0.0, 0.0, False
 
     def offer(self, offer: Offer) -> PendingOffer:
-        """Send the offer. Only while `is_live`."""
+        """Send the offer. Call it only while `is_live`."""
         assert self._channel is not None
         is_first = not self._channel.pending
         pending = self._channel.offer(offer)
@@ -61,19 +61,19 @@ class Link(ReplicaLink[View, Channel]):
         return pending
 
     def call_off(self, pending: PendingOffer) -> None:
-        """As the base does; nobody looks at its outcome."""
+        """Cancel an offer, as the base does, and ignore its outcome."""
         pending.forget()
         if self._channel is not None:
             self._channel.call_off(pending)
 
     def confirm(self, pending: PendingOffer) -> None:
-        """All parts of its request are admitted: the replica need not wait any more before it runs this one."""
+        """Tell the replica that all parts of the request are admitted, so that it need not delay its next run."""
         if self._channel is not None:
             self._channel.confirm(pending)
 
     def refuse_here(self, lengths: Sequence[int], allowed_s: float, tenant: Tenant | None) -> None:
-        """Queries of so many tokens are refused without asking the replica. It is told with the next frame of those
-        that it would admit if it were idle.
+        """Note that queries of these lengths were refused without asking the replica. The next frame tells it about
+        those that it would admit if it were idle.
         """
         if self._channel is None:
             return
@@ -82,7 +82,7 @@ class Link(ReplicaLink[View, Channel]):
             self._channel.note_refused(model.work_s(lengths), tenant, lengths)
 
     def describe(self) -> dict[str, Any]:
-        """As `/info` shows it."""
+        """The replica as `/info` shows it."""
         state = self.view.state
         assert state is not None
         return {
@@ -97,13 +97,13 @@ class Link(ReplicaLink[View, Channel]):
         }
 
     async def ask_state(self) -> None:
-        """Return when the replica has told how it is, or does not answer."""
+        """Ask for the replica's state, and wait for it or for `_ANSWERS_S`."""
         if self._channel is not None:
             self._channel.ask()
             self._asking = self._asking or asyncio.get_running_loop().create_future()
             await asyncio.wait([self._asking], timeout=_ANSWERS_S)
 
-    # --- how it does --------------------------------------------------------------------------------------------------
+    # --- progress -----------------------------------------------------------------------------------------------------
 
     def _hear(self, report: Report) -> None:
         runs = self.view.state.runs if self.view.state is not None else None
@@ -134,7 +134,7 @@ class Link(ReplicaLink[View, Channel]):
         super()._watch()
 
     def _give_up(self, channel: Channel, quiet_s: float) -> None:
-        """It hangs: what it has admitted is overdue, and what it has not even admitted is lost."""
+        """The replica hangs: queries that it has admitted become overdue, and undecided ones are lost."""
         who = f"the {self.pool.name} pool's replica {self.view.replica}"
         if not self._hangs:
             self._hangs = True

@@ -1,4 +1,4 @@
-"""The metrics of embeddings: every name, tag and bucket. docs/operations.md says what each one means."""
+"""The metrics of embeddings: every name, tag and bucket. docs/operations.md explains each one."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class PoolState(NamedTuple):
     """One pool as a Router sees it now."""
 
     is_open: bool  # its queue is not closed
-    depth: int  # 0 where none is set
+    depth: int  # 0 if none is set
     live_replicas: int
-    ejected_replicas: int  # of these, those that are sent nothing because their engines fail
+    ejected_replicas: int  # how many of them get nothing because their engines fail
     alpha_s: float
     beta_s: float
     calibrated: bool
 
 
 class RouterMetrics:
-    """A Router's. All methods are called from the event loop's own thread."""
+    """A Router's metrics. All methods are called in the event loop's thread."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._queries = tally(
@@ -76,7 +76,7 @@ class RouterMetrics:
         self.recent = Recent()
 
     def answered(self, pools: Sequence[str], *, tokenization_s: float, queue_s: float) -> None:
-        """One request, by the pool of each of its queries."""
+        """Count an answered request, by the pool of each of its queries."""
         for pool in set(pools):
             count = pools.count(pool)
             self._queries.add(count, pool, OK)
@@ -85,8 +85,8 @@ class RouterMetrics:
         self._queueing.observe(queue_s)
 
     def promised(self, total_s: float, allowed_s: float) -> None:
-        """Count an answered request that is neither bulk nor a trial. `allowed_s`: the SLO, or the request's own time;
-        an answer after more than that missed the SLO.
+        """Count an answered request that is neither bulk nor a trial. An answer after more than `allowed_s` (the SLO,
+        or the request's own timeout) missed the SLO.
         """
         self._requests.add(1)
         self._total.observe(total_s)
@@ -95,18 +95,18 @@ class RouterMetrics:
             self.recent.add(LATE)
 
     def failed(self, error: BaseException, queries: int, *, late: bool = False) -> None:
-        """A request of so many queries ended with this error; `late`: after the deadline that was promised."""
+        """Count a request of `queries` queries that ended with this error. `late`: after the promised deadline."""
         outcome = outcome_of(error)
         self._queries.add(queries, NO_POOL, outcome)
         if outcome == BUSY:
             self.recent.add(REFUSED, queries)
-        if outcome == ERROR or (late and outcome == CANCELLED):  # not only late answers break the promise
+        if outcome == ERROR or (late and outcome == CANCELLED):  # errors of ours break the promise, too
             self._requests.add(1)
             self._slo_missed.add(1)
             self.recent.add(LATE)
 
     def publish(self, slo_s: float, pools: Mapping[str, PoolState]) -> None:
-        """Give Ray what was counted since the last call, and the gauges of each pool."""
+        """Publish what was counted since the last call, and the gauges of each pool, to Ray."""
         for counted in (self._queries, self._requests, self._slo_missed):
             counted.publish()
         self.tenants.publish()
@@ -119,7 +119,7 @@ class RouterMetrics:
 
 
 class EmbedderMetrics(ReplicaMetrics):
-    """An embedder replica's, of its `ReplicaState`."""
+    """An embedding replica's metrics, with gauges from its `ReplicaState`."""
 
     def __init__(self, instruments: Instruments, pool: str, info: Mapping[str, str]) -> None:
         gauges = {**REPLICA_GAUGES, "free_s": "Predicted seconds until all admitted queries are answered"}

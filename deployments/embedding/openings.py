@@ -1,8 +1,8 @@
 """Which replicas of a pool are open, and when the others open. Pure: the time is an argument.
 
-A Router of a large pool looks at a few replicas for each query. It must look at open ones: a pool that is busy on a few
-and idle on all others would refuse. So each report puts its replica among the open ones or in a heap by the time at
-which it opens, in O(log n), and the open ones are looked at in turn, so that Routers do not all choose the same one.
+In a large pool a Router compares only a few replicas for each query. These must be open ones, or it would refuse while
+most of the pool is idle. So each report puts its replica, in O(log n), among the open ones or into a heap sorted by
+opening time. The Router takes the open ones in turn, so that Routers do not all choose the same one.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ L = TypeVar("L")
 
 @dataclass(slots=True, eq=False)
 class Openings(Generic[L]):
-    """The open replicas of one pool, those that were looked at last at the end."""
+    """The open replicas of one pool, those that were compared last at the end."""
 
     _open: OrderedDict[L, None] = field(default_factory=OrderedDict)
-    _opens_at: dict[L, float] = field(default_factory=dict)  # of those that are or were closed, as said last
-    _next: list[tuple[float, int, L]] = field(default_factory=list)  # a heap; what differs from `_opens_at` is old
-    _count: Iterator[int] = field(default_factory=itertools.count)  # so that the heap need not compare replicas
+    _opens_at: dict[L, float] = field(default_factory=dict)  # replicas that were closed, by their last report
+    _next: list[tuple[float, int, L]] = field(default_factory=list)  # a heap; entries unlike `_opens_at` are outdated
+    _count: Iterator[int] = field(default_factory=itertools.count)  # tie-breaker: the heap cannot compare replicas
 
     def put(self, link: L, opens_at: float, now: float) -> None:
-        """It said that it opens then; in the past: that it is open."""
-        self._advance(now)  # also where nobody asks which are open: what is past is not kept
+        """Note when a replica opens. A time in the past means that it is open."""
+        self._advance(now)  # drops past entries even if nobody asks which are open
         if opens_at <= now:
             self._opens_at.pop(link, None)
             self._open.setdefault(link)
@@ -40,14 +40,14 @@ class Openings(Generic[L]):
                 heapq.heappush(self._next, (opens_at, next(self._count), link))
 
     def keep(self, links: list[L]) -> None:
-        """All others have gone."""
+        """Forget all other replicas."""
         kept = set(links)
         for link in (self._open.keys() | self._opens_at.keys()) - kept:
             self._open.pop(link, None)
             self._opens_at.pop(link, None)
 
     def some(self, now: float, count: int, suits: Callable[[L], bool]) -> list[L]:
-        """At most `count` open ones that suit; the next call begins with others."""
+        """At most `count` open replicas that `suits` accepts. The next call begins with others."""
         found, seen = list[L](), list[L]()
         for link in self.open(now):
             seen.append(link)
@@ -60,7 +60,7 @@ class Openings(Generic[L]):
         return found
 
     def open(self, now: float) -> Iterable[L]:
-        """All that are open."""
+        """All open replicas."""
         self._advance(now)
         return self._open
 

@@ -1,16 +1,16 @@
-"""One request at the replicas: what is where, what is answered, and what is offered once more.
+"""Follows one request at the replicas: where its queries are, which are answered, and which are offered once more.
 
-A query is offered a second time, at once and by the same deadline, when
+A query is offered a second time, with the same deadline, if
 
-    its replica died            elsewhere or there, a moment later
-    its engine is broken        elsewhere
-    its replica hangs           elsewhere, while the first offer stands: the first answer counts
+    its replica died            to any replica, a moment later
+    its engine is broken        to another replica
+    its replica hangs           to another replica, while the first offer stands; the first answer counts
 
-Other parts of the request are waited for meanwhile. What is lost a second time fails with its error.
+The other parts of the request continue meanwhile. A query that is lost a second time fails with its error.
 
-`Hedges` bound how many are offered elsewhere while the first offer stands: a replica that is only slow computes them,
-too. What a hung replica alone has at its deadline is told so (504), but not called off: a run that nobody waits for is
-stopped, and a device that has become slow would never be known to be slow.
+`Hedges` limits how many queries are offered elsewhere while the first offer stands, because a replica that is merely
+slow computes them as well. If only a hung replica has a query at its deadline, the query fails with 504. It is not
+called off: that would stop the run, and the replica would never learn that its device has become slow.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from deployments.errors import DeadlineExceeded, EngineBroken, ReplicaLost, Wind
 if TYPE_CHECKING:
     from deployments.embedding.placer import Placer
 
-TRIES = 2  # of a query whose replica died or failed
-_NEWS_S = 0.05  # pause before the second try: a dying node ends several replicas, and the news of each comes by itself
+TRIES = 2  # offers of a query whose replica died or failed
+_NEWS_S = 0.05  # pause before the second: a dying node ends several replicas, and each is reported separately
 
 
 @dataclass(slots=True)
 class Hedges:
-    """How many queries may be offered elsewhere although their first offer stands: a fifth of all, and a hundred
-    besides (Finagle's `RetryBudget`: 20 %, and 10 a second over 10 s).
+    """A budget of queries that may be offered elsewhere while their first offer stands: a fifth of all queries, plus
+    100 at the start (like Finagle's `RetryBudget`: 20 %, plus 10 a second over 10 s).
     """
 
     SHARE, MOST = 0.2, 100.0
@@ -47,21 +47,21 @@ class Hedges:
             self.left = min(self.MOST, self.left + self.SHARE * queries)
 
     def spend(self, queries: int) -> bool:
-        """False where there are not so many."""
+        """Spend `queries` of the budget. Returns False, and spends nothing, if less is left."""
         if self.left < queries:
             return False
         self.left -= queries
         return True
 
     def give_back(self, queries: int) -> None:
-        """Nobody had room for so many."""
+        """Return `queries` to the budget: no replica had room for them."""
         self.left = min(self.MOST, self.left + queries)
 
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """`parts`: what is at replicas now. `again`: queries that were offered a second time. `avoided`: replicas that are
-    not asked any more.
+    """One request. `parts`: the offers that are at replicas now. `again`: queries that were offered a second time.
+    `avoided`: replicas that are not asked again.
     """
 
     placer: Placer
@@ -73,7 +73,10 @@ class Placement:
     _broken: EngineBroken | None = None
 
     async def answered(self) -> Answers:
-        """All answers. Raises Busy, Unavailable, DeadlineExceeded, EngineFailed or ReplicaLost."""
+        """Place the request and return all answers.
+
+        Raises Busy, Unavailable, DeadlineExceeded, EngineFailed or ReplicaLost.
+        """
         left = list(range(len(self.request.ids)))
         try:
             while left or self.parts:
@@ -86,23 +89,23 @@ class Placement:
                 left = await (self._take(part) if part.pending.ended else self._hedge(part))
             return self.answers
         finally:
-            for part in self.parts:  # whoever leaves early takes its queries along
+            for part in self.parts:  # after an error or a cancellation
                 part.link.call_off(part.pending)
 
     async def _offer(self, left: list[int]) -> list[int]:
-        """Place these; what must be offered again of them."""
+        """Place these queries. Returns those that must be offered again."""
         try:
-            partial = bool(self.parts)  # the others are looked at meanwhile
+            partial = bool(self.parts)  # do not wait for an answer: other parts may need attention
             if await self.placer.place(self.request, left, self.parts, avoided=self.avoided, partial=partial):
                 return []
         except ReplicaLost as error:
             return await self._lost(left, error)
-        if self._broken is not None and not self.request.asked:  # there is no other
+        if self._broken is not None and not self.request.asked:  # there is no other replica
             raise self._broken
         raise self.placer.busy(self.request)
 
     async def _next(self) -> OfferedPart:
-        """The first part that has ended, or that hangs and was not noticed yet."""
+        """Wait for the first part that has ended, or whose replica newly hangs."""
         while True:
             hanging = 0
             for part in self.parts:
@@ -112,7 +115,7 @@ class Placement:
             now = asyncio.get_running_loop().time()
             left_s = self.request.due - now if hanging == len(self.parts) else None
             if left_s is not None and left_s <= 0:
-                for part in self.parts:  # what is there stays there
+                for part in self.parts:  # not called off: see the module's docstring
                     part.pending.outcome.add_done_callback(_look)
                 self.parts.clear()
                 raise DeadlineExceeded(
@@ -122,7 +125,7 @@ class Placement:
             await asyncio.wait(outcomes, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
     async def _take(self, part: OfferedPart) -> list[int]:
-        """What a part has come to; the queries that must be offered again."""
+        """Take the outcome of a part. Returns the queries that must be offered again."""
         self.parts.remove(part)
         try:
             self.placer.collect(self.request, part, part.pending.outcome.result(), self.answers)
@@ -140,7 +143,9 @@ class Placement:
         return []
 
     async def _lost(self, indices: list[int], error: WindveError) -> list[int]:
-        """Those of them that are nowhere now. Raises the error where one was lost before, or it is too late."""
+        """Those of the lost queries that no replica has now. Raises `error` if one was lost before, or if the deadline
+        has passed.
+        """
         elsewhere = {index for part in self.parts for index in part.indices}
         left = [index for index in indices if index not in self.answers and index not in elsewhere]
         if left and (not self.again.isdisjoint(left) or asyncio.get_running_loop().time() > self.request.due):
@@ -151,7 +156,7 @@ class Placement:
         return left
 
     async def _hedge(self, part: OfferedPart) -> list[int]:
-        """Offer elsewhere what a replica has that hangs, if somebody has room."""
+        """Offer the queries of a hung replica elsewhere, if another replica has room."""
         self.avoided.append(part.link)
         left = [index for index in part.indices if index not in self.answers and index not in self.again]
         if left and self.placer.hedges.spend(len(left)):
@@ -166,14 +171,14 @@ class Placement:
 
 
 def _look(outcome: asyncio.Future[Any]) -> None:
-    """Nobody waits for it any more: an error is no news."""
+    """Retrieve an outcome that nobody awaits, so that asyncio does not log its error."""
     if not outcome.cancelled():
         outcome.exception()
 
 
 async def admitted(pending: PendingOffer) -> int:
-    """How many of the offer's queries the replica has admitted. A single one is known by its outcome, or to be there
-    where the replica hangs.
+    """How many of the offer's queries the replica has admitted. An offer that is not partial tells it only by its
+    outcome; if the replica hangs, all its queries count as admitted.
     """
     if pending.admitted is not None:
         return await pending.admitted

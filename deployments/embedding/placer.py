@@ -1,7 +1,7 @@
 """Chooses replicas for a request: which ones the Router asks, in which order, and the error if none admits.
 
-Replicas decide; the Router only asks. A request of several queries may be spread over replicas. The
-Router confirms the parts when all are admitted, or calls them off; their replicas wait for that a moment.
+Replicas decide; the Router only asks. A request of several queries may be spread over replicas. Once all parts are
+admitted, the Router confirms them; otherwise it calls them off. Meanwhile their replicas delay the next run a little.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from deployments.embedding.view import Ask
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
 from deployments.serving.ejections import Ejections
 
-_ASKED = 4  # replicas of a pool, at most, for one query
-_RETRY_LATER = 0.02  # of the SLO after the opening, at least the cost of a query: at the opening itself many come back
+_ASKED = 4  # the most replicas of a pool that are asked for one query
+_RETRY_LATER = 0.02  # of the SLO, and at least a query's cost: added to the opening, when many clients would come back
 _SHORTEST_RETRY_S = 0.01
-_LEAST_SHARE = 0.1  # of a device's time, for work: beta may be nearly an SLO
+_LEAST_SHARE = 0.1  # the least share of a device's time that counts as work, since beta may be almost an SLO
 
 
 class Placer:
-    """One Router's. `pools` are asked in their order; `refused` counts the requests that were answered busy."""
+    """A Router's placer. It asks `pools` in their order. `refused` counts the requests answered busy."""
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         self.pools = pools
-        self.config: RouterConfig  # the Router's, once it has one
+        self.config: RouterConfig  # set by the Router
         self.refused = 0
         self.hedges, self.ejections = Hedges(), Ejections(pools)
         self.transit_s = 0.0  # from here to a replica and back
         self._transit = Transit()
         self._comebacks = Comebacks()
 
-    # --- what there is ------------------------------------------------------------------------------------------------
+    # --- capacity -----------------------------------------------------------------------------------------------------
 
     @property
     def can_answer(self) -> bool:
         return any(pool.is_open for pool in self.pools.values())
 
     def capacity(self, tokens: float, request: Request | None = None) -> float:
-        """Queries of so many tokens that may be in flight at once; with what is left of the SLO for those of this
-        request.
+        """How many queries of `tokens` tokens may be in flight at once. If `request` is given, only the rest of the SLO
+        that this request still has counts.
         """
         slo_s = self.config.slo_s
         if request is not None:
@@ -58,18 +58,18 @@ class Placer:
         return sum(pool.capacity(tokens, slo_s) for pool in self.pools.values())
 
     def room_queries(self, now: float, tokens: float, left_s: float) -> float:
-        """About how many queries of so many tokens, with so much time left, would be admitted now."""
+        """Roughly how many queries of `tokens` tokens with `left_s` to their deadline would be admitted now."""
         return sum(pool.room_queries(now, tokens, left_s) for pool in self.pools.values())
 
     @property
     def routers(self) -> int:
-        """Routers that live, this one included, as far as the replicas know."""
+        """The number of live Routers, including this one, as far as the replicas know."""
         states = [link.view.state for pool in self.pools.values() for link in pool.live]
         return max((state.routers for state in states if state is not None), default=1)
 
     def price(self, lengths: Sequence[int], unit: Unit, answers: Answers | None = None) -> float:
-        """What queries of so many tokens cost: tokens; or device seconds of the pools that answered, by their cost
-        models. Without `answers`: of the first pool that is open.
+        """The cost of queries of these lengths, in tokens or in device seconds. Device seconds follow the cost models
+        of the pools that answered or, without `answers`, of the first open pool.
         """
         if unit == "tokens":
             return float(sum(lengths))
@@ -80,8 +80,8 @@ class Placer:
     # --- place --------------------------------------------------------------------------------------------------------
 
     def answer(self, request: Request) -> Awaitable[Answers]:
-        """Admit all queries or none, and wait for their answers. What a replica loses is offered once more
-        (`placement`).
+        """Have all queries admitted or none, and wait for the answers. Queries that a replica loses are offered once
+        more (`placement`).
 
         Raises Busy, Unavailable, DeadlineExceeded, EngineFailed or ReplicaLost.
         """
@@ -96,9 +96,10 @@ class Placer:
         avoided: Collection[Link] = (),
         partial: bool = False,
     ) -> bool:
-        """Have all of `left` admitted, and add to `parts` what is where. Where there is not enough room, nothing of it
-        stays anywhere: False, or ReplicaLost. `avoided` are not asked. `partial`: a single query does not wait for its
-        outcome.
+        """Have all queries in `left` admitted, and append their parts to `parts`. Returns True on success.
+
+        If there is not enough room, all of them are called off, and it returns False or raises ReplicaLost. It does not
+        ask the replicas in `avoided`. `partial`: do not wait for the answer of a single query.
         """
         partial, lost, placed = partial or len(left) > 1, None, list[OfferedPart]()
         try:
@@ -131,10 +132,10 @@ class Placer:
         return False
 
     def candidates(self, request: Request, lengths: Sequence[int]) -> Iterator[tuple[Pool, Link]]:
-        """Yield the replicas to ask, in order: pool by pool, within a pool the earliest predicted finish first.
+        """Yield the replicas to ask, in order: pool by pool, and within a pool by predicted finish.
 
-        `lengths`: tokens of each query. A replica that has no room for the first one, by what it said, is skipped: the
-        Router counts the work as refused for that replica, and notes in `request` when to come back.
+        `lengths`: tokens of each query. A replica that reported no room for the first query is skipped: the Router
+        counts the work as refused for that replica, and notes in `request` when to come back.
         """
         trial = request.wanted.trial
         asks_all = trial is not None or request.deferrable
@@ -148,7 +149,7 @@ class Placer:
             slo_s, now = max(self.config.slo_s, request.allowed_s), loop.time()
             ask = self._ask(now, request, lengths[0])
             for link in pool.soonest(now, lengths, _ASKED, ask=ask, slo_s=slo_s, depth=depth):
-                now = loop.time()  # the one before has been asked meanwhile
+                now = loop.time()  # asking the previous replica took time
                 if not asks_all and (opens_s := link.view.opens_for_s(now, ask)) > 0:
                     if request.last_pool != pool.name:
                         link.refuse_here(lengths, request.allowed_s, request.tenant)
@@ -181,8 +182,8 @@ class Placer:
         return part
 
     def collect(self, request: Request, part: OfferedPart, found: list[Answered] | Refused, answers: Answers) -> None:
-        """Take the answers of a part, and learn from them how long the transit takes. Raises ReplicaLost where the
-        replica hung, was thought to have the query, and has refused it.
+        """Add the answers of a part to `answers`, and learn the transit time from them. Raises ReplicaLost if a hung
+        replica, which was assumed to have admitted the query, refuses it after all.
         """
         if isinstance(found, Refused):
             raise ReplicaLost("the replica that had the query has no room for it; try again")
@@ -197,7 +198,7 @@ class Placer:
     # --- refuse -------------------------------------------------------------------------------------------------------
 
     def is_full(self, request: Request, tokens: int) -> bool:
-        """No replica has room for a query of so many tokens, by what they said."""
+        """Whether no replica has reported room for a query of `tokens` tokens."""
         now = asyncio.get_running_loop().time()
         ask = self._ask(now, request, tokens)
         for pool in self.pools.values():  # noqa: SIM110 - as in `Pool.is_full`
@@ -206,15 +207,15 @@ class Placer:
         return True
 
     def busy_everywhere(self, request: Request, lengths: Sequence[int]) -> WindveError:
-        """The error for a request that is refused because `is_full`. Adds its work, with so many tokens in each query
-        as is estimated, to what the Router refused for each replica.
+        """The error for a request that is refused because of `is_full`. Counts its work as refused for each replica.
+        `lengths`: the estimated tokens of each query.
         """
         for _ in self.candidates(request, lengths):
             pass
         return self.busy(request, lengths)
 
     def _ask(self, now: float, request: Request, tokens: int) -> Ask:
-        """A query of the request, of so many tokens, if it is sent now."""
+        """What to ask of a replica for a query of `tokens` tokens of this request, sent now."""
         allowed_s = request.allowed_s
         lag_s = self.transit_s + now - request.started - max(0.0, allowed_s - self.config.slo_s)
         return Ask(tokens, allowed_s, lag_s, request.tenant)
@@ -234,11 +235,11 @@ class Placer:
     def _retry_after_s(self, request: Request, lengths: Sequence[int]) -> float:
         opens_s = request.retry_s if math.isfinite(request.retry_s) else self.config.slo_s
         slo_s = self.config.slo_s
-        rate, routers = 0.0, 1  # requests like this one that all devices do in a second; who else tells others
+        rate, routers = 0.0, 1  # requests like this one that all devices answer in a second; Routers
         for pool in self.pools.values():
             if pool.is_open and (state := (view := pool.live[0].view).state) is not None:
                 model = view.model
-                share = max(_LEAST_SHARE, 1 - state.slowdown * model.beta_s / slo_s)  # of its time, for work
+                share = max(_LEAST_SHARE, 1 - state.slowdown * model.beta_s / slo_s)  # of its time, without beta
                 work_s = model.cost_s(lengths[0]) if len(lengths) == 1 else model.work_s(lengths)
                 rate += share * len(pool.live) / max(1e-9, state.slowdown * work_s)
                 routers = max(routers, state.routers)
@@ -248,8 +249,8 @@ class Placer:
         return max(_SHORTEST_RETRY_S, retry_s)
 
     def busy(self, request: Request, lengths: Sequence[int] = ()) -> WindveError:
-        """Why the request is not admitted: Busy, with the moment to come back; Unavailable; or DeadlineExceeded where
-        it would be late on idle devices, too. `lengths`: of its queries, where they are not known from their tokens.
+        """Why the request is not admitted: Busy, which says when to come back; Unavailable; or DeadlineExceeded, if
+        even idle devices would be late. `lengths`: the queries' estimated tokens, if they are not tokenized yet.
         """
         if not self.can_answer and request.wanted.trial is None:
             return self.unavailable()
@@ -277,13 +278,13 @@ class Placer:
 
 
 def _is_too_long(request: Request, link: Link, indices: Sequence[int]) -> bool:
-    """Not only for what is left of the time that the request allows."""
+    """Whether a query would be late even if all of the time that the request allows were left."""
     model = link.view.model
     return model.beta_s + max(map(model.cost_s, request.lengths(indices))) > request.allowed_s
 
 
 async def _settled(pending: PendingOffer) -> list[Answered] | Refused | Exception:
-    """Its outcome, an error as a value."""
+    """The outcome of an offer. An error is returned, not raised."""
     try:
         return await pending.outcome
     except WindveError as error:

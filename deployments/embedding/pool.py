@@ -1,4 +1,4 @@
-"""One pool as the Router sees it: its live replicas, and a link to each."""
+"""A pool as a Router sees it: its live replicas, with a link to each."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.view import UNKNOWN_COST, Ask
 from deployments.serving.replica_set import ReplicaSet
 
-_AWAY = 1.25  # a replica on another node counts as if it finished so many times later: one slow run of the nearest must
-# not move queries between nodes
-_LOOKED_AT = 16  # replicas, for one query: to look at all would take a thousand nodes' Router milliseconds
+# Factor on the finish of a replica on another node: one slow run on this node must not send queries to others.
+_AWAY = 1.25
+_LOOKED_AT = 16  # replicas compared for one query: comparing those of a thousand nodes would take milliseconds
 
 
 class Pool(ReplicaSet[Link]):
-    """One pool. `name` is "accelerator" or "cpu"; `deployment` is the name of its Serve deployment. Call `configure`
+    """A pool. `name` is "accelerator" or "cpu"; `deployment` is the name of its Serve deployment. Call `configure`
     before `connect`.
     """
 
@@ -34,16 +34,16 @@ class Pool(ReplicaSet[Link]):
     def __init__(self, name: str, **where: Any) -> None:
         super().__init__(name, **where)
         self._openings = Openings[Link]()
-        self._turn = 0  # of those that are not open
-        self._first: Link | None = None  # of those that live, or of the last ones that did
+        self._turn = 0  # where the next look at replicas that are not open begins
+        self._first: Link | None = None  # the preferred live replica, or the last one that lived
 
     def configure(self, config: PoolConfig, policy: Mapping[str, Any]) -> None:
-        """Put a new config in force, and send it to every replica.
+        """Apply a new config, and send it to every replica.
 
-        `policy` has `slo_s` (s), `admission` ("deadline" or "depth"), `bulk_share` and `max_batch_fraction` (0 to 1;
-        None: by beta). The replicas get it with `router` (this Router's replica id), `depth` (int or None) and `model`
-        ([query_s, token_s, token2_s, beta_s], or None: what the replica measured at warm-up). `RunLoop._configure`
-        reads it.
+        `policy` has `slo_s` (s), `admission` ("deadline" or "depth"), `bulk_share`, and `max_batch_fraction` (0 to 1,
+        or None to derive it from beta). The replicas also get `router` (this Router's replica id), `depth` (int or
+        None) and `model` ([query_s, token_s, token2_s, beta_s], or None to use what the replica measured at warm-up).
+        `RunLoop._configure` reads it.
         """
         self.config = config
         model = None
@@ -59,8 +59,8 @@ class Pool(ReplicaSet[Link]):
             self._first = self.live[0]
 
     def heard(self, link: Link) -> None:
-        """A replica has reported, or was ejected: when it opens may be another time now."""
-        if self.links.get(link.view.replica) is link:  # Serve counts it in
+        """Update when a replica opens: it has reported or was ejected."""
+        if self.links.get(link.view.replica) is link:  # Serve lists it
             now = self._loop.time()
             self._openings.put(link, now + link.view.opens_s(now), now)
 
@@ -70,11 +70,11 @@ class Pool(ReplicaSet[Link]):
 
     @property
     def by_count(self) -> bool:
-        """Admission by depth: Algorithm 1."""
+        """Whether admission is by depth (Algorithm 1)."""
         return bool(self.policy.get("admission") == "depth")
 
     def capacity(self, tokens: float, slo_s: float) -> float:
-        """Queries of so many tokens that may be in flight at once on idle replicas."""
+        """How many queries of `tokens` tokens idle replicas would admit at once."""
         if not self.is_open:
             return 0.0
         if self.by_count:
@@ -82,7 +82,7 @@ class Pool(ReplicaSet[Link]):
         return sum(link.view.most_queries(tokens, slo_s) for link in self.live)
 
     def room_queries(self, now: float, tokens: float, left_s: float) -> float:
-        """About how many of them would be admitted now."""
+        """Roughly how many queries of `tokens` tokens with `left_s` to their deadline would be admitted now."""
         if not self.is_open:
             return 0.0
         if self.by_count:
@@ -92,21 +92,21 @@ class Pool(ReplicaSet[Link]):
 
     @property
     def queries_per_s(self) -> float:
-        """Queries of 75 tokens that its live replicas do in a second, about."""
+        """Roughly how many queries of 75 tokens the live replicas answer in a second."""
         return sum(1 / max(link.view.model.alpha_s, 1e-6) for link in self.live)
 
     @property
     def model(self) -> CostModel:
-        """Its first replica's; while none lives, that of the last one that did: it may still answer."""
+        """The cost model of the first live replica, or of the last one that lived, which may still answer."""
         return UNKNOWN_COST if self._first is None else self._first.view.model
 
     @property
     def calibrated(self) -> bool:
-        return self.config.alpha_s is not None  # and beta_s with it: the settings see to that
+        return self.config.alpha_s is not None  # the settings require beta_s with it
 
     @property
     def latency_model(self) -> tuple[float, float]:
-        """(alpha_s, beta_s): calibrated if the config has them, else what a replica measured while it warmed up."""
+        """(alpha_s, beta_s): calibrated if the config has them, else measured by a replica at warm-up."""
         if self.config.alpha_s is not None and self.config.beta_s is not None:
             return self.config.alpha_s, self.config.beta_s
         return self.model.alpha_s, self.model.beta_s
@@ -121,8 +121,8 @@ class Pool(ReplicaSet[Link]):
         slo_s: float = math.inf,
         depth: int | None = None,
     ) -> Iterator[Link]:
-        """The live replicas that would finish first, `most` of them: those that have room for the first query before
-        the others. Those that have stopped, or were sent enough, are left out. `ask`: the first query.
+        """At most `most` live replicas: those with room for the first query come first, and then by predicted finish.
+        Replicas that have stopped, are ejected or were sent enough already are left out. `ask`: the first query.
         """
 
         def suits(link: Link) -> bool:
@@ -143,20 +143,20 @@ class Pool(ReplicaSet[Link]):
         )
 
     def is_full(self, now: float, ask: Ask) -> bool:
-        """None has room for this query, by what they said. Of many replicas only those count as full that are so for a
-        query of the mean cost.
+        """Whether no replica has reported room for this query. In a pool of more than `_LOOKED_AT` replicas, room for a
+        query of the mean cost counts.
         """
         if len(self.live) > _LOOKED_AT:
             return all(link.view.opens_s(now, ask.tenant) > 0 for link in self._openings.open(now))
-        for link in self.live:  # noqa: SIM110 - `all` takes a microsecond longer, for each query
+        for link in self.live:  # noqa: SIM110 - `all` takes a microsecond longer for each query
             if link.view.opens_for_s(now, ask) <= 0:
                 return False
         return True
 
     def _some(self, now: float, tenant: Tenant | None, suits: Callable[[Link], bool]) -> Sequence[Link]:
-        """The replicas that are looked at for one query. Where there are many, a few that are open, in turn, or all
-        Routers would turn to the same one that seems best; and others, to make up the number: they are told what was
-        refused for want of them, and some queries may wait for them.
+        """The replicas that are compared for one query. In a large pool these are a few open ones, taken in turn, so
+        that Routers do not all turn to the one that seems best. If too few are open, others fill up: they must hear
+        which work was refused because they are full, and some queries may wait for them.
         """
         if len(self.live) <= _LOOKED_AT:
             return [link for link in self.live if suits(link)]
@@ -173,7 +173,7 @@ class Pool(ReplicaSet[Link]):
         return found
 
     def state(self) -> PoolState:
-        """For Prometheus."""
+        """The pool's state for the metrics."""
         alpha_s, beta_s = self.latency_model
         is_open = self.config.queue_depth != 0
         ejected, depth = len(self.ejected()), self.config.queue_depth or 0
@@ -181,11 +181,11 @@ class Pool(ReplicaSet[Link]):
 
     @property
     def in_flight(self) -> int:
-        """Queries admitted and not answered, of all Routers."""
+        """Unanswered queries of all Routers."""
         return sum(link.view.state.in_flight for link in self.live if link.view.state is not None)
 
     def describe(self) -> dict[str, Any]:
-        """As `/info` shows it."""
+        """The pool as `/info` shows it."""
         alpha_s, beta_s = self.latency_model
         states = [link.view.state for link in self.live if link.view.state is not None]
         return {

@@ -1,4 +1,4 @@
-"""An embedding replica: one engine on one device. The accelerator's and the CPU's deployments are this one class."""
+"""An embedding replica: one engine on one device. Both pools' deployments use this class."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from deployments.settings import Settings
 _WARM_UP_S = 2.0
 _WARM_UP_RUNS = ((1, 75), (16, 75), (4, 250), (32, 10), (64, 75), (2, 500))  # queries, tokens of each
 _FEWEST_RUNS = 2
-_PASS_SHARE = 0.12  # of the SLO, for what leaves together
-_PLACEHOLDER_SLO_S = 1.0  # a placeholder: the queue is closed until the first Router has sent its settings
+_PASS_SHARE = 0.12  # of the SLO: the most that one pass should take
+_PLACEHOLDER_SLO_S = 1.0  # unused: the queue is closed until the first Router has sent its settings
 
 
 class Embedder(Replica[Settings]):
-    """A replica of the accelerator's or of the CPU's pool."""
+    """A replica of the accelerator or the CPU pool."""
 
     unit = "run"
     frame_type = Offers
@@ -80,7 +80,7 @@ class Embedder(Replica[Settings]):
         return self._worker.utilization()
 
     def _measure(self) -> CostModel:
-        """Warm up; a first cost model for the time before calibration, from a few lengths and sizes in two seconds."""
+        """Warm up for two seconds with a few lengths and sizes. Returns a cost model to use until calibration."""
         runs: list[tuple[list[int], float]] = []
         ends = time.monotonic() + _WARM_UP_S
         longest = self._card.max_tokens
@@ -92,7 +92,7 @@ class Embedder(Replica[Settings]):
         return CostModel.fit(runs)
 
     def _time(self, lengths: list[int]) -> float:
-        """Seconds of one run, the quicker of two: the first run of a shape pays for allocations."""
+        """Seconds of one run: the faster of two, because the first run of a shape pays for allocations."""
         batch = self._warm_up_batch(lengths)
         seconds = []
         for _ in range(1 if self._engine.info.emulated else 2):
@@ -106,7 +106,7 @@ class Embedder(Replica[Settings]):
         return TokenBatch.random(card.vocab_size, lengths, len(lengths), card.outputs_for(card.kind))
 
     def _compute(self, run: Sequence[EngineQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
-        """One run, in the engine's thread; each pass, and the end, is told to the loop."""
+        """Run these queries in the engine's thread. The loop is told when each pass and the run end."""
         on_loop = asyncio.get_running_loop().call_soon_threadsafe
 
         def tell(indices: Indices, answers: Iterable[Numbers], norms: Numbers) -> None:
@@ -116,14 +116,14 @@ class Embedder(Replica[Settings]):
             problem: BaseException | None = None
             try:
                 self._run(run, tell, stop)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the run's queries are told
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the run's queries must end
                 problem = error
             on_loop(ended, problem)
 
         self._thread.submit(work)
 
     def _run(self, run: Sequence[EngineQuery], tell: Passed, stop: threading.Event) -> None:
-        """In the engine's thread."""
+        """Compute a run. Runs in the engine's thread."""
         lengths = [len(query.ids) for query in run]
         for group in by_output([query.outputs for query in run], lengths, self._engine.micro_batch_tokens):
             chosen, outputs = np.array(group, np.intp), run[group[0]].outputs
@@ -133,11 +133,11 @@ class Embedder(Replica[Settings]):
                 tell(chosen[indices], join(rows, outputs, batch.lengths[indices]), norms)
 
     def _shape(self, found: Sequence[Rows], outputs: Outputs, lengths: Lengths) -> tuple[list[Rows], Rows]:
-        """(rows of each output, norms float32 [queries]) as they go to the Router.
+        """Prepare outputs for the Router. Returns the rows of each output, and norms float32 [queries].
 
-        - Embeddings are made unit vectors. The client may want them as the model gave them, so the norms go along.
+        - Embeddings become unit vectors. Their norms are sent as well, for clients that want the model's own vectors.
         - Rows of tokens, and the numbers of other kinds of model, stay as they are, with norms of 1.
-        - A norm that is not finite marks a query with numbers that are not finite.
+        - A norm that is not finite marks a query whose numbers are not all finite.
         """
         shaped, norms = list[Rows](), np.ones(len(lengths), np.float32)
         starts = np.cumsum(lengths) - lengths
@@ -156,7 +156,7 @@ class Embedder(Replica[Settings]):
         return shaped, norms
 
     def _bound_passes(self, schedule: Scheduler[OfferedQuery]) -> None:
-        """A pass takes a small share of the SLO, so that answers leave early and a deadline is not missed by a pass."""
+        """Limit a pass to a small share of the SLO, so that answers leave early and no deadline is missed by a pass."""
         if alpha_s := schedule.limits.model.alpha_s:
             self._engine.bound_passes(int(_PASS_SHARE * schedule.limits.policy.slo_s / alpha_s * QUERY_TOKENS))
             schedule.set_pass_tokens(self._engine.micro_batch_tokens)

@@ -27,14 +27,15 @@ from deployments.settings import Kind
 class Embedded:
     """The answer to a request.
 
-    - `vectors`, one for each query, in order, of the first output that was asked for. Of "text" for an embedding model
-      unit vectors float32 [dimension], for rerankers and classifiers logits float32 [labels], for sparse models rows
-      for `sparse.unpack`. Of "sparse" rows for `sparse.unpack` too. Of the others float32 [tokens, numbers].
-    - `norms`: of each vector before it was made a unit vector; 1.0 for all that are not unit vectors.
+    - `vectors`: the first output that was asked for, one array for each query, in order. For "text": unit vectors
+      float32 [dimension] of an embedding model, logits float32 [labels] of a reranker or classifier, rows for
+      `sparse.unpack` of a sparse model. For "sparse": rows for `sparse.unpack`. Otherwise float32 [tokens, numbers].
+    - `norms`: the norm of each embedding before it became a unit vector; 1.0 for everything else.
     - `pools`: the names of the pools that answered, sorted.
-    - `tokens`: of all queries together, prompts and special tokens included.
-    - `characters`: of all texts and pairs together, without prompts.
-    - `tokenization_s`: from arrival to the last token id. `queue_s`, `compute_s`: the slowest query's. `total_s`: all.
+    - `tokens`: the total of all queries, including prompts and special tokens.
+    - `characters`: the total of all texts and pairs, without prompts.
+    - `tokenization_s`: from arrival to the last token id. `queue_s`, `compute_s`: the slowest query's. `total_s`: from
+      arrival to the answer.
     """
 
     vectors: Sequence[npt.NDArray[np.float32]]
@@ -53,19 +54,20 @@ class Embedded:
 class Wanted:
     """The options of a request.
 
-    - `kinds`: the kinds of model whose answers the caller can use; a model of no such kind raises WrongKind.
-    - `truncate`: cut inputs that are too long, or refuse them; None: as `limits.auto_truncate` says.
+    - `kinds`: the kinds of model whose answers the caller can use. Any other model raises WrongKind.
+    - `truncate`: whether to cut inputs that are too long (True) or refuse them (False); None: as
+      `limits.auto_truncate`.
     - `truncation_direction`: the side on which they are cut.
-    - `bounds`: on tokens, where they are to be fewer than the model takes.
+    - `bounds`: limits on tokens below the model's own.
     - `prompt_name`: the prompt to put before each input; empty: none; None: the model's default, if it has one.
     - `bulk`: answer it as a bulk request.
     - `trial`: admit it by a calibration's rule. It is then never bulk.
-    - `timeout_s`: seconds that the caller will wait. They replace the SLO as the deadline.
+    - `timeout_s`: how long the caller will wait. It replaces the SLO in the deadline.
     - `waited_s`: seconds since the request came to this host. Its deadline counts from then.
-    - `role`: read the texts as queries or as documents; it counts for models that read the two in different ways.
-    - `outputs`: what to answer, all from one run; empty: what such kinds of model answer.
-    - `record`: where the Router keeps what becomes of the request, for logs and traces; None: nobody asks.
-    - `client`: who asks; None where clients are not told apart.
+    - `role`: whether the texts are queries or documents. Only some models treat the two differently.
+    - `outputs`: what to compute, all in one run; empty: the default of the model's kind.
+    - `record`: where the Router records what happens to the request, for logs and traces; None: nowhere.
+    - `client`: who sent the request; None if clients are not distinguished.
     """
 
     kinds: tuple[Kind, ...] = ("embedding",)
@@ -84,18 +86,21 @@ class Wanted:
 
     @property
     def charged(self) -> Client | None:
-        """Whose share and quota it counts against: a calibration's queries count against nobody's."""
+        """The client whose share and quota it counts against. A calibration's queries count against nobody's."""
         return None if self.trial is not None else self.client
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request on its way. Times are the loop's, in seconds. `deferrable`: it waits behind early deadlines.
+    """A request in the Router. Times are the loop's, in seconds. `deferrable`: it waits behind early deadlines.
 
-    What replicas said is kept for the error, if it comes to that: `retry_s` is the earliest that one of them has room,
-    `room` is how many such requests it has room for then at once, `asked` counts them, `never` those of them on which
-    it would not end in time even if they were idle, and `last_pool` is the pool of the last one. `is_over_share`: one
-    said that the tenant asks for more than its share.
+    These fields record the replicas' refusals for a possible error:
+
+    - `retry_s`: the earliest time until one of them has room; `room`: how many such requests it then has room for at
+      once.
+    - `asked`: how many replicas had no room; `never`: how many of them would be late even if they were idle.
+    - `last_pool`: the pool of the last one.
+    - `is_over_share`: one of them reported that the tenant is over its share.
     """
 
     queries: Sequence[Query]
@@ -114,8 +119,8 @@ class Request:
     never: int = 0
     last_pool: str | None = None
     is_over_share: bool = False
-    charge: Charge | None = None  # what it has cost its client's quota, if there is one
-    characters: int = field(init=False)  # of all queries, with the prompt before each; token ids count as characters
+    charge: Charge | None = None  # against its client's quota, if there is one
+    characters: int = field(init=False)  # of all queries, each with the prompt; a token id counts as a character
 
     def __post_init__(self) -> None:
         self.characters = sum(map(len, self.queries)) + len(self.prompt) * len(self.queries)
@@ -134,7 +139,7 @@ class Request:
         return self.due - self.started
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
-        """Tokens of these queries."""
+        """How many tokens each of these queries has."""
         return [len(self.ids[index]) for index in indices]
 
 
@@ -150,10 +155,10 @@ class OfferedPart:
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """What became of a request; the Router fills it in.
+    """What happened to a request, filled in by the Router.
 
-    - `model`: its name. None, as all that follows, if the request did not come so far.
-    - `parts`: each offer to a replica, in their order, and in how many seconds of it the Router predicted the answer.
+    - `model`: its name; None if the request failed before that was known. `request` is then None as well.
+    - `parts`: each offer to a replica, in order, with the predicted seconds from the offer to its answer.
     - `done`: the answer, if there is one.
     """
 
@@ -164,7 +169,7 @@ class Record:
 
     @property
     def predicted_s(self) -> float | None:
-        """From the request's arrival to its answer, as predicted with its last offer; None: nothing was offered."""
+        """Seconds from arrival to answer, as predicted at the last offer; None if nothing was offered."""
         if self.request is None or not self.parts:
             return None
         part, finish_s = self.parts[-1]
@@ -176,7 +181,7 @@ Answers = dict[int, tuple[str, Answered]]
 
 
 RowsOf = Callable[[npt.NDArray[np.float32], TokenIds], Mapping[Output, npt.NDArray[np.float32]]]
-"""What the numbers of a query's answer say of each output, given its token ids (`Encoder.rows`)."""
+"""Splits the numbers of a query's answer into its outputs, given its token ids (`Encoder.rows`)."""
 
 
 def embedded(request: Request, answers: Answers, rows_of: RowsOf) -> Embedded:
@@ -191,7 +196,7 @@ def embedded(request: Request, answers: Answers, rows_of: RowsOf) -> Embedded:
     vectors = found.pop(outputs[0])
     tokenization_s = request.tokenised - request.started
     parts_s = tokenization_s + max(answer.queue_s + answer.compute_s for _, answer in in_order)
-    elapsed_s = asyncio.get_running_loop().time() - request.started  # uvloop counts whole milliseconds: it may be less
+    elapsed_s = asyncio.get_running_loop().time() - request.started  # uvloop counts whole ms: it may be too small
     return Embedded(
         vectors=vectors,
         norms=[answer.norm for _, answer in in_order],

@@ -1,9 +1,9 @@
-"""The Router tokenises a request, chooses replicas for it and returns the answer. Start reading at `Router.embed`.
+"""The Router tokenizes a request, chooses replicas for it and returns the answer. Start reading at `Router.embed`.
 
-The Router does not admit: each replica decides for itself (`scheduler`). The Router offers a query first to the
-accelerator replicas, then to the CPU replicas. Within a pool it asks first the replica that would finish first. When
-every replica that it asked has refused, it raises Busy (`placer`). A bulk request waits at the Router until
-replicas have room (`bulk`).
+The Router does not admit: each replica decides for itself (`scheduler`). The Router offers a query to the accelerator
+replicas first, then to the CPU replicas. Within a pool, the replica with the earliest predicted finish comes first. If
+every replica that it asked refuses, it raises Busy (`placer`). A bulk request waits at the Router until replicas have
+room (`bulk`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from deployments.models.tokenizer_check import checked_tokenizer
 from deployments.serving.router import BaseRouter, Handles, RouterContext
 from deployments.settings import Settings
 
-_JOIN_S, _LOOK_S = 3.0, 0.01  # since the start; between two looks
-_TIMER_S = 0.001  # a timer may fire so much before its time
-_AHEAD, _SPARE = 1.5, 8  # queries are tokenised for so many times the room, and a few more: an estimate may be wrong
+_JOIN_S, _LOOK_S = 3.0, 0.01  # the longest wait for replicas at the start; how often it looks
+_TIMER_S = 0.001  # how much too early a timer may fire
+_AHEAD, _SPARE = 1.5, 8  # tokenize 1.5 times the queries that have room, plus 8: the room is an estimate
 
 
 class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
@@ -75,7 +75,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         }
         for name, pool in self.pools.items():
             pool.configure(config.pool(name), policy)
-        self._replicas_changed()  # a pool may be closed now, or open
+        self._replicas_changed()  # a pool may have opened or closed
         depths = {name: pool.config.queue_depth for name, pool in self.pools.items()}
         return f"admission by {config.admission}, SLO {config.slo_s:g} s, depths {depths}"
 
@@ -83,10 +83,10 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         self._placer.ejections.replicas_changed()
         self._bulk.reconsider()
 
-    # --- the way of a query -------------------------------------------------------------------------------------------
+    # --- the path of a query ------------------------------------------------------------------------------------------
 
     async def embed(self, queries: Sequence[Query], wanted: Wanted) -> Embedded:
-        """Answer one request of 1..n queries, and count it: embed them, or what else the model is for.
+        """Answer a request of one or more queries, with embeddings or whatever else the model computes, and count it.
 
         Raises WrongKind, InvalidInput, Forbidden, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
         """
@@ -108,7 +108,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         return done
 
     async def _answer(self, request: Request) -> Answers:
-        """Raises what `embed` does."""
+        """Charge, tokenize and place the request. Raises what `embed` raises."""
         most_s = self._most_s(request)
         allowed_s = request.wanted.timeout_s or math.inf
         try:
@@ -128,7 +128,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             raise
 
     async def _place(self, request: Request) -> Answers:
-        """Have it answered."""
+        """Have replicas answer the request, and settle its charge."""
         placer = self._bulk if request.bulk else self._placer
         if request.charge is None:
             return await placer.answer(request)
@@ -139,7 +139,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         return answers
 
     def _charge(self, request: Request) -> None:
-        """The client's quota pays an estimate, before anything is waited for. Raises OverQuota."""
+        """Charge an estimate to the client's quota before any wait. Raises OverQuota."""
         if request.quota is None:
             return
         request.charge = Charge(request.quota)
@@ -151,7 +151,10 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             charge.settle(self._placer.price(lengths, charge.quota.unit, answers))
 
     def _open(self, queries: Sequence[Query], wanted: Wanted) -> Request:
-        """Raises WrongKind, InvalidInput, Forbidden or DeadlineExceeded."""
+        """Create the request: its deadline, class and outputs.
+
+        Raises WrongKind, InvalidInput, Forbidden or DeadlineExceeded.
+        """
         outputs = self._outputs(wanted)
         if self.metrics.recent.wants_finish() and wanted.record is None:
             wanted = replace(wanted, record=Record())
@@ -171,7 +174,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         return request
 
     def _outputs(self, wanted: Wanted) -> Outputs:
-        """Raises WrongKind."""
+        """The outputs to compute. Raises WrongKind."""
         card = self.card
         kind = next((kind for kind in wanted.kinds if kind in card.kinds), None)
         if kind is None or not {"text", *card.token_widths}.issuperset(wanted.outputs):
@@ -183,7 +186,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         return self.config.bulk.timeout_s if request.bulk else self.config.request_timeout_s
 
     def _refuse_early(self, request: Request) -> None:
-        """Raises Busy or Unavailable where no replica would admit it, before it is tokenised."""
+        """Raises Busy or Unavailable before the request is tokenized if no replica would admit it."""
         if request.wanted.trial is not None:
             return
         if not self.can_answer:
@@ -191,7 +194,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         count = len(request.queries)
         if request.bulk or (count > 1 and count > self._placer.capacity(self._estimated_tokens(request), request)):
             self._bulk.check(count)
-        elif not request.deferrable:  # who is deferrable waits behind the others
+        elif not request.deferrable:  # deferrable queries are offered even to full replicas
             lengths = self._estimated_lengths(request)
             if self._placer.is_full(request, lengths[0]):
                 raise self._placer.busy_everywhere(request, lengths)
@@ -205,7 +208,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         return [round(self._estimated_tokens(request))] * len(request.queries)
 
     def _refuse_long_texts(self, request: Request) -> None:
-        """Raises Busy where tokenising takes too long, or what is being tokenised already will fill all room."""
+        """Raises Busy if the wait for the tokenizer is too long, or if queries ahead in it will take all room."""
         now, tokenising = asyncio.get_running_loop().time(), self._encoder.tokenising
         room = self._placer.room_queries(now, self._estimated_tokens(request), request.due - now)
         ahead = tokenising.queries + len(request.queries)
@@ -214,7 +217,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             raise self._placer.busy(request, self._estimated_lengths(request))
 
     async def _tokenise(self, request: Request) -> None:
-        """Fill `request.ids`, and see whether it is too large to be admitted at once."""
+        """Fill `request.ids`, and make the request a bulk one if it is too large to be admitted at once."""
         wanted = request.wanted
         request.ids = await self._encoder.encode(
             request.queries,
@@ -238,7 +241,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         return TimedOut(f"no answer within {most_s:g} s ({key}); try again later")
 
     def _is_late(self, request: Request | None) -> bool:
-        """The SLO is for it, and its deadline has passed: whoever gives it up then was not answered in time."""
+        """Whether the SLO applies to the request and its deadline has passed, so that giving it up counts as late."""
         if request is None:
             return False
         now = asyncio.get_running_loop().time()
@@ -270,31 +273,31 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         """See `Encoder.decode`."""
         return await self._encoder.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    # --- how it is ----------------------------------------------------------------------------------------------------
+    # --- status -------------------------------------------------------------------------------------------------------
 
     @property
     def can_answer(self) -> bool:
-        """A live replica has an open queue."""
+        """Whether a live replica has an open queue."""
         return self._placer.can_answer
 
     async def joined(self) -> None:
-        """Until a replica is reached, for three seconds since the start at most: Serve then sends requests here."""
+        """Wait until a replica is reached, at most until three seconds after the start. Then Serve sends requests."""
         while not self.can_answer and time.time() < self.started + _JOIN_S:  # noqa: ASYNC110 - once, at the start
             await asyncio.sleep(_LOOK_S)
 
     @property
     def live_pools(self) -> dict[str, bool]:
-        """Of each pool that is not closed, whether it has a live replica."""
+        """For each pool that is not closed, whether it has a live replica."""
         return {name: bool(pool.live) for name, pool in self.pools.items() if pool.config.queue_depth != 0}
 
     @property
     def load(self) -> int:
-        """Queries admitted and not answered, of all Routers, as the replicas last said."""
+        """Unanswered queries of all Routers, as last reported by the replicas."""
         return sum(pool.in_flight for pool in self.pools.values())
 
     @property
     def capacity(self) -> int:
-        """Queries of 75 tokens that may be in flight at once, all pools together."""
+        """Queries of 75 tokens that may be in flight at once, over all pools."""
         return int(self._placer.capacity(75))
 
     @property
@@ -308,12 +311,12 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         return self._placer.refused
 
     async def hear_replicas(self) -> None:
-        """Before `describe_pools`: each replica's state as it is now."""
+        """Refresh each replica's state. Call it before `describe_pools`."""
         links = [link for pool in self.pools.values() for link in pool.live]
         await asyncio.gather(*(link.ask_state() for link in links))
 
     def _about(self, pool: str) -> dict[str, Any]:
-        """`capacity`, `room`: queries of 75 tokens that it has room for when it is idle, and now."""
+        """`capacity` and `room`: how many queries of 75 tokens the pool has room for when idle, and now."""
         found, slo_s = self.pools[pool], self.config.slo_s
         capacity = found.capacity(75, slo_s)
         room = min(capacity, found.room_queries(asyncio.get_running_loop().time(), 75, slo_s))
@@ -324,7 +327,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
 
 
 def _context(settings: Settings) -> RouterContext[ModelCard, Encoder]:
-    """Within a replica of Serve."""
+    """The environment of the current Serve replica, with the model's tokenizer."""
     card = read_model_card(settings.model)
     fast = checked_tokenizer(card, settings.model.tokenizer, ask_once)
     return RouterContext.of_serve(card, Encoder(card, auto_truncate=settings.limits.auto_truncate, fast=fast))

@@ -1,15 +1,16 @@
-"""A run of the engine, and which of its queries run again once it has failed. Pure.
+"""A run of the engine, and which of its queries run again after it has failed. Pure.
 
-A run that fails is looked into, so that one query does not take the others along:
+The replica bisects a failed run, so that one bad query does not fail the others. The last query that was ever answered
+serves as the check whether the engine still works:
 
-    it fails                        the last query that was answered runs again, by itself
-    that fails, too                 the engine is broken: all queries of the run are told so, and Routers offer them
-                                    elsewhere; the replica's health check fails until something is answered
-    that is answered                the run's queries run again in halves, and halves of halves
-    a query fails alone             the last query that was answered runs again: if it is answered, the other is told
-                                    its own error; else the engine has broken meanwhile
-    `MOST_AGAIN` runs were, or      Routers offer the rest elsewhere, too, and know that the engine is well
-    others are due before
+    the run fails                   run the check by itself
+    the check fails                 the engine is broken: all queries of the run fail, Routers offer them elsewhere, and
+                                    the replica's health check fails until something is answered
+    the check is answered           run the queries again in halves, halves of halves, and so on
+    a query fails alone             run the check again: if it is answered, the query fails with its own error; else the
+                                    engine has broken in the meantime
+    `MOST_AGAIN` runs are used up,  fail the rest; Routers offer it elsewhere, and know that this engine works
+    or urgent queries wait
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from deployments.models.outputs import Outputs
 from deployments.models.tokenizer import TokenIds
 from deployments.serving.sessions import RouterSession
 
-MOST_AGAIN = 25  # enough for two bad queries in 64
+MOST_AGAIN = 25  # enough to find two bad queries in 64
 
 Indices = npt.NDArray[np.intp]
 
 
 class EngineQuery(Protocol):
-    """What the engine computes: an offered query, or a batch of one."""
+    """A query for the engine: an offered one, or a warm-up batch of one."""
 
     @property
     def ids(self) -> TokenIds: ...
@@ -45,14 +46,14 @@ class EngineQuery(Protocol):
 
 @dataclass(slots=True, eq=False)
 class QuerySession(RouterSession):
-    """`admitted`: by their offers' numbers, the queries that are not answered, by their index."""
+    """A Router's session. `admitted` holds each offer's unanswered queries by index, by the offer's number."""
 
     admitted: dict[int, dict[int, OfferedQuery]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class OfferedQuery(ScheduledQuery):
-    """One query that a Router offered, and where its answer goes."""
+    """A query that a Router offered, and where its answer goes."""
 
     session: QuerySession
     number: int
@@ -64,11 +65,16 @@ class OfferedQuery(ScheduledQuery):
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """The engine's run: its queries in the order of their deadlines. `stop`: nobody waits for any of them.
+    """A run of the engine: its queries in the order of their deadlines.
 
-    `group`: what the engine computes now, by index; an empty one is the query that was answered before. Once the run
-    has failed: `groups`, what runs again after this one; `again`: how often it has; `sentence`: what it failed of;
-    `alone`: a query that failed alone, and of what. `since`: when the engine began with the group.
+    - `stop`: set when nobody waits for any of them.
+    - `group`: the queries that the engine computes now, by index. An empty group stands for the check.
+    - `since`: when the engine began with the group.
+
+    After the run has failed:
+
+    - `groups`: what runs again after this group; `again`: how many groups have run again.
+    - `sentence`: why the run failed; `alone`: a query that failed by itself, and why.
     """
 
     queries: list[OfferedQuery]
@@ -76,7 +82,7 @@ class Run:
     tokens: int
     stop: threading.Event = field(default_factory=threading.Event)
     since: float = field(init=False)
-    left: set[int] = field(init=False)  # indices of those that are not answered
+    left: set[int] = field(init=False)  # indices of unanswered queries
     group: Sequence[int] = field(init=False)
     groups: deque[Sequence[int]] = field(default_factory=deque)
     again: int = 0
@@ -88,12 +94,12 @@ class Run:
         self.left = set(self.group)
 
     def waiting(self, indices: Iterable[int]) -> list[int]:
-        """Of these, those that somebody still waits for."""
+        """Those of `indices` that are unanswered and still wanted."""
         return [index for index in indices if index in self.left and not self.queries[index].gone]
 
     def split(self, *, has_answered: bool) -> int | None:
-        """The group has failed: its halves run again. A query that failed alone, again, is returned instead.
-        `has_answered`: there is a query that was answered before; it runs first.
+        """The group has failed: schedule its halves to run again. If the group is a single query that runs again,
+        return its index instead. `has_answered`: there is a query for the check, which is scheduled first if it is due.
         """
         waiting = self.waiting(self.group)
         alone = self.again > 0 and len(self.group) == len(waiting) == 1
@@ -106,11 +112,11 @@ class Run:
         return None
 
     def give_way(self) -> None:
-        """Nothing runs again but, if it is next, what was answered before: that says whether the engine is broken."""
+        """Drop all queries that should run again. A pending check stays: it says whether the engine is broken."""
         self.groups = deque(group for group in self.groups if not group)
 
     def next_group(self, now: float) -> bool:
-        """Take the next group, in so far as its deadlines have not passed. False where there is none."""
+        """Take the next group, without queries whose deadlines have passed. Returns False if there is none."""
         while self.groups and self.again < MOST_AGAIN and not self.stop.is_set():
             group = self.groups.popleft()
             self.group = [index for index in self.waiting(group) if self.queries[index].due > now]

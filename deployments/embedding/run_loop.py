@@ -1,8 +1,8 @@
-"""The work of a replica: it admits the queries that Routers offer, starts runs, and answers as each pass ends.
+"""The main loop of an embedding replica: admits queries that Routers offer, starts runs, and answers after each pass.
 
 `Scheduler` decides; `compute`, an argument, runs the engine. Nothing is stored outside the replica. If the replica
 dies, its queries are lost, and the Routers offer them again elsewhere. If a Router's connection ends, the replica drops
-the queries that wait for it. Imports neither ray nor torch; tests and simulations run it in virtual time.
+the Router's waiting queries. Imports neither ray nor torch; tests and simulations run it in virtual time.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from deployments.serving.sessions import Connection, RouterSessions, later
 
 logger = logging.getLogger("ray.serve")
 
-_QUICKER = 2.0  # times as quick as the pool's model: the depth and the model of slower devices do not bound it
-_LATE_S = 0.002  # a timer later than this was kept waiting by a busy loop
+_QUICKER = 2.0  # a device this many times as fast as the pool's model ignores that model and its depth
+_LATE_S = 0.002  # a timer that fires later than this was delayed by a busy loop
 
 Passed = Callable[[Indices, Iterable[Numbers], Numbers], None]
-"""Called on the loop as a pass ends: indices of the run's queries, the numbers that each is answered with, and the norm
-of each query's vector, float32 [queries]; a norm that is not finite marks numbers that are not."""
+"""Called on the loop after each pass: the indices of its queries in the run, the numbers of each answer, and the norm
+of each vector, float32 [queries]. A norm that is not finite marks numbers that are not all finite."""
 Ended = Callable[[BaseException | None], None]
-"""Called on the loop as the run ends, after its passes; with what it failed of, if it did."""
+"""Called on the loop when the run has ended, after its passes, with the error if it failed."""
 Compute = Callable[[Sequence[EngineQuery], Passed, Ended, threading.Event], None]
-"""Begins a run of these queries. One begins when the one before has ended; the event asks it to stop."""
+"""Begins a run of these queries; the previous run has ended. The event asks the run to stop."""
 
 
 _NO_TIME = "the engine failed at another query of the same batch, and there is no time left to retry this one"
 
 
 class RunLoop(RouterSessions[QuerySession, Report]):
-    """All methods are called on the event loop."""
+    """Runs the engine for Routers. All methods are called on the event loop."""
 
-    _answered: EngineQuery | None = None  # the last one
+    _answered: EngineQuery | None = None  # the last query that was answered
 
     session_type = QuerySession
     report_type = Report
@@ -59,10 +59,10 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         schedule: Scheduler[OfferedQuery],
         compute: Compute,
         *,
-        on_run: Callable[[int, int, float, float], None] = lambda *_: None,  # a run's queries, tokens, seconds, plan
-        on_failure: Callable[[BaseException], str] = str,  # logs it; the sentence for clients
-        on_policy: Callable[[Scheduler[OfferedQuery]], None] = lambda _: None,  # another promise or model is in force
-        clock: Callable[[], float] = time.monotonic,  # the loop's own counts milliseconds only
+        on_run: Callable[[int, int, float, float], None] = lambda *_: None,  # queries, tokens, seconds, planned seconds
+        on_failure: Callable[[BaseException], str] = str,  # logs the error; returns the message for clients
+        on_policy: Callable[[Scheduler[OfferedQuery]], None] = lambda _: None,  # called after a new policy or model
+        clock: Callable[[], float] = time.monotonic,  # the loop's own clock counts whole milliseconds
     ) -> None:
         super().__init__(clock)
         self.schedule = schedule
@@ -73,11 +73,11 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         self._timer_due = 0.0
 
     def warmed_up(self, query: EngineQuery) -> None:
-        """The engine has answered this one before the first Router came."""
+        """Note a query that the engine answered during warm-up."""
         self._answered = query
 
     def state(self) -> ReplicaState:
-        """What the replica says of itself now."""
+        """The replica's state now, as it reports it to Routers."""
         return self.schedule.state(self.now())._replace(routers=len(self._sessions))
 
     def utilization(self) -> float:
@@ -91,13 +91,13 @@ class RunLoop(RouterSessions[QuerySession, Report]):
 
     @property
     def is_busy(self) -> bool:
-        """Something that was admitted is not answered."""
+        """Whether any admitted query is unanswered."""
         return self.schedule.in_flight > 0
 
-    # --- what Routers say ---------------------------------------------------------------------------------------------
+    # --- frames from Routers ------------------------------------------------------------------------------------------
 
     def receive(self, connection: Connection, offers: Offers) -> None:
-        """One frame of a Router."""
+        """Handle a Router's frame."""
         now = self.now()
         session = self._session(connection)
         session.seen += 1
@@ -108,12 +108,12 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         for tokens, count in offers.refused_sizes.items():
             self.schedule.demand.refused(now, self.schedule.limits.model.cost_s(tokens), count)
         called_off = set(offers.called_off)
-        if called_off:  # in one go: a client that goes may take thousands along
+        if called_off:  # all at once: a client that disconnects may call off thousands
             self._drop([query for number in called_off for query in session.admitted.pop(number, {}).values()])
         for number in offers.confirmed:
             self.schedule.release((session, number))
         for offer in offers.offers:
-            if offer.number not in called_off:  # offered and called off in one turn
+            if offer.number not in called_off:  # it may be offered and called off in one turn
                 self._take(session, offer, now)
         if offers.asks:
             session.asks = True
@@ -121,7 +121,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         self._look()
 
     def gone(self, connection: Connection) -> None:
-        """A Router's connection has ended: what it had waiting is dropped, what runs has nobody who waits for it."""
+        """A Router's connection has ended: drop its waiting queries. Its running queries end unheard."""
         session = self._sessions.pop(connection, None)
         if session is not None:
             self._drop([query for queries in session.admitted.values() for query in queries.values()])
@@ -129,18 +129,18 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             self._look()
 
     def _configure(self, session: QuerySession, settings: dict[str, Any]) -> None:
-        """A Router's settings, first, and again whenever its config changes. One of a neighbouring version may send
-        more or fewer of them.
+        """Apply a Router's settings. It sends them when it connects and whenever its config changes. A Router of an
+        adjacent version may send more or fewer of them.
         """
         self._identify(session, settings["router"])
         policy = Policy(**{name: value for name, value in settings.items() if name in Policy.__match_args__})
         model = None if settings.get("model") is None else known(CostModel, settings["model"])
         if model is not None and policy.admission == "deadline" and self._measured.alpha_s * _QUICKER < model.alpha_s:
-            # It is another device than was calibrated; 0 closes any.
+            # This device differs from the calibrated ones. A depth of 0 still closes it.
             model, policy = None, replace(policy, depth=policy.depth and None)
         self.schedule.configure(policy, model or self._measured)
         self._on_policy(self.schedule)
-        self._tell_of_room()  # who was told that it is closed would not ask again
+        self._tell_of_room()  # Routers that believe it closed would not ask again
 
     def _take(self, session: QuerySession, offer: Offer, now: float) -> None:
         policy, due = self.schedule.limits.policy, now + offer.left_s
@@ -181,7 +181,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             self._tell(session).refused.append((offer.number, never))
 
     def _drop(self, queries: Sequence[OfferedQuery]) -> None:
-        """Nobody waits for these any more: those that wait free their room at once, a run without others is stopped."""
+        """Drop queries that nobody wants. Waiting ones free their room at once. A run with no others is stopped."""
         for query in queries:
             query.gone = True
             self.schedule.release((query.session, query.number))
@@ -194,7 +194,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         self._wake()
 
     def _tell_of_room(self) -> None:
-        """Report to each Router that was promised room later than there is room now."""
+        """Report to each Router if the replica opens earlier than it was told."""
         now = self.now()
         told = [session for session in self._sessions.values() if session.reported_opens_at > now]
         if told:
@@ -206,14 +206,14 @@ class RunLoop(RouterSessions[QuerySession, Report]):
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Start what may start now, or look again when it may."""
+        """Start the next run if it may start now, or set a timer for it."""
         now = self.now()
         wait_s = self.schedule.start_in_s(now)
         if wait_s is None:
             return
         if wait_s > 0:
             if self._timer is None or now + wait_s < self._timer_due:
-                self._arm(wait_s)  # it looks again when it fires
+                self._arm(wait_s)  # calls `_look` again
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -221,7 +221,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         queries = self.schedule.start(now)
         tokens = sum(query.tokens for query in queries)
         run = self._run = Run(queries, now, tokens)
-        # An empty context: a run must not be tied to whatever call happens to be at hand.
+        # An empty context, so that the run is not tied to the current call.
         contextvars.Context().run(self._begin, run, queries)
 
     def _begin(self, run: Run, queries: Sequence[EngineQuery]) -> None:
@@ -237,7 +237,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
 
         try:
             self._compute(queries, passed, ended, run.stop)
-        except Exception as error:  # noqa: BLE001 - whatever it is, its queries are told
+        except Exception as error:  # noqa: BLE001 - whatever it is, its queries must end
             asyncio.get_running_loop().call_soon(ended, error)
 
     def _arm(self, wait_s: float) -> None:
@@ -248,15 +248,15 @@ class RunLoop(RouterSessions[QuerySession, Report]):
 
     def _on_timer(self) -> None:
         self._timer = None
-        # A loop that was too busy to fire in time has arrivals in its sockets that it has not read yet: what seems a
-        # pause may be none. Look once more after they have been read.
+        # A loop that was too busy to fire in time may have unread arrivals in its sockets, so the burst may go on. Look
+        # again after they have been read.
         if self.now() - self._timer_due > _LATE_S:
             later(0, self._look)
         else:
             self._look()
 
     def _ended(self, run: Run, problem: BaseException | None) -> None:
-        """The engine has ended the run, or one of those that look into it."""
+        """The engine has ended the run, or one of the runs that bisect it."""
         if problem is None and run.left and (left := run.waiting(run.group)):
             problem = RuntimeError(f"the engine left {len(left)} of {len(run.group)} queries unanswered")
         if isinstance(problem, Stopped):
@@ -270,7 +270,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         else:
             try:
                 self._on_run(len(run.queries), run.tokens, self.now() - run.began, self.schedule.planned_s)
-            except Exception:  # what is told of a run must not end the runs
+            except Exception:  # a failure to count a run must not end the loop
                 logger.exception("a run was not counted")
             self._over(whole=True)
 
@@ -282,8 +282,8 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         self._look()
 
     def _look_into(self, run: Run, problem: BaseException) -> None:
-        """The run, or what was run again of it, has failed."""
-        if not run.group:  # what was answered before
+        """The run, or a group that ran again, has failed."""
+        if not run.group:  # the check
             self.problem = run.sentence
             run.groups.clear()
         elif (alone := run.split(has_answered=self._answered is not None)) is not None:
@@ -292,7 +292,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             run.sentence = self._sentence(problem)
 
     def _is_well(self, run: Run) -> None:
-        """The engine answers what it has answered before: a query that failed alone is to blame itself."""
+        """The check was answered, so the engine works. A query that failed alone is to blame."""
         self.problem = None
         if run.alone is not None:
             query, sentence = run.alone
@@ -300,7 +300,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             self._fail([query], sentence)
 
     def _run_again(self, run: Run) -> None:
-        """The next group; after the last one the run is over."""
+        """Run the next group, or end the run after the last one."""
         if self._gives_way(run):
             run.give_way()
         if run.next_group(now := self.now()):
@@ -316,7 +316,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         self._over(whole=False)
 
     def _gives_way(self, run: Run) -> bool:
-        """Urgent queries wait that would be late, and are due before all that is left of it."""
+        """Whether waiting urgent queries would otherwise be late, and are due before everything left in the run."""
         urgent, predictor = self.schedule.queue.urgent, self.schedule.limits.predictor
         if not urgent or self.now() + predictor.seconds(self.schedule.queue.urgent_s) <= urgent[0].due:
             return False
@@ -326,7 +326,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         return self._on_failure(problem).encode(errors="replace").decode()  # UTF-8 has no lone surrogates
 
     def _fail(self, queries: Iterable[OfferedQuery], sentence: str, kind: FailureKind | None = None) -> None:
-        """Their whole offers: nobody wants the other queries then. `kind`: see `Failures`."""
+        """Fail the whole offers of these queries: their other queries are useless now. `kind`: see `Failures`."""
         lost = list[OfferedQuery]()
         for session, number in {(query.session, query.number) for query in queries}:
             if (failed := session.admitted.pop(number, None)) is not None:
@@ -359,14 +359,14 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             Answered(query.number, query.index, numbers, norm, *times, len(run.queries), run.tokens)
         )
 
-    # --- what Routers are told ----------------------------------------------------------------------------------------
+    # --- reports to Routers -------------------------------------------------------------------------------------------
 
     def _should_report(self, session: QuerySession, opens_at: float) -> bool:  # noqa: ARG002 - see `_tell_of_room`
         return session.asks and not self._has_orphaned_run(session)
 
     def _has_orphaned_run(self, session: QuerySession) -> bool:
-        """Whether queries of an earlier connection of the same Router still run. Until they have ended the replica does
-        not answer the Router's `asks`: the Router would otherwise offer them elsewhere.
+        """Whether queries from an earlier connection of the same Router still run. Until they end, the replica does not
+        answer the Router's `asks`, or the Router would offer them elsewhere.
         """
         return self._run is not None and any(
             query.session is not session and query.session.name == session.name

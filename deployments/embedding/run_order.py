@@ -1,4 +1,4 @@
-"""In which order a run's queries go to the engine. Pure."""
+"""The order in which a run's queries go to the engine. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from deployments.models.outputs import TEXT, Outputs
 
 
 def by_output(outputs: Sequence[Outputs], lengths: Sequence[int], window_tokens: int) -> Iterator[list[int]]:
-    """Queries that the engine computes together, by their indices: they want the same of the model.
+    """Yield groups of queries, by index, that want the same outputs. The engine computes each group together.
 
-    The run is in the order of deadlines. It is cut in this order into windows of `window_tokens`, or of one query that
-    is longer, and only inside a window the plain ones come first. So each query leaves with its window, at most
-    `window_tokens` after its turn, which is the pass that admission adds to its prediction. A run of one kind of
-    output, or `window_tokens` of 0 (all answers leave together), is one window.
+    The run is sorted by deadline and cut into windows of at most `window_tokens` (a longer query is a window of its
+    own). Only inside a window do plain queries come first. So a query leaves at most `window_tokens` after its turn,
+    and admission adds one pass to its prediction for that. A run in which all queries want the same, or a
+    `window_tokens` of 0 (all answers leave together), is one window.
     """
     start, tokens = 0, 0
     if window_tokens and len(set(outputs)) > 1:

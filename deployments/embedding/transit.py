@@ -1,32 +1,32 @@
-"""How long queries are on their way to the replicas and back, as far as a Router can tell. Pure."""
+"""Estimates how long queries take on the way to the replicas and back. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
 
-_SAMPLE = 0.1  # of the SLO: the longest of the answers that came within it is one sample
+_SAMPLE = 0.1  # of the SLO: the longest transit within this time is one sample
 _SAMPLES = 20
-_LONGEST = 0.25  # of the SLO
+_LONGEST = 0.25  # of the SLO: the largest estimate
 
 
 @dataclass(slots=True)
 class Transit:
-    """Of the last 20 samples the longest but one: a stall holds up the answers of one sample, and says little of the
-    next query's way. The last of many answers that arrive together have the longest transit, so these are one sample.
+    """The estimate is the second-longest of the last 20 samples: a stall delays the answers of one sample, and says
+    little about the next query. A sample is the longest transit in a short period, because when many answers arrive
+    together, the last of them take longest.
 
-    A burst makes the Router busy, and the first answers to it wait for the Router. The last ones, which could be late,
-    do not. So an answer in the second half of its time counts before all that come earlier.
+    A burst keeps the Router busy, and the first answers to it wait for the Router. The last ones, which could be late,
+    do not. So if there are answers that came in the second half of their time, only these count, in a sample and among
+    samples.
     """
 
     seconds: float = 0.0  # the estimate, at most a quarter of the SLO
     _samples: deque[tuple[bool, float]] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
-    _until: float = 0.0  # the last sample is complete
+    _until: float = 0.0  # when the last sample is complete
 
     def heard(self, now: float, transit_s: float, slo_s: float, *, near: bool) -> float:
-        """An answer came, in the second half of its time (`near`) or before, and was so long on its way. Returns the
-        estimate.
-        """
+        """Take an answer's transit time. `near`: it came in the second half of its time. Returns the estimate."""
         sample = (near, transit_s)
         if now >= self._until:
             self._samples.append(sample)

@@ -1,4 +1,4 @@
-"""When one replica would finish a query, by its last state and what the Router has sent there since. Pure."""
+"""Predicts when a replica would finish a query, from its last state and what the Router has sent since. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ UNKNOWN_COST = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first report
 
 
 class Ask(NamedTuple):
-    """A query for which a replica may have room. `allowed_s`: from its arrival to its deadline; `lag_s`: it reaches the
-    replica with so much less than an SLO.
+    """A query for which a replica may have room. `allowed_s`: from its arrival to its deadline; `lag_s`: how much less
+    than an SLO is left when it reaches the replica.
     """
 
     tokens: int
@@ -35,7 +35,7 @@ class View(ReplicaView[ReplicaState]):
 
     model: CostModel = UNKNOWN_COST
     _goes_by_cost: bool = False  # its last state says for which cost it opens
-    _opens_at_once: bool = False  # and has no room before, as its device does not make it one by one
+    _opens_at_once: bool = False  # all its room comes when it opens, not bit by bit before
 
     def hear(self, now: float, state: ReplicaState, seen: int) -> None:
         ReplicaView.hear(self, now, state, seen)
@@ -45,7 +45,7 @@ class View(ReplicaView[ReplicaState]):
         self._opens_at_once = state.opens_s > grows_s + _SAME_S if state.opens_s else False
 
     def finish_s(self, now: float, lengths: Sequence[int]) -> float:
-        """Seconds until queries of so many tokens each would be answered there, if they went now together."""
+        """Seconds until queries of these lengths would be answered there, if they were sent together now."""
         state = self.state
         if state is None:
             return math.inf
@@ -55,7 +55,7 @@ class View(ReplicaView[ReplicaState]):
         return max(0.0, self.heard_at + state.free_s - now) + state.slowdown * mine_s
 
     def opens_s(self, now: float, tenant: Tenant | None = None) -> float:
-        """Seconds until it admits such a tenant's queries again, by its last state, and is not ejected; 0: now."""
+        """Seconds until it admits the tenant's queries, by its last state, and is not ejected. 0: now."""
         state = self.state
         if state is None:
             return 0.0
@@ -63,8 +63,8 @@ class View(ReplicaView[ReplicaState]):
         return max(0.0, self.heard_at + opens_s - now, self.outlier.until - now)
 
     def opens_for_s(self, now: float, ask: Ask) -> float:
-        """Seconds until it has room for this query, beside the work that it was sent since its last state; 0: now. Who
-        would be late on an idle device too is not refused for want of room.
+        """Seconds until it has room for this query beside the work sent to it since its last state. 0: now. If the
+        query would be late even on an idle device, its size is ignored.
         """
         state = self.state
         if state is None or not self._goes_by_cost or not (state.in_flight or self._unseen):
@@ -76,7 +76,7 @@ class View(ReplicaView[ReplicaState]):
         missing_s = max(need_s, state.reserve_s) + self._unseen_work + self._lost_s(state, ask) - state.room_s
         until = self.outlier.until
         if missing_s > 0:
-            if self._opens_at_once:  # none before that
+            if self._opens_at_once:  # no room before that
                 missing_s = max(0.0, missing_s + state.room_s - state.opens_cost_s)
                 until = max(until, self.heard_at + state.opens_s + slowdown * missing_s)
             else:
@@ -84,8 +84,8 @@ class View(ReplicaView[ReplicaState]):
         return until - now if until > now else 0.0
 
     def _lost_s(self, state: ReplicaState, ask: Ask) -> float:
-        """Room that the query does not find because it comes `lag_s` late. Where the size of a run bounds the room, the
-        time between the run's end and the deadline is lost first.
+        """Room that the query loses because it comes `lag_s` late. If the size of a run limits the room, the spare time
+        between the run's end and the deadline is used up first.
         """
         lost_s = ask.lag_s / state.slowdown
         left_s = ask.allowed_s / (1 + state.margin) - state.free_s
@@ -93,18 +93,18 @@ class View(ReplicaView[ReplicaState]):
         return max(0.0, lost_s - max(0.0, beyond_s)) if lost_s > 0 else lost_s
 
     def opens_for_queries(self, lengths: Sequence[int]) -> float:
-        """How many requests of such queries have room at once when it opens; 0 where one has room after the other."""
+        """How many requests like this have room at once when it opens. 0 if room grows gradually."""
         state = self.state
         if state is None or state.room_grows or not state.opens_s or not state.opens_cost_s:
             return 0.0
         return state.opens_cost_s / max(1e-9, self.model.work_s(lengths))
 
     def is_over_share(self, tenant: Tenant | None) -> bool:
-        """The replica has said that this tenant asks for more than its share."""
+        """Whether the replica has reported that this tenant is over its share."""
         return self.state is not None and tenant is not None and tenant.name in self.state.over_share
 
     def room_queries(self, now: float, tokens: float, slo_s: float) -> float:
-        """About how many queries of so many tokens would be admitted now."""
+        """Roughly how many queries of `tokens` tokens would be admitted now."""
         if self.state is None or math.isinf(self.state.opens_s):
             return 0.0
         slowdown = self.state.slowdown
@@ -116,26 +116,26 @@ class View(ReplicaView[ReplicaState]):
         return max(0.0, left_s) / max(1e-9, slowdown * self.model.cost_s(round(tokens)))
 
     def most_queries(self, tokens: float, slo_s: float) -> float:
-        """Queries of so many tokens that it would admit at once if it were idle."""
+        """How many queries of `tokens` tokens it would admit at once if it were idle."""
         return max(0.0, self.idle_room_s(slo_s)) / max(1e-9, self.model.cost_s(round(tokens)))
 
     def idle_room_s(self, left_s: float) -> float:
-        """Work with so much time left that it would admit if it were idle, in planned device seconds."""
+        """The work, in planned device seconds, that it would admit with this much time left if it were idle."""
         state = self.state
         slowdown, margin, depth = (1.0, 0.0, None) if state is None else (state.slowdown, state.margin, state.depth)
         predictor = LinePredictor(slowdown * self.model.beta_s, slowdown, margin)
         return Limits(self.model, Policy(left_s, depth=depth), 0, predictor).idle_room_s(left_s)
 
     def bulk_room_s(self, *, by_count: bool) -> float:
-        """Planned device seconds of bulk queries that it has room for, by its last state and what was sent since."""
+        """Planned device seconds of room for bulk queries, by its last state and what was sent since."""
         if self.state is None:
             return 0.0
         unseen_s = sum(count for _, count, _ in self._unseen) * self.model.alpha_s if by_count else self._unseen_work
         return self.state.bulk_s - unseen_s
 
     def is_flooded(self, slo_s: float, depth: int | None) -> bool:
-        """More was sent there since its last state than it can ever admit, within the SLO or, by count, to its `depth`:
-        it is not sent even more.
+        """Whether it was sent more since its last state than it can admit: within the SLO or, by count, up to `depth`.
+        It then gets no more.
         """
         if depth is not None:
             return sum(count for _, count, _ in self._unseen) >= depth

@@ -1,4 +1,4 @@
-"""Engines: token arrays in, pooled vectors out. One file a library; only the chosen one is imported."""
+"""Engines: token arrays in, pooled vectors out. Each library has its own file; only the chosen one is imported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ Queries = npt.NDArray[np.intp]  # positions of queries in their batch
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Queries of any length, packed: `ids` int32 [all tokens], `lengths` int32 [queries]; what is wanted of each."""
+    """Queries of any length, packed. `ids`: int32 [all tokens]; `lengths`: int32 [queries]; `outputs`: what to compute
+    for each query.
+    """
 
     ids: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int32]
@@ -33,19 +35,19 @@ class TokenBatch:
         return len(self.lengths)
 
     def queries(self) -> list[npt.NDArray[np.int32]]:
-        """One view of token ids for each query."""
+        """The token ids of each query, as views."""
         return np.split(self.ids, np.cumsum(self.lengths)[:-1])
 
     def rows(self, queries: Queries, output: Output) -> npt.NDArray[np.intp]:
-        """Which of all rows of this output are those of these queries, in their order."""
+        """The indices of these queries' rows, in their order, among all rows of this output."""
         return queries if output == "text" else self._tokens(queries)
 
     def select(self, queries: Queries) -> TokenBatch:
-        """The batch of these queries, in their order."""
+        """A batch of these queries, in their order."""
         return TokenBatch(self.ids[self._tokens(queries)], self.lengths[queries], self.outputs)
 
     def _tokens(self, queries: Queries) -> npt.NDArray[np.intp]:
-        """Where the tokens of these queries stand in `ids`, in their order."""
+        """The indices of these queries' tokens in `ids`, in the queries' order."""
         lengths = self.lengths[queries].astype(np.intp)
         starts = np.cumsum(self.lengths)[queries] - lengths
         shifts = starts - (np.cumsum(lengths) - lengths)
@@ -58,15 +60,15 @@ class TokenBatch:
 
     @classmethod
     def random(cls, vocab_size: int, lengths: Sequence[int], seed: int, outputs: Outputs = TEXT) -> TokenBatch:
-        """Queries of these lengths that mean nothing, the same for the same seed: what engines are tried on."""
+        """Meaningless queries of these lengths, on which engines are tried. The same seed gives the same queries."""
         random = np.random.default_rng(seed)
         return cls.pack([random.integers(0, vocab_size, length, dtype=np.int32) for length in lengths], outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine turned out to be. `agreement` with float32 at start (the smallest cosine; of scores see
-    `score_agreement`), None where not compared.
+    """A description of an engine. `agreement`: with float32 at start, the smallest cosine, or for scores
+    `score_agreement`; None if not compared.
     """
 
     engine: str
@@ -76,7 +78,7 @@ class EngineInfo:
     emulated: bool
     why: str
     agreement: float | None = None
-    queries_per_s: float | None = None  # of 75 tokens, 16 at once, at start
+    queries_per_s: float | None = None  # measured at start with queries of 75 tokens, 16 at once
 
 
 class Stopped(Exception):
@@ -84,45 +86,45 @@ class Stopped(Exception):
 
 
 class Engine(Protocol):
-    """Used from one thread only, the engine's own, so that core binding and first-touch memory hold."""
+    """An engine is used from a single thread, its own, so that core binding and first-touch memory placement work."""
 
     info: EngineInfo
 
     @property
     def micro_batch_tokens(self) -> int:
-        """About how many tokens the schedule should take for one pass: those of a window (see `micro_batches.py`). Its
-        passes run side by side, so inside it a query may leave after one with a later deadline. 0: all answers come at
-        the end of the run.
+        """Roughly how many tokens the scheduler should count as one pass: those of a window (see `micro_batches.py`).
+        The passes of a window run side by side, so inside it a query may leave after one with a later deadline. 0: all
+        answers come at the end of the run.
         """
         ...
 
     def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, tuple[Vectors, ...]]]:
-        """Run the batch, and yield (queries, found) as each pass of the model ends. Every query is in one pass.
+        """Run the batch, and yield (queries, found) after each pass of the model. Every query is in exactly one pass.
 
-        `queries`: their positions in `batch`. `found`, in the order of `batch.outputs`: of "text" float32 [queries,
-        dimension], pooled and not normalised, or what a model of another kind answers; of every other output float32
-        [tokens, numbers], one row for each token of these queries.
+        `queries`: their indices in `batch`. `found`: an array for each of `batch.outputs`. For "text" it is float32
+        [queries, dimension], pooled but not normalized, or the answers of another kind of model. For every other output
+        it is float32 [tokens, numbers], with a row for each token of these queries.
 
-        The batch is in the order of deadlines. The first queries leave first, except that a pass takes queries of
-        similar length. Raises Stopped once `stop` is set, and whatever the device raises.
+        The batch is sorted by deadline. The first queries leave first, except that a pass takes queries of similar
+        length. Raises Stopped once `stop` is set, and whatever the device raises.
         """
         ...
 
     def bound_passes(self, tokens: int) -> None:
-        """Make `micro_batch_tokens` at most about `tokens` from now on, as far as the engine can. On a slow device a
-        full window would take too much of the SLO.
+        """Limit `micro_batch_tokens` to roughly `tokens`, as far as the engine can. On a slow device a full window
+        would take too much of the SLO.
         """
         ...
 
     def probe(self) -> None:
-        """Run one short query through the model. Raises whatever the device raises, and RuntimeError where the answer
-        is not finite.
+        """Run one short query through the model. Raises whatever the device raises, and RuntimeError if the answer is
+        not finite.
         """
         ...
 
 
 def probe(engine: Engine, card: ModelCard) -> None:
-    """As `Engine.probe`: the model's own code on the device, so that what breaks queries breaks this, too."""
+    """Implements `Engine.probe` with a real query, so that whatever breaks queries breaks the probe as well."""
     lengths = [min(_PROBE_TOKENS, card.max_tokens)]
     batch = TokenBatch.random(card.vocab_size, lengths, 0, card.outputs_for(card.kind))
     if not np.all(np.isfinite(embed(engine, batch, threading.Event()))):
@@ -130,7 +132,7 @@ def probe(engine: Engine, card: ModelCard) -> None:
 
 
 def embed(engine: Engine, batch: TokenBatch, stop: threading.Event) -> Vectors:
-    """The rows of the first output that `batch` asks for, of all passes, in its order. Raises Stopped."""
+    """Run all passes. Returns the rows of the batch's first output, in the batch's order. Raises Stopped."""
     passes, output = list(engine.passes(batch, stop)), batch.outputs[0]
     count = len(batch) if output == "text" else len(batch.ids)
     rows = np.empty((count, passes[0][1][0].shape[1]), dtype=np.float32)
@@ -140,10 +142,7 @@ def embed(engine: Engine, batch: TokenBatch, stop: threading.Event) -> Vectors:
 
 
 def create_engine(card: ModelCard, settings: EngineSettings, device: str, threads: int) -> Engine:
-    """The engine that `settings.engine` names, loaded on `device` ("cpu", "cuda:0", "npu:0").
-
-    Raises SettingsError.
-    """
+    """Load the engine that `settings.engine` names on `device` ("cpu", "cuda:0", "npu:0"). Raises SettingsError."""
     if settings.engine == "emulated":
         from deployments.engines.emulated import EmulatedEngine
 

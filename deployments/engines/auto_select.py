@@ -1,4 +1,4 @@
-"""`engine: auto`: the quickest of the engines that are installed, by a short race on the machine at hand."""
+"""`engine: auto`: the fastest installed engine, by a short race on this machine."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def auto_select(
     settings: EngineSettings,
     threads: int,
 ) -> Engine:
-    """torch's, or OpenVINO's where that is installed and takes less time for short, equal and mixed lengths together.
+    """The torch engine, or OpenVINO's if that is installed and takes less time for short, equal and mixed lengths in
+    all.
 
-    Its `info.why` tells both. A large model stays with torch: OpenVINO's is built from float32. Who has won is kept for
-    a month, and only he is loaded.
+    `info.why` reports both times. A large model always runs on torch, because OpenVINO's engine is built from float32
+    weights. An engine that has won twice in a row is remembered for a month, and only that is loaded.
     """
     if importlib.util.find_spec("openvino") is None or card.parameters > LARGE:
         return load_torch()

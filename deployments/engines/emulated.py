@@ -1,4 +1,4 @@
-"""A device that is not on anyone's desk: waits `run_seconds`, answers unit vectors that mean nothing."""
+"""An emulated device: waits for `run_seconds`, and answers meaningless unit vectors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from deployments.models.model_files import ModelCard
 from deployments.models.outputs import Output
 from deployments.settings import EmulatedDevice
 
-_ALPHA_TOKENS = 75  # of the paper's queries, whose seconds `alpha_s` is
+_ALPHA_TOKENS = 75  # tokens of a query that takes `alpha_s`, as in the paper
 
 
 def run_seconds(device: EmulatedDevice, lengths: Lengths) -> float:
-    """How long a run of queries of these lengths takes: Eq. 12, `alpha_s * C + beta_s`, a query of n tokens counted as
-    n / 75. Before noise, outliers, drift and `time_scale`.
+    """Seconds of a run of queries of these lengths by Eq. 12, `alpha_s * C + beta_s`, where a query of n tokens counts
+    as n / 75. Noise, outliers, drift and `time_scale` come on top.
     """
     tiles = -(-len(lengths) // device.tile_queries)
     queries = tiles * device.tile_queries
@@ -29,7 +29,7 @@ def run_seconds(device: EmulatedDevice, lengths: Lengths) -> float:
 
 
 class EmulatedEngine:
-    """Deterministic vectors (the same tokens give the same vector on every emulated device) after a true wait."""
+    """Answers after a real wait. The same tokens give the same vector on every emulated device."""
 
     def __init__(self, card: ModelCard, device: EmulatedDevice, clock: Callable[[], float] = time.monotonic) -> None:
         self._device = device
@@ -48,14 +48,14 @@ class EmulatedEngine:
         )
 
     def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, tuple[Vectors, ...]]]:
-        """All queries at the end of the run; or `micro_batch_queries` of them at a time, each when its share of the
-        run's time, by tokens, and `beta_s` have passed.
+        """Yield all queries at the end of the run, or `micro_batch_queries` at a time: after `beta_s` and their share,
+        by tokens, of the remaining time.
         """
         started = self._clock()
         factor = self._factor(started)
         total_s = run_seconds(self._device, batch.lengths)
         step = self._device.micro_batch_queries or len(batch)
-        done = np.cumsum(batch.lengths) / len(batch.ids)  # share of the work, as each query ends
+        done = np.cumsum(batch.lengths) / len(batch.ids)  # the share of the work that is done when each query ends
         for first in range(0, len(batch), step):
             queries = np.arange(first, min(first + step, len(batch)))
             chosen = batch.select(queries)
@@ -66,10 +66,10 @@ class EmulatedEngine:
             yield queries, tuple(self._vectors(chosen, output) for output in batch.outputs)
 
     def bound_passes(self, tokens: int) -> None:
-        """Its passes are as its settings say."""
+        """Does nothing: the settings determine the passes."""
 
     def probe(self) -> None:
-        """An emulated device is always there."""
+        """Does nothing: an emulated device never fails."""
 
     def _vectors(self, batch: TokenBatch, output: Output) -> Vectors:
         inputs = batch.queries() if output == "text" else batch.ids
@@ -79,7 +79,7 @@ class EmulatedEngine:
         return vectors
 
     def _factor(self, now: float) -> float:
-        """By how much longer a run that starts now takes: seeded noise and outliers, drift, and the scale of time."""
+        """The factor on the time of a run that starts now: seeded noise and outliers, drift, and `time_scale`."""
         device = self._device
         factor = device.time_scale
         if device.noise:

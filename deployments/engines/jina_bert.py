@@ -1,8 +1,8 @@
-"""jina-embeddings-v2 as one torch module over its published weights' names: BERT with ALiBi and a gated MLP.
+"""jina-embeddings-v2 as a torch module with the names of its published weights: BERT with ALiBi and a gated MLP.
 
 Source: Günther et al., Jina Embeddings 2 (arXiv 2310.19923), section 3; ALiBi: Press et al. (arXiv 2108.12409), made
-symmetric for an encoder: a score loses `slope * |i - j|`. The model is published with code of its own, which current
-transformers cannot import; this module takes the place of that code. Imports torch.
+symmetric for an encoder: `slope * |i - j|` is subtracted from a score. The model is published with its own code, which
+current transformers cannot import. This module replaces that code. Imports torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from deployments.engines.packed.positions import alibi_slopes
 
 
 class JinaBertConfig(BertConfig):  # type: ignore[no-untyped-call]
-    """`feed_forward_type`: geglu, reglu, or original (BERT's). `qk_norm`: as the model for code, which normalises
+    """`feed_forward_type`: geglu, reglu, or original (BERT's). `qk_norm`: the variant for code, which normalizes
     queries and keys, and adds a block's input to its attention twice.
     """
 
@@ -29,7 +29,7 @@ class JinaBertConfig(BertConfig):  # type: ignore[no-untyped-call]
 
 
 class JinaBertModel(PreTrainedModel):  # type: ignore[no-untyped-call]
-    """`last_hidden_state` float [queries, tokens, hidden] of ids and mask int64 [queries, tokens]."""
+    """Ids and mask, int64 [queries, tokens] -> `last_hidden_state`, float [queries, tokens, hidden]."""
 
     config_class = JinaBertConfig
     base_model_prefix = "bert"
@@ -70,7 +70,7 @@ class JinaBertModel(PreTrainedModel):  # type: ignore[no-untyped-call]
 
 
 class JinaBertForSequenceClassification(PreTrainedModel):  # type: ignore[no-untyped-call]
-    """Logits of each query's first token, as BERT's: jina-reranker-v1."""
+    """Logits of each query's first token, as in BERT (jina-reranker-v1)."""
 
     config_class = JinaBertConfig
     base_model_prefix = "bert"

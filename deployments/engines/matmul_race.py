@@ -1,4 +1,4 @@
-"""The number format in which this CPU multiplies fastest: what it has instructions for may still be slower."""
+"""Finds the number format in which this CPU multiplies fastest, which need not be one with special instructions."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _ROUNDS = 7
 
 @cache
 def quickest_cpu_dtype() -> tuple[str, str]:
-    """(dtype, reason) by a race of one product in a few tenths of a second, with as many threads as torch has now.
+    """(dtype, reason), by a race of one product that takes a few tenths of a second, with torch's current threads.
 
-    An Intel Xeon with AVX-512 BF16 and without AMX multiplied float32 1.8 times as quickly as bfloat16; an AMD EPYC
-    computed bfloat16 nearly twice as quickly.
+    An Intel Xeon with AVX-512 BF16 and without AMX multiplied float32 1.8 times as fast as bfloat16. An AMD EPYC
+    computed bfloat16 nearly twice as fast.
     """
     candidate, reason = quick_cpu_dtype()
     return (candidate, reason) if candidate == _EXACT else choose(candidate, reason, _product_seconds(candidate))
 
 
 def choose(candidate: str, reason: str, seconds: Callable[[str], float]) -> tuple[str, str]:
-    """`candidate` where its product takes no longer than float32's; `seconds(dtype)` times one, and the best of a few
-    turns counts.
+    """(dtype, reason): `candidate` if its product takes no longer than float32's. `seconds(dtype)` times one product;
+    the best of a few turns counts.
     """
     turns = [(seconds(candidate), seconds(_EXACT)) for _ in range(_ROUNDS)]
     narrow_s, exact_s = map(min, zip(*turns, strict=True))

@@ -1,4 +1,4 @@
-"""A batch of any size -> passes of the model: few enough tokens each to stay in the caches, of like length, and the
+"""Cuts a batch of any size into passes of the model: small enough for the CPU's caches, with queries of similar length,
 earliest deadlines first. Pure.
 """
 
@@ -13,12 +13,12 @@ import numpy.typing as npt
 from deployments.engines import Queries
 
 Lengths = npt.NDArray[np.int32]  # tokens of each query
-_PADDED_WINDOW = 2  # padded passes in a window for each that runs at once: more are less padding, and answer later
-_PADDING = 1 / 24  # of a padded pass's most tokens may be padding; less costs more in passes than it saves
+_PADDED_WINDOW = 2  # padded passes in a window per concurrent pass: more of them need less padding but answer later
+_PADDING = 1 / 24  # the most padding in a padded pass, of its most tokens; less would cost more passes than it saves
 
 
 def window_tokens(most_tokens: int, at_once: int, *, padded: bool) -> int:
-    """About how many tokens a window of `cut_batch` holds."""
+    """Roughly how many tokens a window of `cut_batch` holds."""
     return most_tokens * _window_passes(at_once, padded=padded)
 
 
@@ -27,14 +27,14 @@ def _window_passes(at_once: int, *, padded: bool) -> int:
 
 
 def cut_batch(lengths: Lengths, most_tokens: int, at_once: int, *, padded: bool) -> list[Queries]:
-    """The queries of each pass; the passes in the order in which they start, `at_once` of them side by side.
+    """The queries of each pass, in the order in which passes start. `at_once` passes run side by side.
 
-    `lengths` stand in the order of deadlines. They are cut in this order into windows of about `window_tokens`. Only
-    inside a window the longest come first, so that the queries of a pass are of like length. A query therefore starts
-    at most a window later than one behind it.
+    `lengths` are sorted by deadline, and cut in this order into windows of about `window_tokens`. Only inside a window
+    do the longest queries come first, so that those of a pass have similar lengths. So a query starts at most a window
+    later than one with a later deadline.
 
-    Packed passes hold at most `most_tokens` and two of the longest queries more. Padded ones hold at most `most_tokens`
-    once all their queries are as long as the longest of them, or are one query.
+    A packed pass holds at most `most_tokens` plus two of the longest queries. A padded pass holds at most `most_tokens`
+    including padding, or a single query.
     """
     longest = int(lengths.max())
     full = max(1, most_tokens // longest) * longest if padded else most_tokens  # tokens of a pass
@@ -48,8 +48,8 @@ def cut_batch(lengths: Lengths, most_tokens: int, at_once: int, *, padded: bool)
 
 
 def even_slices(lengths: Lengths, number: int) -> Iterator[slice]:
-    """Slices of the queries, in any order, of about equal tokens: `number` of them, or fewer where one query is more
-    than its share. A slice holds at most a share and a query more.
+    """`number` slices of the queries with about equal tokens, or fewer if a query exceeds its share. A slice holds at
+    most a share plus one query.
     """
     ends = np.cumsum(lengths)
     middles = ends - lengths / 2
@@ -59,9 +59,10 @@ def even_slices(lengths: Lengths, number: int) -> Iterator[slice]:
 
 
 def padded_slices(lengths: Lengths, most_tokens: int, number: int) -> Iterator[slice]:
-    """Slices of the queries (longest first): at most `most_tokens` once all are as long as the first of the slice.
+    """Slices of the queries, longest first, of at most `most_tokens` when padded to the first query of the slice.
 
-    They are of about equal tokens, and about `number`; more where that would be too large, or too much padding.
+    There are about `number` slices with about equal tokens, or more if these would be too large or need too much
+    padding.
     """
     share = _ceil(int(lengths.sum()), number)
     start = 0

@@ -1,4 +1,4 @@
-"""The forms in which a model can run: packed, without padding, and padded, in its own code. Imports torch."""
+"""The forms in which a model can run: packed, without padding, or padded, with its own code. Imports torch."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ Build = Callable[[], PackedModel | PaddedModel]
 
 
 class Forms:
-    """Of one model whose weights are loaded, in float32."""
+    """The forms of a model whose weights are loaded in float32."""
 
     def __init__(self, card: ModelCard) -> None:
-        """Raises SettingsError where the model's files cannot be loaded."""
+        """Load the model. Raises SettingsError if its files cannot be loaded."""
         self._own = PooledModel(card)
         self._recipe = _Recipe(card, self._own.transformer.config, type(self._own.model))
 
     def builds(self, place: Place) -> dict[str, Build]:
-        """What builds each form that there is. The padded one is the last: it casts the weights that were loaded, so
-        that nothing can be built behind it.
+        """A builder for each available form. Call the padded form's last: it casts the loaded weights, so nothing can
+        be built after it.
         """
         found: dict[str, Build] = {}
         if self._recipe.why_not() is None:
@@ -45,17 +45,17 @@ class Forms:
         return found
 
     def exact(self, device: torch.device) -> PaddedModel:
-        """What the others are compared with: float32, in the model's own code."""
+        """The reference for comparisons: the model's own code in float32."""
         return PaddedModel(self._own, torch.float32, device)
 
 
 class LargeForms:
-    """Of a model that shall never lie in memory in float32: packed straight from its files, one layer after the other;
-    in its own code where there is no packed form.
+    """The forms of a model that must never be in memory in float32 as a whole: packed from its files, layer by layer,
+    or padded with its own code if it has no packed form.
     """
 
     def __init__(self, card: ModelCard) -> None:
-        """Raises SettingsError where the config is of no class that computes such a model."""
+        """Read the model's config. Raises SettingsError if it cannot be read."""
         config = read_config(card)
         classes = MODEL_MAPPING
         if card.has_head:
@@ -73,11 +73,13 @@ class LargeForms:
         return PaddedModel(PooledModel(self._card, dtype=place.dtype), place.dtype, place.device)
 
     def packed(self, place: Place) -> PackedModel:
-        """Raises SettingsError where a weight is missing."""
+        """Build the packed form. Raises SettingsError if a weight is missing."""
         return self._build(place)
 
     def packed_beside(self, place: Place, batch: TokenBatch) -> tuple[PackedModel, Recorded]:
-        """And what float32 makes of this batch. Each layer computes it in float32 while its narrow form is built."""
+        """Build the packed form, and compute this batch in float32 for comparison. Each layer computes the batch in
+        float32 when its narrow form is built.
+        """
         assert self._recipe is not None
         exact = self._recipe.weights(Place(place.device, torch.float32))
         ids = torch.from_numpy(batch.ids).to(place.device)
@@ -98,21 +100,21 @@ class LargeForms:
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """How one model is packed: its config, and the transformers class under whose names its weights are."""
+    """How a model is packed: its config, and the transformers class that names its weights."""
 
     card: ModelCard
     config: Any
     model_class: Any
 
     def why_not(self) -> str | None:
-        """Why there is no packed form."""
+        """Why there is no packed form, or None."""
         reason = packed.unsupported(self.config)
         if reason is None and self.card.has_head:
             reason = heads.unsupported(self.model_class.__name__)
         return reason
 
     def weights(self, place: Place) -> Weights:
-        """Of the files, what the class has: it may do without a bias that another does not."""
+        """The tensors in the files that the class has. It may lack a bias that another class has."""
         found, prefix = Weights.of_files(self.card.folder, place), str(self.model_class.base_model_prefix)
         under = f"{prefix}." if found.has(prefix) and not self.card.has_head else ""
         with torch.device("meta"):
@@ -120,7 +122,7 @@ class _Recipe:
         return found.of_class({under + name: tensor.shape for name, tensor in state.items()})
 
     def parts(self, weights: Weights) -> Parts:
-        """`weights` are under the class's names, or, as base models are saved, under those of its base."""
+        """The parts of the model. `weights`: named as in the class or, if saved from a base model, as in its base."""
         prefix = str(self.model_class.base_model_prefix)
         base = weights.within(prefix if weights.has(prefix) else "")
         parts = packed.build(self.config, base, types=self.card.token_types)
@@ -136,7 +138,7 @@ class _Recipe:
 
 
 def read_config(card: ModelCard) -> Any:
-    """The transformers config of a model. Raises SettingsError where there is none."""
+    """The transformers config of a model. Raises SettingsError if it cannot be read."""
     if card.config is not None:
         return AutoConfig.for_model(**card.config)
     try:

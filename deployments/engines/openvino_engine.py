@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU: the same torch module, exported once at start and compiled for this machine's instructions."""
+"""OpenVINO on the CPU: the torch module is exported at start and compiled for this machine's instructions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from deployments.engines.pooled_model import PaddedModel
 
 _FEWEST_PASS_TOKENS = 512
-_PASS_TOKENS = 2048  # padded; larger passes leave the caches and are slower
+_PASS_TOKENS = 2048  # including padding; larger passes exceed the caches and are slower
 _PRECISION = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -73,7 +73,7 @@ class OpenVinoEngine:
         return vectors
 
     def _tokens(self, batch: TokenBatch) -> Vectors:
-        """By torch in float32, loaded when first asked for: what is compiled has its pooling in it."""
+        """Token vectors, by torch in float32, since the compiled model includes the pooling. Loaded on first use."""
         torch = import_torch("cpu")
         from deployments.engines.pooled_model import PaddedModel, PooledModel
 
@@ -97,8 +97,8 @@ class OpenVinoEngine:
         probe(self, self._card)
 
     def _export(self, openvino: Any) -> tuple[Any, Vectors]:
-        """torch.export with free batch and length (TorchScript tracing fails in transformers' attention masks), and
-        torch's own float32 vectors of the probe inputs.
+        """Export the model, and compute torch's float32 vectors of the probe inputs. It uses torch.export with variable
+        batch size and length, because TorchScript tracing fails in transformers' attention masks.
         """
         torch = import_torch("cpu")
         from deployments.engines.pooled_model import PooledModel, pad, probe_batch
@@ -108,10 +108,10 @@ class OpenVinoEngine:
         model = Whole(PooledModel(self._card, attention="eager"), ProjectionHeads(self._card))
         ids = torch.ones((3, 7), dtype=torch.int64)
         mask = ids.clone()
-        mask[1, 4:] = 0  # transformers leaves the mask out of the graph where nothing is padded
+        mask[1, 4:] = 0  # transformers leaves the mask out of the graph if nothing is padded
         free = {0: torch.export.Dim("queries", min=1), 1: torch.export.Dim("tokens", min=2, max=self._card.max_tokens)}
         with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's export warns of its own insides
+            warnings.simplefilter("ignore", FutureWarning)  # torch's export warns about its own internals
             reference = model(*map(torch.from_numpy, pad(probe_batch(self._card).queries()))).numpy()
             exported = torch.export.export(model, (ids, mask), dynamic_shapes=(free, free), strict=False)
             return openvino.convert_model(exported), reference
@@ -124,13 +124,15 @@ class OpenVinoEngine:
                 "INFERENCE_PRECISION_HINT": _PRECISION[dtype],
                 "INFERENCE_NUM_THREADS": self._threads,
                 "NUM_STREAMS": 1,
-                "ENABLE_CPU_PINNING": False,  # the thread that calls is bound already, and its children with it
+                "ENABLE_CPU_PINNING": False,  # the calling thread, and so its children, are pinned already
             },
         )
         return compiled.create_infer_request()
 
     def _choose_dtype(self, wanted: str) -> tuple[Any, str, str, float | None]:
-        """(infer request, dtype, why, agreement with float32 on the probe inputs)."""
+        """Compile the fastest dtype that agrees. Returns (infer request, dtype, why, agreement with float32 on the
+        probe inputs). Raises SettingsError if even float32 disagrees.
+        """
         from deployments.engines.pooled_model import probe_batch, tolerance
 
         candidate, reason = (wanted, "set by hand") if wanted != "auto" else quickest_cpu_dtype()
@@ -145,11 +147,11 @@ class OpenVinoEngine:
 
 
 def _import_openvino() -> Any:
-    """Without its telemetry, which would report each conversion of a model to the internet.
+    """Import OpenVINO without its telemetry, which would report each model conversion to the internet.
 
-    Raises SettingsError where OpenVINO is not installed.
+    Raises SettingsError if OpenVINO is not installed.
     """
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # OpenVINO then takes a stub of its own
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # OpenVINO then uses its own stub
     try:
         import openvino
     except ImportError:

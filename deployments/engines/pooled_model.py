@@ -1,6 +1,6 @@
-"""The transformer with its pooling or its head, as one torch module, and how queries are padded for it. Imports torch.
+"""A transformer with its pooling or head, as one torch module, and the padding of queries for it. Imports torch.
 
-Shared by the engines: one runs this module, the other exports it.
+Both engines use it: torch runs this module, and OpenVINO exports it.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from deployments.models.text_pairs import TYPE
 
 logger = logging.getLogger("ray.serve")
 
-_WITH_DECODER = {"mt5", "t5", "umt5"}  # whose encoder alone is a model of embeddings
-_PROBE_LENGTHS = (3, 8, 24, 75, 200)  # tokens; the inputs of the comparison
+_WITH_DECODER = {"mt5", "t5", "umt5"}  # only the encoder of these is an embedding model
+_PROBE_LENGTHS = (3, 8, 24, 75, 200)  # tokens of the inputs for comparisons
 
 Ids = npt.NDArray[np.int64]  # shape [queries, tokens], padded on the right
 
 
 class PooledModel(torch.nn.Module):
-    """(ids, mask) int64 [queries, tokens], padded on the right -> float32 [queries, dimension], not normalised.
+    """(ids, mask), int64 [queries, tokens], padded on the right -> float32 [queries, dimension], not normalized.
 
-    What the numbers are is the model's kind: a pooled vector; logits, one for each label; or SPLADE's weights, one for
-    each word of the vocabulary (the largest log(1 + relu(logit)) of any token).
+    The result depends on the model's kind: a pooled vector; a logit for each label; or SPLADE's weight for each word of
+    the vocabulary, which is the largest log(1 + relu(logit)) of any token.
     """
 
     def __init__(self, card: ModelCard, attention: str | None = None, dtype: torch.dtype = torch.float32) -> None:
-        """Load the weights. Raises SettingsError where the model's files cannot be loaded."""
+        """Load the weights. Raises SettingsError if the model's files cannot be loaded."""
         super().__init__()
         self._pooling, self._types = card.pooling, card.token_types
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one line in the log, not a bar
@@ -61,16 +61,16 @@ class PooledModel(torch.nn.Module):
                 use_safetensors=True,
                 trust_remote_code=card.trust_remote_code,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused here, by name
+                ignore_mismatched_sizes=True,  # they are rejected below, by name
                 **({"attn_implementation": attention} if attention else {}),
                 **({"config": AutoConfig.for_model(**card.config)} if card.config else {}),
             )
         absent = sorted(
             key
             for key in {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
-            if card.pooling == "none" or "pooler." not in key  # unused, where no score comes from it
+            if card.pooling == "none" or "pooler." not in key  # unused unless scores come from it
         )
-        if absent:  # transformers fills them with random numbers
+        if absent:  # transformers would fill them with random numbers
             raise bad_model(
                 f"{len(absent)} weights of a {card.model_type} model are missing in {card.folder}, or of another size "
                 f"({absent[0]}); if it comes with code of its own, set args.model.trust_remote_code"
@@ -110,7 +110,7 @@ class PooledModel(torch.nn.Module):
             second = (ids >= TYPE).to(torch.int64)
             inputs["token_type_ids"] = second
             ids = ids - second * TYPE
-        # decoders look for the last token that is no padding
+        # decoders look for the last token that is not padding
         inputs["input_ids"] = ids.masked_fill(mask == 0, self._padding)
         logits: torch.Tensor = self.model(**inputs, **self._options).logits
         return logits.float()
@@ -124,7 +124,9 @@ class PooledModel(torch.nn.Module):
 
 @contextmanager
 def one_sentence(what: str, card: ModelCard) -> Iterator[None]:
-    """Whatever a model's own code raises while the model is `what`: a SettingsError that says it in one sentence."""
+    """Turn whatever a model's own code raises into a SettingsError with one sentence. `what`: what is being done, as a
+    participle ("loaded").
+    """
     try:
         yield
     except WindveError:
@@ -143,7 +145,7 @@ def _class_of(card: ModelCard) -> Any:
 
 
 class PaddedModel:
-    """Any transformer, in its own code: packed queries are padded for it. The way for models without a packed form."""
+    """Any transformer, with its own code: packed queries are padded for it. For models without a packed form."""
 
     padded = True
 
@@ -164,7 +166,7 @@ class PaddedModel:
 
 
 def pad(queries: Sequence[npt.NDArray[np.int32]]) -> tuple[Ids, Ids]:
-    """(ids, mask) of queries of any length."""
+    """Pad queries of any length. Returns (ids, mask)."""
     longest = max(map(len, queries))
     ids = np.zeros((len(queries), longest), dtype=np.int64)
     mask = np.zeros_like(ids)
@@ -175,7 +177,7 @@ def pad(queries: Sequence[npt.NDArray[np.int32]]) -> tuple[Ids, Ids]:
 
 
 def probe_batch(card: ModelCard) -> TokenBatch:
-    """Fixed pseudo-random token ids, several lengths in one batch: what two number formats are compared on."""
+    """A batch of fixed pseudo-random token ids of several lengths, on which number formats are compared."""
     lengths = [min(length, card.max_tokens) for length in _PROBE_LENGTHS]
     batch = TokenBatch.random(card.vocab_size, lengths, 0, card.outputs_for(card.kind))
     if card.token_types:
@@ -185,7 +187,7 @@ def probe_batch(card: ModelCard) -> TokenBatch:
 
 
 def agreement(one: Vectors, other: Vectors) -> float:
-    """Smallest cosine between rows; NaN where a vector is not a number."""
+    """The smallest cosine between corresponding rows; NaN if a vector contains NaN."""
     return float(np.min(_cosines(one, other)))
 
 
@@ -196,18 +198,18 @@ def _cosines(one: Vectors, other: Vectors) -> Vectors:
 
 
 def score_agreement(exact: Vectors, other: Vectors) -> float:
-    """1 less the largest difference of a logit, as a share of their spread (largest less smallest of `exact`), or of 1
-    where they spread less. NaN where a logit is not a number.
+    """1 minus the largest difference of a logit, relative to the logits' spread (the range of `exact`), or to 1 if that
+    is larger. NaN if a logit is NaN.
 
-    A cosine says nothing of one number, and little of three. Logits have a unit of their own: a difference of 0.05
-    moves a score, which is a logit's sigmoid, by 0.0125 at the most.
+    A cosine means nothing for one number, and little for three. Logits have an absolute scale: a difference of 0.05
+    moves a score, which is the sigmoid of a logit, by at most 0.0125.
     """
     return 1 - float(np.max(np.abs(exact - other))) / max(1.0, float(np.ptp(exact)))
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How what one way to compute gives is compared with float32, and the least that a default must reach."""
+    """How results are compared with float32, and the least agreement of a default."""
 
     of: Callable[[Vectors, Vectors], float]
     least: float
@@ -223,7 +225,7 @@ _OF_SCORES = Tolerance(score_agreement, 0.95, "agreement of logits with float32"
 
 
 def tolerance(card: ModelCard) -> Tolerance:
-    if card.kind == "multi_vector":  # whose tokens' similarities are added up
+    if card.kind == "multi_vector":  # its tokens' similarities are added up
         return _MEAN_COSINE
     return _OF_SCORES if card.kind in SCORING else _COSINE
 

@@ -1,4 +1,4 @@
-"""What comes after transformer and pooling (`models.projections`), in float32. Imports torch."""
+"""The layers after transformer and pooling (`models.projections`), in float32. Imports torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class PooledEncoder(Protocol):
-    """A transformer with its pooling or its head, packed or padded."""
+    """A transformer with its pooling or head, packed or padded."""
 
     padded: bool
 
@@ -36,22 +36,22 @@ class PooledEncoder(Protocol):
 
 
 class ProjectionHeads(torch.nn.Module):
-    """What a model answers, from what its encoder computes."""
+    """Computes a model's outputs from its encoder's results."""
 
     def __init__(self, card: ModelCard) -> None:
-        """Raises SettingsError where weights cannot be read."""
+        """Load the layers. Raises SettingsError if weights cannot be read."""
         super().__init__()
         self._pooling = card.pooling
         self._after = torch.nn.ModuleDict({output: Projected(some) for output, some in card.projections.items()})
 
     def text(self, pooled: torch.Tensor) -> torch.Tensor:
-        """[queries, numbers] of the pooled vectors, or what else the encoder makes of a text."""
+        """The output "text", [queries, numbers], from the pooled vectors, or whatever else the encoder returns."""
         return self._after["text"](pooled) if "text" in self._after else pooled
 
     def __call__(
         self, encoder: PooledEncoder, ids: torch.Tensor, lengths: Lengths, outputs: Outputs
     ) -> tuple[torch.Tensor, ...]:
-        """The rows of each output, float32 on the device: [queries, numbers] or [tokens, numbers]."""
+        """Compute the rows of each output, float32 on the device: [queries, numbers] or [tokens, numbers]."""
         if outputs == TEXT:
             return (self.text(encoder(ids, lengths)),)
         states = encoder(ids, lengths, each_token=True)
@@ -66,7 +66,7 @@ class ProjectionHeads(torch.nn.Module):
         return functional.normalize(rows, dim=-1) if output == "multi_vector" else rows
 
     def _pool(self, states: torch.Tensor, lengths: Lengths) -> torch.Tensor:
-        """Float32 [queries, numbers] of the states of all tokens."""
+        """Pool the states of all tokens: float32 [queries, numbers]."""
         if self._pooling == "mean":
             return torch.stack([one.mean(0) for one in torch.split(states, lengths.tolist())])
         ends = np.cumsum(lengths, dtype=np.int64)
@@ -75,7 +75,7 @@ class ProjectionHeads(torch.nn.Module):
 
 
 class Whole(torch.nn.Module):
-    """(ids, mask) int64 [queries, tokens] -> what the model answers of each text: to be exported."""
+    """(ids, mask), int64 [queries, tokens] -> the output "text" of each query, as one module for export."""
 
     def __init__(self, model: torch.nn.Module, heads: ProjectionHeads) -> None:
         super().__init__()
@@ -86,12 +86,12 @@ class Whole(torch.nn.Module):
 
 
 class Projected(torch.nn.Module):
-    """[rows, inputs] of the first projection -> float32 [rows, outputs] of the last; as they come in where there is
-    none.
+    """[rows, inputs of the first projection] -> float32 [rows, outputs of the last]. Without projections, rows pass
+    unchanged.
     """
 
     def __init__(self, projections: Sequence[Projection]) -> None:
-        """Raises SettingsError where weights are missing, or have other sizes than the model's files say."""
+        """Load the weights. Raises SettingsError if some are missing, or their sizes differ from the model's files."""
         super().__init__()
         self._layers = torch.nn.ModuleList(map(_Layer, projections))
 
@@ -140,7 +140,7 @@ def _read(projection: Projection) -> dict[str, torch.Tensor]:
 
 
 def _difference(projection: Projection, words: tuple[str, str]) -> torch.Tensor:
-    """[1, inputs]: a matrix's row of one token less that of another."""
+    """A matrix's row for one token minus its row for another, [1, inputs]."""
     tokenizer = read_tokenizer(projection.file.parent)
     if tokenizer is None:
         raise bad_model(f"{projection.file.parent} holds no tokenizer.json, which says its words")

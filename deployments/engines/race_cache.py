@@ -1,4 +1,4 @@
-"""What won a race on this machine, kept in the user's cache: races take much of a start. No torch."""
+"""Remembers who won a race on this machine, in the user's cache, because races take much of a start. No torch here."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ logger = logging.getLogger("ray.serve")
 
 _LIBRARIES = ("torch", "transformers", "openvino", "numpy")
 KEPT_S = 30 * 24 * 3600.0  # a month
-_WINS = 2  # in a row: the machine may have been busy while they raced
+_WINS = 2  # wins in a row that are needed: the machine may have been busy during one race
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`told`: how it came out, in words. `seconds`: of the winner. `raced`: seconds since 1970. `wins`: in a row."""
+    """`told`: the result in words. `seconds`: the winner's. `raced`: when, Unix time, s. `wins`: how many in a row."""
 
     winner: str
     told: str
@@ -39,20 +39,20 @@ class Result:
 
 
 class RaceCache:
-    """Of one model on this machine."""
+    """The remembered results of one model on this machine."""
 
     def __init__(self, about: Mapping[str, Any]) -> None:
-        """`about`: whatever may change who wins, as JSON."""
+        """`about`: everything that may change who wins, as JSON."""
         self._kept = KeptFile("races", about)
         self.file = self._kept.path
 
     @classmethod
     def of(cls, race: str, card: ModelCard, settings: EngineSettings, threads: int) -> RaceCache:
-        """`race`: what ran, and on which device."""
+        """The cache for a model. `race`: what raced, and on which device."""
         return cls({"race": race, **_about(card, settings, threads)})
 
     def recall(self) -> Result | None:
-        """What has won twice in a row, if that is not too old."""
+        """The result if someone has won twice in a row, and not too long ago; else None."""
         found = self._read()
         return found if found is not None and found.wins >= _WINS else None
 
@@ -60,7 +60,7 @@ class RaceCache:
         try:
             found = Result(**self._kept.read())
             return found if 0 <= time.time() - found.raced <= KEPT_S else None
-        except TypeError:  # nothing, or not of this form
+        except TypeError:  # nothing stored, or another format
             return None
 
     def keep(self, winner: str, told: str, seconds: Sequence[float] = ()) -> None:
@@ -92,7 +92,7 @@ def _version(library: str) -> str | None:
 
 
 def _digest(folder: Path) -> str:
-    """Of the engines' own code."""
+    """The SHA-256 of the engines' own code."""
     whole = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         whole.update(path.read_bytes())

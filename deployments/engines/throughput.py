@@ -1,4 +1,4 @@
-"""How quickly an engine computes what is served: by this, engines and forms are chosen at start."""
+"""Measures how fast an engine computes typical traffic, to choose engines and forms at start."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from deployments.engines import Engine, TokenBatch, embed
 from deployments.models.model_files import ModelCard
 
-# Three kinds of traffic, about as many tokens of each, so that none outweighs the others.
-_SHORT = (16,) * 64  # what people type into a search
-_EQUAL = (75,) * 16  # the paper's
-_MIXED = (11, 87, 24, 198, 36, 56, 18, 121, 42, 323, 30, 65, 75, 49, 150, 102)  # sentences, and a tail of passages
-_TIMES = 3  # the first pays for what is prepared once
-_ENOUGH_S = 1.0  # what takes longer is not repeated: what is prepared once is a small part of it
+# Three kinds of traffic with about as many tokens each, so that none outweighs the others.
+_SHORT = (16,) * 64  # search queries
+_EQUAL = (75,) * 16  # the paper's queries
+_MIXED = (11, 87, 24, 198, 36, 56, 18, 121, 42, 323, 30, 65, 75, 49, 150, 102)  # sentences, and some passages
+_TIMES = 3  # the first run includes one-time preparations
+_ENOUGH_S = 1.0  # longer runs are not repeated, since preparations are a small part of them
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds that a batch of each kind takes; `queries_per_s` is of 75 tokens, 16 at once."""
+    """Seconds of a batch of each kind. `queries_per_s`: for queries of 75 tokens, 16 at once."""
 
     short_s: float
     equal_s: float
@@ -42,8 +42,8 @@ class Speed:
 def measured_throughput(
     engine: Engine, card: ModelCard, queries: int | None = None, clock: Callable[[], float] = time.perf_counter
 ) -> Speed:
-    """The quickest of a few times for each kind. Lengths stop at the model's own limit. Of each batch the first
-    `queries` stand for all.
+    """Measure the fastest of a few runs for each kind. Lengths are cut to the model's limit. If `queries` is given,
+    only the first `queries` of each batch run, and the time is extrapolated.
     """
 
     def seconds(lengths: Sequence[int]) -> float:

@@ -1,7 +1,7 @@
-"""PyTorch: the CPU, an NVIDIA GPU, or an Ascend NPU through torch-npu. The same file for all three.
+"""PyTorch on a CPU, an NVIDIA GPU, or an Ascend NPU through torch-npu.
 
-Not run on an NPU yet: no such device was at hand. What is particular to it is `import_torch`, `_quick_dtype` and the
-attention that `packed/attention.py` chooses for it.
+Not run on an NPU yet, because no such device was at hand. Its special code is in `import_torch`, `_quick_dtype`, and
+the attention that `packed/attention.py` chooses for it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ray.serve")
 
-_FEWEST_PASS_TOKENS = 256  # fewer cost more than a tenth of the throughput
-LARGE = 1_000_000_000  # numbers; a model of more is never in memory in float32
-_LARGE_QUERIES = 2  # what such a model is timed on: on a CPU each takes seconds
-_CPU_PASS_TOKENS = 1024  # what one core's caches hold of a pass; larger passes are slower on each CPU measured
+_FEWEST_PASS_TOKENS = 256  # smaller passes cost more than a tenth of the throughput
+LARGE = 1_000_000_000  # parameters; a larger model is never in memory in float32
+_LARGE_QUERIES = 2  # queries on which such a model is timed, since each takes seconds on a CPU
+_CPU_PASS_TOKENS = 1024  # fits into a core's caches; larger passes were slower on each CPU measured
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tried:
-    """A form of the model, how well it agrees with float32, and how quick it is."""
+    """A form of the model that was tried: how well it agrees with float32, and how fast it is."""
 
     form: str
     encoder: PackedModel | PaddedModel
@@ -53,15 +53,15 @@ class _Tried:
 
 
 class TorchEngine:
-    """A transformer and its pooling on one device: packed where the model has such a form, and in the quickest dtype
-    that agrees with float32.
+    """A transformer and its pooling on one device, in the fastest form and dtype that agree with float32: packed, if
+    the model has a packed form, or padded.
     """
 
     def __init__(self, card: ModelCard, settings: EngineSettings, device: str, threads: int) -> None:
         self._torch = import_torch(device)
         self._card = card
         self._device = open_device(self._torch, device)
-        self._most_tokens = settings.max_batch_tokens  # of a pass
+        self._most_tokens = settings.max_batch_tokens  # in a pass
         self._threads = 1
         if self._device.type == "cpu":
             keep_freed_memory()
@@ -94,11 +94,11 @@ class TorchEngine:
 
     @property
     def form(self) -> str:
-        """What the engine runs: the "packed" or the "padded" form of the model."""
+        """The form of the model that the engine runs: "packed" or "padded"."""
         return "padded" if self._encoder.padded else "packed"
 
     def use(self, form: str, dtype: str) -> None:
-        """Run that form in that number format whatever is quicker: to compare with."""
+        """Switch to that form and number format, even if others are faster. For comparisons."""
         from deployments.engines.model_forms import Forms
         from deployments.engines.packed.tensors import Place
 
@@ -121,7 +121,7 @@ class TorchEngine:
         ends = np.cumsum([len(queries) for queries in cut])
         bounds = np.concatenate([[0], np.cumsum(ordered.lengths)])
         with self._torch.inference_mode():
-            ids = self._torch.from_numpy(ordered.ids).to(self._device, non_blocking=True)  # once, for all passes
+            ids = self._torch.from_numpy(ordered.ids).to(self._device, non_blocking=True)  # once for all passes
 
         def run(number: int) -> tuple[Any, ...]:
             if stop.is_set():
@@ -137,14 +137,14 @@ class TorchEngine:
     def _side_by_side(
         self, run: Callable[[int], tuple[Any, ...]], passes: int
     ) -> Iterator[tuple[int, tuple[Vectors, ...]]]:
-        """Passes on one core each, which beats all cores on one pass: nobody waits for the slowest core at every layer,
-        and a core that other work takes away for a moment holds up only its own pass. A lone pass gets all cores.
+        """Run each pass on one core. That beats one pass on all cores: no layer waits for the slowest core, and a core
+        that is briefly busy with other work delays only its own pass. A single pass gets all cores.
         """
         at_once = min(passes, self._threads)
         threads = self._threads // at_once
 
         def run_here(number: int) -> tuple[int, tuple[Vectors, ...]]:
-            if getattr(self._local, "threads", None) != threads:  # the call is not free: it empties caches
+            if getattr(self._local, "threads", None) != threads:  # the call is costly: it clears caches
                 self._torch.set_num_threads(threads)
                 self._local.threads = threads
             return number, tuple(one.numpy() for one in run(number))
@@ -161,11 +161,11 @@ class TorchEngine:
                 one.cancel()  # those that have not started
 
     def probe(self) -> None:
-        """See `Engine`: a hung device hangs here."""
+        """See `Engine`. If the device hangs, so does this call."""
         probe(self, self._card)
 
     def _choose(self, wanted: str) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed]:
-        """The quickest that agrees: (encoder, dtype, why, agreement with float32 on the probe, speed)."""
+        """The fastest form and dtype that agree: (encoder, dtype, why, agreement with float32 on the probe, speed)."""
         from deployments.engines.model_forms import Forms
         from deployments.engines.pooled_model import probe_batch, tolerance
 
@@ -186,13 +186,13 @@ class TorchEngine:
                 agreed = None if dtype == "float32" else best.agreed
                 self._results.keep(f"{best.form} {dtype}", f"{reason}; {quick}", astuple(best.speed))
                 return best.encoder, dtype, f"{reason}; {quick}; {like.describe(best.agreed)}", agreed, best.speed
-            # a NaN disagrees too
+            # NaN counts as disagreement
             reason = f"{dtype} differs too much from float32 here ({like.describe(tried[-1].agreed)})"
-            forms = Forms(self._card)  # the exact weights again: those that were cast have lost their low bits
+            forms = Forms(self._card)  # reload the exact weights, since the cast ones have lost their low bits
         raise bad_model(f"{self._card.name} does not agree with itself: {reason}")
 
     def _as_before(self) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed] | None:
-        """What won at an earlier start, as `_choose` returns it. None where it does not agree with float32 any more."""
+        """The winner of earlier starts, as `_choose` returns it. None if there is none, or it no longer agrees."""
         from deployments.engines.model_forms import Forms
         from deployments.engines.packed.tensors import Place
         from deployments.engines.pooled_model import probe_batch, tolerance
@@ -213,7 +213,7 @@ class TorchEngine:
         return self._encoder, dtype, why, None if dtype == "float32" else agreed, Speed(*known.seconds)
 
     def _choose_large(self, wanted: str) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed]:
-        """As `_choose`, of a model that never lies in memory in float32, unless its narrow form disagrees with that."""
+        """As `_choose`, for a model that is never in memory in float32 as a whole, unless its narrow form disagrees."""
         from deployments.engines.model_forms import LargeForms
         from deployments.engines.pooled_model import tolerance
 
@@ -221,9 +221,9 @@ class TorchEngine:
         candidate, reason = (wanted, "set by hand") if wanted != "auto" else self._narrow_dtype()
         for dtype in dict.fromkeys((candidate, "float32")):
             agreed, compared = self._load_large(forms, dtype)
-            if agreed is not None and not agreed >= tolerance(self._card).least and wanted == "auto":  # a NaN, too
+            if agreed is not None and not agreed >= tolerance(self._card).least and wanted == "auto":  # also for NaN
                 reason = f"{dtype} differs too much from float32 here ({compared})"
-                del self._encoder  # before the next one takes its memory
+                del self._encoder  # free its memory for the next one
                 continue
             speed = measured_throughput(self, self._card, _LARGE_QUERIES)
             why = f"{reason}; {self.form} {speed}; a large model; {compared}"
@@ -256,11 +256,11 @@ class TorchEngine:
         return agreed, like.describe(agreed)
 
     def _narrow_dtype(self) -> tuple[str, str]:
-        """The narrow dtype that this device has instructions for: half of the memory counts more than a race."""
+        """The narrow dtype that this device has instructions for: halving the memory matters more than a race."""
         return quick_cpu_dtype() if self._device.type == "cpu" else self._quick_dtype()
 
     def _try(self, forms: Forms, dtype: str, reference: Vectors) -> list[_Tried]:
-        """Each form in that number format, the model's own code last, beside float32's vectors of the probe."""
+        """Try each form in that number format, the model's own code last. `reference`: float32 vectors of the probe."""
         from deployments.engines.packed.tensors import Place
         from deployments.engines.pooled_model import probe_batch, tolerance
 
@@ -274,14 +274,14 @@ class TorchEngine:
             except Exception as error:
                 if form == list(builds)[-1]:
                     raise
-                # Whatever an older library or driver lacks for it: the padded form needs the model's own code only.
+                # An older library or driver may lack something. The padded form needs only the model's own code.
                 logger.warning("the %s form in %s is left out: %s: %s", form, dtype, type(error).__name__, error)
                 continue
             tried.append(_Tried(form, self._encoder, tolerance(self._card).of(reference, vectors), speed))
         return tried
 
     def _quick_dtype(self) -> tuple[str, str]:
-        """The dtype that this device computes quickest, and the reason."""
+        """The dtype that this device computes fastest, and the reason."""
         if self._device.type == "cuda":
             if self._torch.cuda.get_device_capability(self._device) >= (8, 0):
                 return "bfloat16", "the GPU computes bfloat16 natively"
@@ -300,8 +300,8 @@ class TorchEngine:
 
 
 def _one_ahead(run: Callable[[int], tuple[Any, ...]], passes: int) -> Iterator[tuple[int, tuple[Vectors, ...]]]:
-    """Each pass is handed to the device before the answer of the one before it is copied back: the device never waits
-    for a copy, and a run that nobody waits for any more stops within two passes.
+    """Submit each pass to the device before the answer of the previous one is copied back. So the device never waits
+    for a copy, and a stopped run ends within two passes.
     """
     before = run(0)
     for number in range(1, passes):
@@ -312,8 +312,8 @@ def _one_ahead(run: Callable[[int], tuple[Any, ...]], passes: int) -> Iterator[t
 
 
 def import_torch(device: str) -> ModuleType:
-    """Import torch for `device`. Raises SettingsError where torch-npu is needed and does not load."""
-    # Where torch-npu is installed and CANN is not, `import torch` itself fails by loading the backend on its own.
+    """Import torch for `device`. Raises SettingsError if torch-npu is needed and does not load."""
+    # With torch-npu but without CANN, `import torch` itself would fail, because it loads the backend automatically.
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     bound_prepared_operations()
     import torch
@@ -327,7 +327,7 @@ def import_torch(device: str) -> ModuleType:
 
 
 def open_device(torch: ModuleType, device: str) -> Any:
-    """The torch.device, looked for. Raises SettingsError where torch does not see it."""
+    """The torch.device. Raises SettingsError if torch does not see it."""
     opened = torch.device(device)
     if opened.type != "cpu" and not getattr(torch, opened.type).is_available():
         raise SettingsError("args.accelerator.device", f"{opened.type}: torch {torch.__version__} sees no such device")

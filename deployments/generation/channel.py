@@ -1,7 +1,8 @@
-"""A Router's end of a connection to a replica that generates, and the generations that it follows there. Pure asyncio.
+"""A Router's end of a connection to a generating replica, and the generations that it follows there. Pure asyncio.
 
-Tokens come with each step, whether somebody reads them or not. Of each generation so many wait here. A reader that
-falls further behind has its generation called off: it takes neither memory here nor a place at the replica.
+Tokens come with each step, whether the client reads them or not. A limited number of each generation is buffered here.
+If a reader falls further behind, its generation is called off, so that it uses neither memory here nor a slot at the
+replica.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from deployments.serving.frames import failure_of
 
 
 class PendingGeneration:
-    """One generation at one replica.
+    """A generation at one replica.
 
-    `outcome`: a future that is None once it is admitted, or says how it was refused; it raises ReplicaLost or
-    EngineFailed. `tokens` gives what has come since. `on_token` hears of each token as its frame comes. `unended`: the
-    answers that have not ended.
+    `outcome`: a future. Its result is None once the generation is admitted, or the refusal; it raises ReplicaLost or
+    EngineFailed. `tokens` returns the new tokens. `on_token` is called with each token when its frame comes. `unended`:
+    the answers that have not ended.
     """
 
     def __init__(self, number: int, answers: int, most_unread: int, on_token: Callable[[NewToken], None]) -> None:
@@ -36,7 +37,10 @@ class PendingGeneration:
         return self._problem is not None
 
     async def tokens(self) -> list[NewToken]:
-        """All that came since the last call, at least one. Raises EngineFailed, ReplicaLost or TimedOut."""
+        """Wait for tokens. Returns all since the last call, at least one.
+
+        Raises EngineFailed, ReplicaLost or TimedOut.
+        """
         while not self._unread:
             if self._problem is not None:
                 raise self._problem
@@ -69,23 +73,23 @@ class PendingGeneration:
         self._heard.set()
 
     def fail(self, problem: Exception) -> None:
-        """What came before can still be read."""
+        """End the generation with an error. Earlier tokens can still be read."""
         self._problem = self._problem or problem
         self._heard.set()
         if not self.outcome.done():
             self.outcome.set_exception(problem)
-            self.outcome.exception()  # seen, if nobody waits for it
+            self.outcome.exception()  # retrieved, so that asyncio does not complain if nobody awaits it
 
 
 class GenerationChannel(RouterChannel[GenerationOffers, PendingGeneration, GenerationReport]):
-    """A Router's end, see its base."""
+    """A Router's channel to a generating replica. See its base."""
 
     outgoing, incoming = GenerationOffers, GenerationReport
 
     def offer(
         self, offer: GenerationOffer, most_unread: int, on_token: Callable[[NewToken], None]
     ) -> PendingGeneration:
-        """Send it, with a number of its own."""
+        """Give the offer a number and send it."""
         self._numbers += 1
         offer.number = self._numbers
         self._outgoing().offers.append(offer)
@@ -93,7 +97,7 @@ class GenerationChannel(RouterChannel[GenerationOffers, PendingGeneration, Gener
         return pending
 
     def stop(self, pending: PendingGeneration, answer: int) -> None:
-        """Nobody wants more of that answer."""
+        """Tell the replica to stop that answer."""
         if self.pending.get(pending.number) is pending:
             self._outgoing().stopped.append((pending.number, answer))
             self._end_answer(pending, answer)

@@ -1,4 +1,4 @@
-"""What a generation costs its client: its prompt when it is asked for, then each token as it comes. Pure."""
+"""What a generation costs its client: the prompt when it is requested, then each token as it comes. Pure."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from deployments.serving.frames import known
 
 @dataclass(slots=True, eq=False)
 class GenerationCharge(Charge):
-    """One generation with a prompt of so many tokens. Device seconds are estimated by the replica's model of a step: of
-    what each step takes anyway an answer pays its part.
+    """The charge for one generation. Device seconds are estimated with the replica's model of a step. The fixed time of
+    a step is divided among its answers.
     """
 
     prompt_tokens: int = 0
-    tokens: Counter[int] = field(default_factory=Counter)  # that came, of each answer
+    tokens: Counter[int] = field(default_factory=Counter)  # tokens so far, by answer
     device_s: float = 0.0
 
     def prompt(self, state: StepState) -> None:
-        """As a replica in that state computes it; in place of what was charged so far."""
+        """Charge the prompt, as a replica in that state computes it, in place of what was charged so far."""
         self.settle(0.0)
         load = StepLoad().with_chunk(0, self.prompt_tokens)
         self._spend(self.prompt_tokens, known(StepTime, state.model), load, state)
 
     def came(self, state: StepState, answer: int) -> None:
-        """One token more of that answer."""
+        """Charge one more token of that answer."""
         model, rows = known(StepTime, state.model), max(1, state.rows)
         load = StepLoad(kv_tokens=self.prompt_tokens + self.tokens[answer])
         self.tokens[answer] += 1

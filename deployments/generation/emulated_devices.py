@@ -1,5 +1,5 @@
-"""Accelerators of little memory with the machines around them, by what papers and data sheets say of them. Nothing here
-was measured: a device that is emulated by these figures shows what they imply, not how quick the real one is. Pure.
+"""Accelerators with little memory, and their hosts, from papers and data sheets. Nothing here was measured: a device
+that is emulated with these figures shows what they imply, not how fast the real one is. Pure.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import NamedTuple
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 
-_BYTES = 2  # of a weight, a key's or a value's number
-# Assumed shares of what data sheets say. Of a host's memory: the least that our own kernels read of what the machine
-# streams (docs/generation.md, "On a CPU").
+_BYTES = 2  # bytes per number of a weight, key or value
+# Assumed shares of the data sheets' figures. For a host's memory: the smallest share of the machine's bandwidth that
+# our own kernels reach (docs/generation.md, "On a CPU").
 _OF_MEMORY, _OF_ARITHMETIC, _OF_LINK, _OF_HOST_MEMORY = 0.8, 0.5, 0.8, 0.6
-_FOR_BLOCKS = 0.85  # of the memory that the weights leave, as at a real device
+_FOR_BLOCKS = 0.85  # of the memory that the weights leave free, as on a real device
 
 
 class _Model(NamedTuple):
-    """`weights`: how many numbers. `width`: numbers of a token between two layers; `kv_width`: of its keys in one
-    layer, and as many of its values.
+    """A model's size. `weights`: number of parameters. `width`: numbers of a token between two layers. `kv_width`:
+    numbers of a token's keys in one layer; its values have as many.
     """
 
     weights: float
@@ -30,12 +30,12 @@ class _Model(NamedTuple):
 
     @property
     def kv_bytes(self) -> int:
-        """Of a token, in all layers."""
+        """Bytes of a token's keys and values in all layers."""
         return 2 * self.layers * self.kv_width * _BYTES
 
     @property
     def exchanged_bytes(self) -> int:
-        """Of an answer whose attention the host computes: query, key, value and what comes back, in all layers."""
+        """Bytes exchanged per token whose attention the host computes: query, key, value, result, in all layers."""
         return 2 * self.layers * (self.width + self.kv_width) * _BYTES
 
 
@@ -45,8 +45,8 @@ _LLAMA_3_1_8B = _Model(8.03e9, 32, 4096, 1024)
 
 @dataclass(frozen=True, slots=True)
 class EmulatedAccelerator:
-    """With one model. `memory_gb`: GB; `gb_s`: GB/s that this memory streams; `tflops`: with numbers of two bytes;
-    `link_gb_s`: GB/s to the host's memory, one way; `host_gb_s`: GB/s that the host's memory streams.
+    """An accelerator with one model. `memory_gb`: GB of memory; `gb_s`: its bandwidth, GB/s; `tflops`: TFLOPS with
+    2-byte numbers; `link_gb_s`: GB/s to the host's memory, one way; `host_gb_s`: bandwidth of the host's memory, GB/s.
     """
 
     model: _Model
@@ -58,7 +58,7 @@ class EmulatedAccelerator:
 
     @property
     def step_time(self) -> StepTime:
-        """The weights are read or multiplied, whichever takes longer."""
+        """The time of a step: the weights are read or multiplied, whichever takes longer."""
         read_s = _BYTES * self.model.weights / (_OF_MEMORY * self.gb_s * 1e9)
         token_s = 2 * self.model.weights / (_OF_ARITHMETIC * self.tflops * 1e12)
         kv_token_s = self.model.kv_bytes / (_OF_MEMORY * self.gb_s * 1e9)
@@ -67,7 +67,7 @@ class EmulatedAccelerator:
 
     @property
     def host_time(self) -> HostTime:
-        """Keys and values are read as quickly as the host's memory gives them."""
+        """The time of the host's attention, which is limited by the bandwidth of its memory."""
         link_s = 1 / (_OF_LINK * self.link_gb_s * 1e9)
         kv_token_s = self.model.kv_bytes / (_OF_HOST_MEMORY * self.host_gb_s * 1e9)
         exchange_s, copy_token_s = self.model.exchanged_bytes * link_s, self.model.kv_bytes * link_s
@@ -75,7 +75,7 @@ class EmulatedAccelerator:
 
     @property
     def blocks(self) -> int:
-        """Of its cache, beside the weights."""
+        """Cache blocks that fit beside the weights."""
         left = self.memory_gb * 1e9 - _BYTES * self.model.weights
         return int(_FOR_BLOCKS * left / (BLOCK * self.model.kv_bytes))
 

@@ -1,11 +1,11 @@
-"""What becomes of the generations of a step that failed.
+"""What happens to generations after a failed step.
 
-a step fails        answers of which tokens have come end with its error; a few tokens of nobody's run through the
-                    model (`StepLoop.probe_work`). So where it gives an answer no numbers, for this one
-these fail, too,    the engine is broken: prompts are told so, and Routers offer them elsewhere, once; the replica's
-or hang             health check fails until a step succeeds
-these succeed       a prompt was bad. If the step had but one, it is told its own error. Of several nobody knows which:
-                    Routers offer them elsewhere, once, and so those that were not in the step
+a step fails        answers that already have tokens end with its error; a probe runs a few meaningless tokens through
+                    the model (`StepLoop.probe_work`). The same happens to a generation without finite numbers
+the probe fails,    the engine is broken: Routers offer the prompts elsewhere, once, and the replica's health check
+or hangs            fails until a step succeeds
+the probe succeeds  a prompt was bad; if the step had only one, the prompt ends with the error. Otherwise nobody knows
+                    which: Routers offer all of them elsewhere, once. So they do with prompts that were not in the step
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Failed(NamedTuple):
-    """A prompt that has no token. `is_bad`: if the engine is well, it broke its step."""
+    """A prompt without a first token. `is_bad`: if the engine works, this prompt broke the step."""
 
     prompt: OfferedGeneration
     sentence: str
@@ -32,18 +32,18 @@ class _Failed(NamedTuple):
 
 
 class FailedSteps:
-    """One replica's, on its event loop."""
+    """A replica's failed generations. Its methods are called on the event loop."""
 
     def __init__(self, loop: StepLoop) -> None:
         self._loop = loop
         self._failed: list[_Failed] = []  # until the probe has ended
-        self._limit: asyncio.TimerHandle | None = None  # of the probe that runs
+        self._limit: asyncio.TimerHandle | None = None  # time limit of the running probe
 
     def add(
         self, generations: Sequence[OfferedGeneration], in_step: Collection[OfferedGeneration], sentence: str
     ) -> None:
-        """A step has failed, and of these nobody knows what the cache holds. Where no block is free, nothing is probed:
-        the next step says whether the engine is well.
+        """Handle a failed step. `generations`: all whose contents in the cache are unknown now. Without a free block
+        there is no probe; the next step then shows whether the engine works.
         """
         prompts = [one for one in generations if not any(answer.tokens for answer in one.each_answer)]
         self._loop.fail([one for one in generations if one not in prompts], sentence)
@@ -66,7 +66,7 @@ class FailedSteps:
         self._over(f"the engine has not computed a few tokens within {PROBE_TIMEOUT_S:g} s")
 
     def _over(self, problem: str | None) -> None:
-        """The probe has ended, or has taken too long: then it may still end."""
+        """The probe has ended, or has taken too long. In the latter case, it may still end later."""
         if self._limit is not None:
             self._limit.cancel()
         self._limit, self._loop.problem = None, problem

@@ -1,8 +1,8 @@
-"""What travels between a Router and a replica that generates: frames as `serving.frames` has them. Pure.
+"""The frames between a Router and a generating replica, in the format of `serving.frames`. Pure.
 
 A Router sends `GenerationOffers`: prompts with the seconds until their first token is due (never clock times), and what
-it calls off. A replica sends a `GenerationReport`: its state, what became of offers, and the tokens of one step, those
-of all the answers that this Router waits for in one frame.
+it calls off. A replica sends a `GenerationReport`: its state, its decisions on offers, and the tokens of one step, for
+all of this Router's answers in one frame.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from deployments.generation.text.sampling import Picked, Sampling
 from deployments.serving.frames import Head, encode_head, frame_of, head_of, known
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
-_SILENT = StepState(0.0, 0.0, 0.0, 0, 0, 0, 0, 0, (), 1.0, 0.0, (0, 0))  # until it is sent
+_SILENT = StepState(0.0, 0.0, 0.0, 0, 0, 0, 0, 0, (), 1.0, 0.0, (0, 0))  # a placeholder until the report is sent
 
 
 class GenerationOffer(Head):
     """One generation, offered to one replica.
 
-    - `number`: the offer's, on its connection; `GenerationChannel.offer` sets it.
+    - `number`: identifies the offer on its connection. `GenerationChannel.offer` sets it.
     - `left_s`: seconds until its first token is due.
-    - `ids`: of the prompt, int32 [tokens]; in the head how many.
-    - `end_tokens`: any of these ends an answer; empty: none does.
-    - `tpot_s`: the pace that is promised; None: none is.
+    - `ids`: the prompt's token ids, int32 [tokens]. The head holds how many there are.
+    - `end_tokens`: tokens that end an answer; may be empty.
+    - `tpot_s`: the promised pace; None: no promise.
     - The others are as in `request.WantedGeneration`.
     """
 
@@ -48,9 +48,12 @@ class GenerationOffer(Head):
 
 
 class GenerationOffers(Head):
-    """One frame of a Router. `called_off`: numbers of offers that nobody waits for. `stopped`: (offer, answer) of
-    single answers that have ended at the Router. `settings`: see `GenerationRouterConfig.policy`. `asks`: the replica
-    should report its state at once.
+    """A Router's frame.
+
+    - `called_off`: numbers of offers that nobody waits for any more.
+    - `stopped`: (offer, answer) of single answers that the Router has ended.
+    - `settings`: see `GenerationRouterConfig.policy`.
+    - `asks`: the replica should report its state at once.
     """
 
     offers: list[GenerationOffer] = msgspec.field(default_factory=list)
@@ -63,12 +66,12 @@ class GenerationOffers(Head):
         return bool(self.offers or self.called_off or self.stopped or self.settings is not None or self.asks)
 
     def encode(self) -> list[bytes]:
-        """As the buffers of one frame."""
+        """The buffers of one frame."""
         return frame_of(encode_head(self), [offer.ids.astype(np.int32, copy=False).tobytes() for offer in self.offers])
 
     @classmethod
     def decode(cls, frame: bytes) -> GenerationOffers:
-        """Raises ValueError, TypeError or struct.error where it is not what it says."""
+        """Decode a frame. Raises ValueError, TypeError or struct.error if it is malformed."""
         head, start = head_of(frame)
         found = _OFFERS.decode(head)
         ids = np.frombuffer(frame, np.int32, offset=start)
@@ -79,12 +82,12 @@ class GenerationOffers(Head):
             end = first + offer.ids
             offer.ids, first = ids[first:end], end
         if first != len(ids):
-            raise ValueError("its lengths do not add up")  # one prompt's tokens would be another's
+            raise ValueError("its lengths do not add up")  # prompts would get each other's tokens
         return found
 
 
 class NewToken(Head):
-    """One token of an answer of offer `number`; `finish`: it is the answer's last one, and why."""
+    """A token of an answer of offer `number`. `finish`: why the answer ends with this token, if it does."""
 
     number: int
     answer: int
@@ -93,8 +96,11 @@ class NewToken(Head):
 
 
 class RefusedOffer(Head):
-    """`never`: an idle device would miss the promise, too. A prompt of `longest` tokens would not. `opens_s`: else, the
-    seconds until it would be admitted. `why`, in words, where it is not for want of room.
+    """A refusal of offer `number`.
+
+    - `never`: even an idle device would miss the promise. `longest`: the longest prompt for which it would not.
+    - `opens_s`: otherwise, the seconds until the offer would be admitted.
+    - `why`: the reason in words, if it is not lack of room.
     """
 
     number: int
@@ -105,8 +111,8 @@ class RefusedOffer(Head):
 
 
 class GenerationReport(Head):
-    """One frame of a replica to one Router. `seen`: how many frames of this Router the replica has read.
-    `failed`, `broken`, `suspect`: see `Failures`. `routers`: that are connected.
+    """A replica's frame to one Router. `seen`: how many frames of this Router the replica had read. `admitted`: numbers
+    of offers. `failed`, `broken`, `suspect`: see `Failures`. `routers`: how many are connected.
     """
 
     state: Any = _SILENT  # StepState
@@ -120,13 +126,13 @@ class GenerationReport(Head):
     suspect: list[int] = msgspec.field(default_factory=list)
 
     def encode(self) -> list[list[bytes]]:
-        """As the buffers of frames, which are one: a step has few tokens."""
+        """The buffers of its frames. There is always one frame, because a step has few tokens."""
         self.tokens = [token if token.picked.logprob is None else _finite(token) for token in self.tokens]
         return [frame_of(encode_head(self), [])]
 
     @classmethod
     def decode(cls, frame: bytes) -> GenerationReport:
-        """Raises ValueError, TypeError, LookupError or struct.error where it is not what it says."""
+        """Decode a frame. Raises ValueError, TypeError, LookupError or struct.error if it is malformed."""
         head, _ = head_of(frame)
         report = _REPORT.decode(head)
         state = known(StepState, report.state)
@@ -135,7 +141,7 @@ class GenerationReport(Head):
 
 
 def _finite(token: NewToken) -> NewToken:
-    """With logprobs that JSON has, which clients get."""
+    """The token with finite logprobs, because clients get them as JSON."""
     picked = token.picked
     assert picked.logprob is not None
     others = tuple((other, max(logprob, _LEAST_LOGPROB)) for other, logprob in picked.alternatives)

@@ -1,4 +1,4 @@
-"""A Router's connection to one replica that generates, and what it sends there."""
+"""A Router's connection to one generating replica, and what it sends there."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from deployments.serving.replica_link import ReplicaLink, learned
 
 
 class GenerationLink(ReplicaLink[GenerationView, GenerationChannel]):
-    """A generation whose tokens have come is not offered again: it ends as its connection breaks. The replica drops it
-    at its own end.
+    """A link to a generating replica. When the connection breaks, its generations fail at once, and the replica drops
+    them at its end.
     """
 
     view_type = GenerationView
@@ -24,13 +24,13 @@ class GenerationLink(ReplicaLink[GenerationView, GenerationChannel]):
 
     @property
     def streams(self) -> int:
-        """Generations of this Router that are there."""
+        """How many generations of this Router the replica has."""
         return 0 if self._channel is None else len(self._channel.pending)
 
     def offer(
         self, offer: GenerationOffer, most_unread: int, on_token: Callable[[NewToken], None]
     ) -> PendingGeneration:
-        """Send the offer. Only while `is_live`."""
+        """Send the offer. Call it only while `is_live`."""
         assert self._channel is not None
         pending = self._channel.offer(offer, most_unread, on_token)
         self.view.sent(self._channel.frames, 1, len(offer.ids))
@@ -39,12 +39,12 @@ class GenerationLink(ReplicaLink[GenerationView, GenerationChannel]):
         return pending
 
     def stop(self, pending: PendingGeneration, answer: int) -> None:
-        """Nobody wants more of that answer."""
+        """Tell the replica to stop that answer."""
         if self._channel is not None:
             self._channel.stop(pending, answer)
 
     def describe(self) -> dict[str, Any]:
-        """As `/info` shows it."""
+        """The replica as `/info` shows it."""
         state = self.view.state
         assert state is not None
         return {
@@ -66,7 +66,7 @@ class GenerationLink(ReplicaLink[GenerationView, GenerationChannel]):
 
 
 def _host(host: HostState) -> dict[str, Any]:
-    """As `/info` shows a replica's host."""
+    """A replica's host as `/info` shows it."""
     to_accelerator, to_host = host.moved
     share = host.gained_share
     return {

@@ -1,18 +1,18 @@
-"""The metrics of generation: every name, tag and bucket beside those that it shares with embeddings.
+"""The metrics of generation: every name, tag and bucket that it does not share with embeddings.
 
-What means the same has the same name (`serving.metrics`), so that alerts and panels serve both kinds: a generation is
-counted as a query, a step as a run, and a row as a query of that run. docs/operations.md says what each one means.
+Metrics with the same meaning have the same name (`serving.metrics`), so that alerts and panels serve both kinds: a
+generation counts as a query, a step as a run, and a row as a query of that run. docs/operations.md explains each one.
 
 The Router has one `GenerationRouterMetrics`. For each generation it calls::
 
     streamed = Streamed(metrics, arrived_at, Promise(ttft_s, tpot_s), prompt_tokens=..., answers=..., client=...)
-    streamed.admitted("cpu")                # a replica has taken it
-    streamed.arrived(now, answer, tokens)   # with each frame that brings tokens of an answer: 0 .. answers - 1
-    streamed.ended(answer, "stop")          # one answer has its last token
-    streamed.over(now)                      # once, at the end of all; with the error if it ended by one, device seconds
+    streamed.admitted("cpu")                # a replica has admitted it
+    streamed.arrived(now, answer, tokens)   # for each frame with tokens of an answer (0 .. answers - 1)
+    streamed.ended(answer, "stop")          # an answer has its last token
+    streamed.over(now)                      # once, at the end; with the error, if any, and its device seconds
 
-A replica has one `GeneratorMetrics`: `ran` after each step, `failed` after one that failed, and `publish` every two
-seconds. Pure: the clock and Ray's instruments are arguments.
+A replica has one `GeneratorMetrics`. It calls `ran` after each step, `failed` after a failed one, and `publish` every
+two seconds. Pure: the clock and Ray's instruments are arguments.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from deployments.serving.metrics import (
 from deployments.serving.recent import LATE, REFUSED, Recent
 
 End = Literal["stop", "length", "cancelled", "failed"]
-REFUSED_BECAUSE = (  # of a replica, in the order of `GeneratorState.refusals`
-    "full",  # a first token or a pace would be late, or its keys and values have no room
-    "never",  # an idle device would be late, too
+REFUSED_BECAUSE = (  # a replica's reasons, in the order of `GeneratorState.refusals`
+    "full",  # a first token or a pace would be late, or the cache has no room
+    "never",  # even an idle device would be late
 )
 
-# Ray's agent keeps one set of bounds for a name on each node, and puts other processes' counts into these. So they are
-# the same for all promises, with the usual ones among them: the share below such a promise is exact.
+# Ray's agent keeps one set of bounds per name and node, and sorts all processes' counts into it. So the bounds do not
+# depend on the promise. They include the usual promises, for which the share of kept ones is then exact.
 _FIRST_TOKEN_S = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0]
 _PACE_S = [0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.5, 1.0]
 _GAP_S = [0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 3.0, 5.0, 10.0]
@@ -57,8 +57,8 @@ _POOL = ("pool",)
 
 
 class Promise(NamedTuple):
-    """Of one generation: seconds from its arrival to its first token, and for each token of an answer after that.
-    None: there is none (bulk has neither).
+    """The promise of a generation: seconds from its arrival to its first token, and seconds per later token of an
+    answer. None: no promise (bulk has neither).
     """
 
     ttft_s: float | None
@@ -70,25 +70,25 @@ class GenerationPoolState(NamedTuple):
 
     is_open: bool
     live_replicas: int
-    ejected_replicas: int  # of these, those that are sent nothing because their engines fail
+    ejected_replicas: int  # how many of them get nothing because their engines fail
     calibrated: bool
 
 
 class GeneratorState(NamedTuple):
-    """What a replica says of itself."""
+    """A replica's state for the metrics."""
 
     in_flight: int  # generations admitted and not ended
-    waiting: int  # of these, those of whose prompt nothing is computed yet
+    waiting: int  # those of them without a first token
     slowdown: float
     margin: float
     kv_blocks_used: int
     kv_blocks_free: int
-    refusals: Sequence[int]  # since the start, as REFUSED_BECAUSE
-    host: HostState | None = None  # where it has a part of the cache
+    refusals: Sequence[int]  # since the start, in the order of REFUSED_BECAUSE
+    host: HostState | None = None  # set if the host has a part of the cache
 
 
 class GenerationRouterMetrics:
-    """A Router's. All methods are called from the event loop's own thread."""
+    """A Router's metrics. All methods are called in the event loop's thread."""
 
     def __init__(self, instruments: Instruments) -> None:
         def count(name: str, about: str, tags: tuple[str, ...] = _POOL) -> None:
@@ -116,26 +116,26 @@ class GenerationRouterMetrics:
         self._tpot: Gauge = instruments.Gauge("windve_tpot_seconds", "The promised time per output token")
 
     def count(self, name: str, step: float, *tags: str) -> None:
-        """Of the counter windve_NAME; `tags` are the pool, and what else it has."""
+        """Add to the counter windve_NAME. `tags`: the pool, then its other tags."""
         self._tallies[name].add(step, *tags)
 
     def first_token(self, pool: str, seconds: float, allowed_s: float) -> None:
-        """Of a generation that had a promise."""
+        """Count the first token of a generation with a promise."""
         self._first_token.observe(seconds, pool)
         self.judge("ttft", pool, late=seconds > allowed_s)
 
     def pace(self, pool: str, seconds: float, gap_s: float) -> None:
-        """Of an answer that had a promise; the longest gap of it beside."""
+        """Count the pace, and the longest gap, of an answer with a promise."""
         self._pace.observe(seconds, pool)
         self._gap.observe(gap_s, pool)
 
     def judge(self, name: str, pool: str, *, late: bool) -> None:
-        """One promise more, kept or not."""
+        """Count a promise, kept or not."""
         self.count(f"{name}_promised", 1, pool)
         self.count(f"{name}_missed", late, pool)
 
     def publish(self, promise: Promise, pools: Mapping[str, GenerationPoolState]) -> None:
-        """Give Ray what was counted since the last call, the promise of the settings, and the gauges of each pool."""
+        """Publish what was counted since the last call, the settings' promise, and each pool's gauges, to Ray."""
         self.tenants.publish()
         for counted in self._tallies.values():
             counted.publish()
@@ -150,7 +150,7 @@ class GenerationRouterMetrics:
 
 
 class _Answer:
-    """What has come of one."""
+    """The tokens of one answer so far."""
 
     __slots__ = ("ended", "first_s", "gap_s", "last_s", "tokens")
 
@@ -173,8 +173,8 @@ class _Answer:
 
 
 class Streamed:
-    """One generation while it is streamed. Times are the Router's clock, when a frame arrives: not when a client, which
-    may be slow, reads on. `client`: the name of its API key, if it has one.
+    """A generation while it is streamed. Times are the Router's clock when a frame arrives, not when a client, which
+    may be slow, reads it. `client`: the name of its API key, if it has one.
     """
 
     def __init__(
@@ -190,45 +190,45 @@ class Streamed:
         self.arrived_at, self.promise = arrived_at, promise
         self._metrics, self._prompt_tokens, self._client, self._pool = metrics, prompt_tokens, client, NO_POOL
         self._answers = [_Answer() for _ in range(answers)]
-        self.first_at: float | None = None  # its first token came
+        self.first_at: float | None = None  # when its first token came
         self.over_at: float | None = None
-        self.is_broken = False  # by an error of ours
-        self.predicted_s: float | None = None  # from its arrival to its first token, as it was offered last
+        self.is_broken = False  # an error of ours ended it
+        self.predicted_s: float | None = None  # from its arrival to its first token, as predicted at the last offer
 
     @property
     def tokens(self) -> int:
-        """Of all answers so far."""
+        """Tokens of all answers so far."""
         return sum(found.tokens for found in self._answers)
 
     @property
     def first_s(self) -> float | None:
-        """From its arrival to its first token."""
+        """Seconds from its arrival to its first token."""
         return None if self.first_at is None else self.first_at - self.arrived_at
 
     @property
     def pace_s(self) -> float | None:
-        """Of its slowest answer; None where none has two tokens."""
+        """Seconds per token of its slowest answer. None if no answer has two tokens."""
         return max((found.pace_s for found in self._answers if found.tokens > 1), default=None)
 
     @property
     def gap_s(self) -> float:
-        """The longest wait for more of an answer."""
+        """The longest wait for the next token of an answer, in seconds."""
         return max(found.gap_s for found in self._answers)
 
     @property
     def is_late(self) -> bool:
-        """Its first token or the pace of an answer is later than promised."""
+        """Whether its first token, or the pace of an answer, missed the promise."""
         pairs = zip((self.first_s, self.pace_s), self.promise, strict=True)
         return any(took_s is not None and allowed_s is not None and took_s > allowed_s for took_s, allowed_s in pairs)
 
     def admitted(self, pool: str) -> None:
-        """By a replica of that pool; a second time, where the first one died."""
+        """A replica of that pool has admitted it. Called again if it is placed elsewhere later."""
         if self._pool == NO_POOL:
             self._metrics.count("prompt_tokens", self._prompt_tokens, pool)
         self._pool = pool
 
     def arrived(self, now: float, answer: int, tokens: int) -> None:
-        """So many more of that answer's tokens; at least one."""
+        """Count one or more new tokens of that answer."""
         if self.first_at is None:
             self.first_at = now
             if (allowed_s := self.promise.ttft_s) is not None:
@@ -239,7 +239,7 @@ class Streamed:
         self._metrics.count("answer_tokens", tokens, self._pool)
 
     def ended(self, answer: int, why: End) -> None:
-        """No more comes of it."""
+        """Count an answer that has ended."""
         found = self._answers[answer]
         found.ended = why
         self._metrics.count("answers", 1, self._pool, why)
@@ -252,9 +252,9 @@ class Streamed:
             self._metrics.judge("tpot", self._pool, late=broken or found.pace_s > allowed_s)
 
     def over(self, now: float, error: BaseException | None = None, device_s: float = 0.0) -> None:
-        """All its answers have ended, or it ends by this error: the one that the client is told, or asyncio's
-        CancelledError if the client has gone. Answers that have not ended are counted as broken off by it. `device_s`:
-        what it took of a device, for its client's account.
+        """Count the end of the generation: all its answers have ended, or it ends with `error`, which is what the
+        client gets, or CancelledError if the client has disconnected. Its other answers count as ended by the error.
+        `device_s`: the device seconds that it used, for the tenant's metrics.
         """
         outcome = OK if error is None else outcome_of(error)
         self.over_at, self.is_broken = now, outcome == ERROR
@@ -289,7 +289,7 @@ class Streamed:
 
 
 class GeneratorMetrics(ReplicaMetrics):
-    """A replica's. `ran(rows, tokens, seconds, planned_s)`: a step of so many rows, and tokens of them together."""
+    """A replica's metrics. `ran(rows, tokens, seconds, planned_s)` counts a step, with its rows and their tokens."""
 
     def __init__(self, instruments: Instruments, pool: str, info: Mapping[str, str]) -> None:
         blocks = {
@@ -300,14 +300,14 @@ class GeneratorMetrics(ReplicaMetrics):
         self._host = _HostMetrics(instruments, pool)
 
     def publish(self, state: GeneratorState) -> None:  # type: ignore[override]
-        """And what the host did, where it has a part of the cache."""
+        """See the base. Also publishes what the host did, if it has a part of the cache."""
         super().publish(state)
         if state.host is not None:
             self._host.publish(state.host)
 
 
 class _HostMetrics:
-    """Of a replica's host, which has a part of its cache."""
+    """The metrics of a replica's host that has a part of its cache."""
 
     def __init__(self, instruments: Instruments, pool: str) -> None:
         def count(name: str, about: str, *tags: str) -> Tally:
@@ -330,10 +330,10 @@ class _HostMetrics:
             "host_slowdown_ratio": "What the host's attention takes now, as a share of what its model says",
         }
         self._gauges = pool_gauges(instruments, gauges)
-        self._told: dict[tuple[int, tuple[str, ...]], float] = {}  # of each counter, so far
+        self._told: dict[tuple[int, tuple[str, ...]], float] = {}  # the total of each counter that was published
 
     def publish(self, host: HostState) -> None:
-        """Give Ray what was counted since the last call, and the gauges."""
+        """Publish what was counted since the last call, and the gauges, to Ray."""
         for mode, steps in zip(MODES, host.steps, strict=True):
             self._count(self._steps, steps, mode)
         for to, moved in zip(("accelerator", "host"), host.moved, strict=True):
@@ -346,7 +346,7 @@ class _HostMetrics:
             gauge.set(float(figure), {"pool": self._pool})
 
     def _count(self, counted: Tally, total: float, *tags: str) -> None:
-        """So many since the start."""
+        """Publish a counter by its total since the start."""
         key = id(counted), tags
         before = self._told.get(key, 0.0)
         counted.add(total - before, self._pool, *tags)

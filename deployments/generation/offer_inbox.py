@@ -1,7 +1,7 @@
-"""The frames that Routers sent a replica and that it has not read to their end.
+"""A replica's queue of frames from Routers.
 
-Settings and offers are read in the order of the frames, a few milliseconds at a time: an offer takes long to decide on
-while hundreds wait, and steps and reports go on between.
+Settings and offers are handled in the order of the frames, a few milliseconds at a time. While hundreds of generations
+wait, deciding on an offer takes long, and steps and reports must go on in between.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ray.serve")
 
-_READS_S = 0.005  # at a time
+_READS_S = 0.005  # how long it reads at a time
 
 
 @dataclass(slots=True, eq=False)
 class ReceivedFrame:
-    """A Router's frame that is not read to its end. `at`: when it came, on the replica's clock. `undecided`: its offers
-    that are neither admitted nor refused; None before the first look.
+    """A Router's frame that is not completely handled. `at`: when it came, on the replica's clock. `undecided`: its
+    offers without a decision; None until it is first read.
     """
 
     session: GenerationSession
@@ -38,7 +38,7 @@ class ReceivedFrame:
 
 
 class OfferInbox:
-    """One replica's; the step loop decides on what it reads. It is true while it has frames."""
+    """A replica's inbox. The step loop decides on the offers. It is truthy while it has frames."""
 
     def __init__(self, loop: StepLoop) -> None:
         self._loop = loop
@@ -48,10 +48,10 @@ class OfferInbox:
         return bool(self._received)
 
     def receive(self, session: GenerationSession, frame: GenerationOffers, now: float) -> None:
-        """A frame has come; what it calls off is left out of what is read from now on."""
+        """Queue a frame. Undecided offers that it calls off are skipped from now on."""
         session.called_off.update(frame.called_off)
         self._received.append(ReceivedFrame(session, frame, now))
-        if len(self._received) == 1:  # else `_read` will come to it
+        if len(self._received) == 1:  # otherwise `_read` will get to it
             self._read()
 
     def _read(self) -> None:
@@ -73,7 +73,7 @@ class OfferInbox:
         self._loop.have_read()
 
     def _read_frame(self, received: ReceivedFrame, ends: float) -> bool:
-        """True where it is read to its end; False where time was up before."""
+        """Handle a frame. Returns False if time was up before its end."""
         session, frame = received.session, received.frame
         if received.undecided is None:
             received.undecided = deque(frame.offers)
@@ -81,7 +81,7 @@ class OfferInbox:
                 self._loop.configure(session, frame.settings)
         while received.undecided:
             offer = received.undecided.popleft()
-            if offer.number not in session.called_off:  # else nobody waits for a decision
+            if offer.number not in session.called_off:  # otherwise nobody waits for a decision
                 self._loop.take(session, offer, received.at)
             if received.undecided and time.perf_counter() > ends:
                 return False

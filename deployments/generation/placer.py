@@ -1,7 +1,7 @@
 """Chooses the replica of a generation: which ones the Router asks, in which order, and the error if none admits it.
 
-Replicas decide; the Router only asks: the accelerator's first, then the CPU's; within a pool the one first whose first
-token would come soonest.
+Replicas decide; the Router only asks. It asks accelerator replicas first, then CPU replicas. Within a pool, the
+earliest predicted first token comes first.
 """
 
 from __future__ import annotations
@@ -40,16 +40,18 @@ from deployments.serving.ejections import Ejections
 
 logger = logging.getLogger("ray.serve")
 
-_ASKED = 4  # replicas of a pool for one generation
-_ANSWERS_S = 1.0  # a replica that neither admits nor refuses nor says anything else is passed over
-_LATER = 0.02  # of `ttft_s`: who comes back the moment that there is room comes too soon
+_ASKED = 4  # the most replicas of a pool that are asked for one generation
+_ANSWERS_S = 1.0  # a replica that sends nothing at all for this time is passed over
+_LATER = 0.02  # of `ttft_s`, added to Retry-After: at the very moment of the opening, a client comes too early
 _SHORTEST_RETRY_S = 0.05
-_UNHURRIED = 0.75  # of the promise is left as it is offered: who refuses it then for ever means it
+_UNHURRIED = 0.75  # of the promised time: if so much is left, a refusal as "never" is not due to delays here
 
 
 @dataclass(slots=True, eq=False)
 class GenerationRequest:
-    """One generation on its way. Times are the loop's, in seconds. `due`: of its first token; `ends`: of all."""
+    """A generation in the Router. Times are the loop's, in seconds. `due`: when its first token is due; `ends`: when it
+    is stopped at the latest.
+    """
 
     wanted: WantedGeneration
     texts: list[Detokenizer]
@@ -58,27 +60,27 @@ class GenerationRequest:
     ends: float
     streamed: Streamed
     charge: GenerationCharge | None
-    link: GenerationLink | None = None  # where it is admitted
-    offered: list[GenerationLink] = field(default_factory=list)  # to these it was
+    link: GenerationLink | None = None  # the replica that has admitted it
+    offered: list[GenerationLink] = field(default_factory=list)  # replicas that it was offered to
     is_second: bool = False  # it was admitted before, by a replica that died or failed
-    broken: GenerationLink | None = None  # that replica, where it failed
+    broken: GenerationLink | None = None  # that replica, if it failed
     refusals: list[RefusedOffer] = field(default_factory=list)
     retry_s: float = math.inf
-    ended: set[int] = field(default_factory=set)  # answers
+    ended: set[int] = field(default_factory=set)  # answers that have ended
     begun: bool = False  # a token has come
-    hurried: bool = False  # somebody was offered it late, or did not answer: what is refused now may do another time
+    hurried: bool = False  # an offer was late or got no reply: a refusal as "never" may not hold at another time
 
     @property
     def is_over(self) -> bool:
         return len(self.ended) == self.wanted.answers
 
     def over(self, error: BaseException | None) -> None:
-        """It ends; by this error, if there is one."""
+        """Note its end, with the error if there is one."""
         device_s = 0.0 if self.charge is None else self.charge.device_s
         self.streamed.over(asyncio.get_running_loop().time(), error, device_s)
 
     def on_token(self, token: NewToken) -> None:
-        """As its frame comes."""
+        """Count and charge a token when its frame comes."""
         self.begun = True
         if self.charge is not None and self.link is not None and self.link.view.state is not None:
             self.charge.came(self.link.view.state, token.answer)
@@ -87,23 +89,23 @@ class GenerationRequest:
 
 
 class Placed(NamedTuple):
-    """Where it is admitted."""
+    """Where a generation is admitted."""
 
     link: GenerationLink
     pending: PendingGeneration
 
 
 class GenerationPlacer:
-    """One Router's. `pools` are asked in their order; `refused` counts the generations that were answered busy."""
+    """A Router's placer. It asks `pools` in their order. `refused` counts the generations answered busy."""
 
     def __init__(self, pools: Mapping[str, GenerationPool], card: GenerationCard) -> None:
         self.pools, self._card = pools, card
         self.ejections = Ejections(pools)
-        self.config: GenerationRouterConfig  # the Router's, once it has one
+        self.config: GenerationRouterConfig  # set by the Router
         self.refused = 0
 
     async def place(self, request: GenerationRequest) -> Placed:
-        """Raises Busy, InvalidInput, DeadlineExceeded or Unavailable."""
+        """Have a replica admit it. Raises Busy, InvalidInput, DeadlineExceeded or Unavailable."""
         for pool, link in self.candidates(request):
             record, clock = request.wanted.record, asyncio.get_running_loop().time
             now = clock()
@@ -126,14 +128,14 @@ class GenerationPlacer:
         raise self._refusal(request)
 
     def _came(self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink, token: NewToken) -> None:
-        """A token, perhaps in one turn of the loop with the admission, which is looked at in the next."""
+        """Take a token. It may come in the same turn of the loop as the admission, which is handled one turn later."""
         self._admitted(request, pool, link)
         request.on_token(token)
 
     async def _ask(
         self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink
     ) -> PendingGeneration | RefusedOffer | None:
-        """What a replica decides; None: it hangs, it died, or it could not. Another may."""
+        """A replica's decision. None: it hangs, died or failed, and another may be asked."""
         came = partial(self._came, request, pool, link)
         pending = link.offer(self._offer(request), self.config.max_buffered_tokens, came)
         try:
@@ -150,11 +152,15 @@ class GenerationPlacer:
     async def _decision(
         self, request: GenerationRequest, link: GenerationLink, pending: PendingGeneration
     ) -> RefusedOffer | None:
-        """What the replica says to an offer; None: it is admitted. As long as the replica says anything at all, it is
-        alive, and decides on others. If it does not come to this offer in time, that is a refusal: come back after as
-        long. In time is while half of what the request had left is still left for another replica; where there is no
-        other, when the first token is due. Raises TimeoutError where it says nothing for `_ANSWERS_S`, and what its
-        connection ended with.
+        """Wait for the replica's decision. Returns its refusal, or None if it has admitted the generation.
+
+        A replica that sends anything at all is alive and busy with other offers. If it does not decide in time, that
+        counts as a refusal, with a retry after the same time. The limit is half of the request's remaining time, at
+        most `_ANSWERS_S`, so that another replica can be asked; without another replica, it is when the first token is
+        due.
+
+        Raises TimeoutError if the replica sends nothing for `_ANSWERS_S`, and the error with which its connection
+        ended.
         """
         clock = asyncio.get_running_loop().time
         began = since = clock()
@@ -176,7 +182,7 @@ class GenerationPlacer:
                 since = now
 
     def _others(self, request: GenerationRequest) -> bool:
-        """There are replicas that it was not offered to."""
+        """Whether there are replicas that it was not offered to."""
         now = asyncio.get_running_loop().time()
         links = (link for pool in self.pools.values() for link in pool.live)
         return any(link not in (*request.offered, request.broken) and not link.view.is_out(now) for link in links)
@@ -192,8 +198,9 @@ class GenerationPlacer:
     async def place_again(
         self, request: GenerationRequest, placed: Placed, error: ReplicaLost | EngineBroken
     ) -> Placed:
-        """Before any token had come its replica died, or its engine turned out to be broken: elsewhere, once, and only
-        while its first token may be in time. Raises the error, or one of its kind that says why no other takes it.
+        """Place a generation elsewhere whose replica died or has a broken engine, before any token had come. This
+        happens once, and only before the first token is due. Raises `error`, or one of its type that says why no other
+        replica admits it.
         """
         if isinstance(error, EngineBroken):
             self.ejections.note_failed(placed.link)
@@ -212,7 +219,7 @@ class GenerationPlacer:
         for pool in self.pools.values():
             now = asyncio.get_running_loop().time()
             for link in islice(pool.soonest(now, len(request.wanted.ids)), _ASKED):
-                if link.is_live and link is not request.broken:  # it may have died while others were asked
+                if link.is_live and link is not request.broken:  # a link may have died while others were asked
                     yield pool, link
 
     def _offer(self, request: GenerationRequest) -> GenerationOffer:
@@ -233,7 +240,7 @@ class GenerationPlacer:
         )
 
     def _refusal(self, request: GenerationRequest) -> WindveError:
-        """Why nobody has admitted it."""
+        """The error for a generation that no replica has admitted."""
         if not request.refusals:
             return Unavailable("no pool can answer now: no live replica answers; try again later")
         if all(refused.never for refused in request.refusals) and not request.hurried:
@@ -246,7 +253,7 @@ class GenerationPlacer:
         return Busy(f"busy: {why}; retry in {retry_after_s:.2f} s", retry_after_s=retry_after_s)
 
     def _never(self, request: GenerationRequest, longest: int) -> WindveError:
-        """An idle device would not do."""
+        """The error for a generation that even an idle device would refuse."""
         wanted, prompt = request.wanted, len(request.wanted.ids)
         allowed_s = request.due - request.started
         if not wanted.bulk and longest < prompt:
@@ -268,7 +275,7 @@ class GenerationPlacer:
 
     @property
     def routers(self) -> int:
-        """Routers that live, this one included, as far as the replicas know."""
+        """The number of live Routers, including this one, as far as the replicas know."""
         return max((view.routers for view in self._views), default=1)
 
     @property
@@ -276,8 +283,8 @@ class GenerationPlacer:
         return [link.view for pool in self.pools.values() for link in pool.live]
 
     def charge(self, charge: GenerationCharge, *, let_in: bool) -> None:
-        """The prompt at once, so that the next request finds less: as the first live replica computes it. Each Router
-        that is connected to the replicas grants its part of a quota. Raises OverQuota.
+        """Charge the prompt at once, so that the next request finds less quota, at the first live replica's cost. Each
+        connected Router grants its part of the quota, and `let_in` skips the check. Raises OverQuota.
         """
         views = self._views
         if not let_in:
@@ -287,7 +294,7 @@ class GenerationPlacer:
 
 
 def _outcome(found: PendingGeneration | RefusedOffer | None) -> Outcome:
-    """What a replica decided, in one word."""
+    """A replica's decision as an outcome."""
     match found:
         case None:
             return "lost"

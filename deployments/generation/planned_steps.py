@@ -1,5 +1,5 @@
-"""Steps that nobody asked for, of texts that mean nothing: how long they take says what a step costs. A replica runs
-some at its start, and a calibration plans others. Pure.
+"""Planned steps: steps with meaningless tokens that measure how long steps take. A replica runs some at its start, and
+a calibration requests others. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from deployments.generation.text.sampling import RowSamplers, Sampler
 
 _WARM_UP_S = 3.0
 _FEWEST_STEPS = 5
-_WARM_UP_STEPS = (  # rows, tokens that each has in the cache, tokens of a prompt beside
+_WARM_UP_STEPS = (  # rows, cached tokens of each, prompt tokens
     (1, 32, 0), (0, 0, 128), (1, 512, 0), (8, 64, 0), (0, 0, 512), (8, 1024, 0), (32, 128, 0), (8, 64, 128),
     (0, 0, 1024), (32, 1024, 0), (64, 64, 0), (16, 256, 512),
 )  # fmt: skip
@@ -29,9 +29,12 @@ _COPIED = (0, 2, 8, 32)  # blocks
 
 
 class PlannedStep(NamedTuple):
-    """`rows` answers get one token more, each behind `cached` tokens; and of each of the `chunks`, (start, tokens),
-    so many tokens of a prompt are computed, behind its first `start`. `host_rows` are more such answers, whose keys and
-    values the host holds. So many blocks are `copied` before the step to the host, and as many back.
+    """A planned step.
+
+    - `rows`: answers that get one more token, each after `cached` tokens.
+    - `chunks`: (start, tokens): pieces of prompts, each after the prompt's first `start` tokens.
+    - `host_rows`: more such answers, whose keys and values the host holds.
+    - `copied`: how many blocks are copied to the host before the step, and as many back.
     """
 
     rows: int = 0
@@ -42,7 +45,7 @@ class PlannedStep(NamedTuple):
 
     @property
     def load(self) -> StepLoad:
-        """Of the accelerator, which reads nothing for the host's rows."""
+        """The accelerator's load. It reads no cache for the host's rows."""
         load = StepLoad(self.rows + self.host_rows, self.rows * (self.cached + 1))
         for start, tokens in self.chunks:
             load = load.with_piece(start, tokens)
@@ -65,14 +68,14 @@ class PlannedStep(NamedTuple):
         return bool(self.host_rows or self.copied)
 
     def seconds(self, step: StepTime, host: HostTime | None) -> float:
-        """That it takes by these times. The host computes while the accelerator does."""
+        """How long it takes by these models. The host computes attention at the same time as the accelerator."""
         if host is None:
             return step.seconds(self.load)
         attention_s = max(step.attention_s(self.load), host.seconds(*self.host_load[:2]))
         return step.linear_s(self.load) + attention_s + host.copy_token_s * self.copied_tokens
 
     def fits(self, blocks: int, max_num_batched_tokens: int, context: int, num_cpu_blocks: int = 0) -> bool:
-        """Whether the caches, one step and the model hold it."""
+        """Whether it fits into the caches, into one step and into the model's context."""
         ends = [start + tokens for start, tokens in self.chunks]
         longest = max([*ends, self.cached + 1 if self.rows or self.host_rows else 0])
         each = blocks_of(self.cached + 1)
@@ -83,8 +86,9 @@ class PlannedStep(NamedTuple):
         )
 
     def work(self, blocks: int, card: GenerationCard, num_cpu_blocks: int = 0) -> StepWork:
-        """For an engine with so many blocks, of which it takes any: nothing of use may be there. Where they are too
-        few, sequences share some. Tokens are picked as the model's own files say.
+        """The step's work for an engine with these numbers of blocks. It overwrites any blocks, so call it only while
+        the cache holds nothing of use. If there are too few blocks, sequences share some. Tokens are picked with the
+        model's default sampling.
         """
         random, chunks = np.random.default_rng(0), []
         for room, on_host, pieces in (
@@ -104,7 +108,7 @@ class PlannedStep(NamedTuple):
 
 
 def measure(engine: StepEngine, card: GenerationCard) -> StepTime:
-    """A first model of a step's time, from a few steps in some seconds, before anything learned or calibrated."""
+    """Measure a few steps for some seconds. Returns a model of a step's time to use until calibration."""
     if engine.model is not None:
         return engine.model
     steps: list[tuple[StepLoad, float]] = []
@@ -120,7 +124,7 @@ def measure(engine: StepEngine, card: GenerationCard) -> StepTime:
 
 
 def measure_host(engine: StepEngine, card: GenerationCard) -> HostTime | None:
-    """The same of the host's attention, and of copies between the memories; None where the host holds nothing."""
+    """Measure the host's attention, and copies between the caches, likewise. None if the host holds no blocks."""
     if not engine.num_cpu_blocks:
         return None
     if engine.host is not None:
@@ -141,7 +145,7 @@ def measure_host(engine: StepEngine, card: GenerationCard) -> HostTime | None:
 
 
 def _seconds(steps: Steps, work: StepWork) -> tuple[float, float]:
-    """Of the step, and of the host's attention in it."""
+    """Seconds of the step, and of the host's attention in it."""
     began = time.perf_counter()
     found = work.run(steps)
     return time.perf_counter() - began, found.compute_s.host_s

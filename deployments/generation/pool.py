@@ -1,4 +1,4 @@
-"""One pool of replicas that generate, as the Router sees it: a link to each, the soonest first."""
+"""A pool of generating replicas as a Router sees it: a link to each, ordered by predicted first token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from deployments.generation.channel import GenerationChannel
 from deployments.generation.link import GenerationLink
 from deployments.serving.replica_set import ReplicaSet
 
-_AWAY = 1.25  # a replica on another node counts as if its first token came so many times later
+_AWAY = 1.25  # factor on the predicted first token of a replica on another node
 
 
 class GenerationPool(ReplicaSet[GenerationLink]):
@@ -19,8 +19,8 @@ class GenerationPool(ReplicaSet[GenerationLink]):
     channel_type = GenerationChannel
 
     def soonest(self, now: float, tokens: int) -> Iterator[GenerationLink]:
-        """The live replicas, the one first that would have the first token soonest; those that have stopped or are
-        ejected are left out. All that say they are open come before those that say when they are.
+        """The live replicas: open ones first, and then by predicted first token. Replicas that have stopped or are
+        ejected are left out.
         """
         live = [link for link in self.live if not link.view.is_out(now)]
         yield from sorted(
@@ -34,18 +34,18 @@ class GenerationPool(ReplicaSet[GenerationLink]):
 
     @property
     def in_flight(self) -> int:
-        """Answers that are generated, and generations that wait, of all Routers."""
+        """Running answers and waiting generations of all Routers."""
         states = [link.view.state for link in self.live if link.view.state is not None]
         return sum(state.rows + state.waiting for state in states)
 
     def describe(self) -> dict[str, Any]:
-        """As `/info` shows it."""
+        """The pool as `/info` shows it."""
         states = [link.view.state for link in self.live if link.view.state is not None]
         return {
             "live_replicas": len(self.live),
             "rows": sum(state.rows for state in states),  # of all Routers
             "waiting": sum(state.waiting for state in states),
             "free_blocks": sum(state.free_blocks for state in states),
-            "blocks": min((state.blocks for state in states), default=None),  # of the replica that has the fewest
+            "blocks": min((state.blocks for state in states), default=None),  # of the replica with the fewest
             "replicas": {link.view.replica: link.describe() for link in self.live},
         }

@@ -1,4 +1,4 @@
-"""What became of one generation, for the access log and traces: the Router writes it where it is asked for. Pure."""
+"""What happened to a generation, for the access log and traces. The Router fills it in if a request has one. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ Outcome = Literal["admitted", "refused", "never", "lost", "cancelled"]
 
 @dataclass(slots=True, eq=False)
 class OfferRecord:
-    """To one replica. Times are the loop's, s. `never`: an idle device would be late, too. `lost`: it died, failed or
-    did not answer. `cancelled`: the request ended before it decided.
+    """An offer to one replica. Times are the loop's, s.
+
+    Outcomes: "never", even an idle device would be late; "lost", the replica died, failed or did not answer;
+    "cancelled", the request ended before the replica decided.
     """
 
     pool: str
@@ -23,23 +25,23 @@ class OfferRecord:
     outcome: Outcome = "cancelled"
 
     def ends(self, now: float, outcome: Outcome) -> None:
-        """It has decided."""
+        """Note the replica's decision."""
         self.decided, self.outcome = now, outcome
 
 
 @dataclass(slots=True, eq=False)
 class GenerationRecord:
-    """`streamed`: its tokens by the clock; None until the Router begins it."""
+    """`streamed`: when its tokens came; None until the Router begins the generation."""
 
     streamed: Streamed | None = None
     offers: list[OfferRecord] = field(default_factory=list)
 
     def offer(self, pool: str, replica: str, now: float) -> OfferRecord:
-        """It is offered to this replica."""
+        """Note that it is offered to this replica."""
         self.offers.append(OfferRecord(pool, replica, now))
         return self.offers[-1]
 
     @property
     def admitted(self) -> OfferRecord | None:
-        """Where it was admitted last."""
+        """The last offer that was admitted."""
         return next((one for one in reversed(self.offers) if one.outcome == "admitted"), None)

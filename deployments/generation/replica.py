@@ -1,4 +1,4 @@
-"""A replica that generates: one engine on one device. The accelerator's and the CPU's deployments are this class."""
+"""A generating replica: one engine on one device. Both pools' deployments use this class."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIRST_POLICY = StepPolicy(ttft_s=1.0, tpot_s=0.1)  # until the first Router has
 
 
 class Generator(Replica[GenerationSettings]):
-    """A replica of the accelerator's or of the CPU's pool. With a hybrid cache the accelerator's replica has cores of
+    """A replica of the accelerator or the CPU pool. With a hybrid cache, the accelerator's replica also has cores of
     its machine for the host's attention.
     """
 
@@ -42,7 +42,7 @@ class Generator(Replica[GenerationSettings]):
     def _cores_of_engine(self, device: str) -> tuple[int, ...]:
         hybrid = self._pool != CPU and self._settings.num_cpu_blocks > 0
         self._host_cores = (self._cores[1:] or self._cores) if hybrid else ()
-        return self._cores[:1] if hybrid and device != CPU else self._cores  # what launches needs one
+        return self._cores[:1] if hybrid and device != CPU else self._cores  # launching kernels needs one core
 
     def _load(self, settings: GenerationSettings, device: str) -> tuple[StepEngine, GenerationCard]:
         card = read_generation_card(settings.model)
@@ -89,8 +89,8 @@ class Generator(Replica[GenerationSettings]):
         )
 
     def _utilization(self) -> float:
-        """The share of its blocks that are reserved, the host's among them, or of `ttft_s` that the next prompt would
-        wait, whichever is more.
+        """The share of blocks that are reserved, including the host's, or the next prompt's wait as a share of
+        `ttft_s`, whichever is larger.
         """
         state = self._worker.state()
         free, blocks = state.free_blocks, state.blocks
@@ -99,8 +99,8 @@ class Generator(Replica[GenerationSettings]):
         return max(1 - free / blocks, state.first_s / self._worker.schedule.policy.ttft_s)
 
     async def time_steps(self, planned: Sequence[PlannedStep], times: int) -> dict[str, Any] | WindveError:
-        """As the route `/calibration/steps` answers it: see `StepLoop.time_steps`. An error is returned, not raised:
-        Serve would count it as the replica's.
+        """Time planned steps for the route `/calibration/steps`. See `StepTiming.time_steps`. Errors are returned, not
+        raised, because Serve would count them against the replica.
         """
         engine, card = self._engine, self._card
         bounds = engine.blocks, self._settings.max_num_batched_tokens, card.context, engine.num_cpu_blocks

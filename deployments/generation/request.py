@@ -1,4 +1,4 @@
-"""What a request asks of the Router, and what comes back of it, token by token. Pure."""
+"""A generation as the API asks the Router for it, and the pieces of its answers. Pure."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ Finish = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class WantedGeneration:
-    """One generation as a request asks for it.
+    """A generation as a request asks for it.
 
-    - `ids`: of the prompt, at least one, all of them in the model's vocabulary.
-    - `most_tokens`: of each answer, at least 1. Prompt and answer together fit into the model's context.
-    - `answers`: how many, each drawn with random numbers of its own (`n`).
+    - `ids`: the prompt's token ids: at least one, all in the model's vocabulary.
+    - `most_tokens`: the most tokens of each answer, at least 1. Prompt and answer together fit into the model's
+      context.
+    - `answers`: how many answers (`n`), each drawn with its own random numbers.
     - `stops`: strings before which an answer ends, none empty.
-    - `logprobs`: so many alternatives of each token; 0: of the picked one only; None: none at all.
+    - `logprobs`: how many alternatives of each token to report; 0: only the picked token; None: no logprobs.
     - `ignore_end`: end tokens do not end an answer, for benchmarks.
-    - `timeout_s`: the request's own promise for its first token, in place of the setting `ttft_s`.
+    - `timeout_s`: the request's own limit for its first token, which replaces the setting `ttft_s`.
     - `bulk`: it has no pace to keep and runs behind all others.
-    - `client`: who asks; None where clients are not told apart.
-    - `received`: when the request had come, by the loop's clock, in seconds; its first token is due from then on. None:
-      when it is given to the Router.
-    - `let_in`: an earlier generation of its request was, so that its client's quota is not asked again.
-    - `record`: the Router writes there what becomes of it, for the access log and traces; None: nobody asks.
+    - `client`: who sent the request; None if clients are not distinguished.
+    - `received`: when the request had arrived, in seconds of the loop's clock: the time to its first token counts from
+      there. None: from when the Router gets it.
+    - `let_in`: an earlier generation of its request passed its client's quota, which is not checked again.
+    - `record`: where the Router records what happens to it, for the access log and traces; None: nowhere.
     """
 
     ids: TokenIds
@@ -49,13 +50,14 @@ class WantedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What came of one answer since its last piece.
+    """What was generated of an answer since its last piece.
 
     - `answer`: its number, 0 to `WantedGeneration.answers` - 1.
-    - `text`: what is certain now; it may be empty. A character that is not whole and what may be the beginning of a
-      stop come with a later piece.
-    - `tokens`: that were computed, an end token included. What comes behind a stop is none of them.
-    - `finish`: with the answer's last piece why it ended: at an end token or a stop, or with `most_tokens`.
+    - `text`: the text that is final now; it may be empty. An incomplete character, and what may be the beginning of a
+      stop string, come with a later piece.
+    - `tokens`: the computed tokens, including an end token, but none after a stop string.
+    - `finish`: in the answer's last piece, why it ended: "stop" at an end token or a stop string, "length" at
+      `most_tokens`.
     """
 
     answer: int

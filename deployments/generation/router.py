@@ -1,7 +1,7 @@
-"""The Router of generation has a replica admit each one (`placer`), and makes text of the tokens that come.
+"""The Router of generation has a replica admit each generation (`placer`), and turns its tokens into text.
 
-Start reading at `GenerationRouter.begin`. Each replica decides for itself what it admits (`scheduler`). Once tokens
-have come a generation stays where it is: if its replica dies, it ends with one error.
+Start reading at `GenerationRouter.begin`. Each replica decides for itself what it admits (`scheduler`). A generation
+that has tokens never moves: if its replica dies, it ends with an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from deployments.serving.router import BaseRouter, Handles, RouterContext
 logger = logging.getLogger("ray.serve")
 
 _TIMED_S = 60.0  # a replica that takes longer to time planned steps hangs
-_BEGUN = Piece(0, "", ())  # is never given out
+_BEGUN = Piece(0, "", ())  # consumed by `begin`, never returned to callers
 
 
 class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, GenerationPool, GenerationCard]):
@@ -69,14 +69,14 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
     def _replicas_changed(self) -> None:
         self._placer.ejections.replicas_changed()
 
-    # --- the way of a generation --------------------------------------------------------------------------------------
+    # --- the path of a generation -------------------------------------------------------------------------------------
 
     async def begin(self, wanted: WantedGeneration) -> AsyncGenerator[Piece, None]:
-        """The answers' pieces. The generation is admitted when this returns.
+        """Have a generation admitted. Returns a generator of its answers' pieces.
 
-        Raises Busy (OverQuota among it), InvalidInput, DeadlineExceeded or Unavailable; the generator raises
-        EngineFailed, ReplicaLost or TimedOut. Closing the generator frees its place at the replica, also before its
-        first piece was asked for.
+        Raises Busy (or its kind OverQuota), InvalidInput, DeadlineExceeded or Unavailable. The generator raises
+        EngineFailed, ReplicaLost or TimedOut. Closing the generator frees its slot at the replica, even before its
+        first piece was requested.
         """
         request = self._open(wanted)
         try:
@@ -89,7 +89,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
             request.over(error)
             raise
         pieces = self._pieces(request, placed)
-        await anext(pieces)  # it has begun, so that closing it always frees the place
+        await anext(pieces)  # start it, so that closing it always frees the slot
         return pieces
 
     def _open(self, wanted: WantedGeneration) -> GenerationRequest:
@@ -140,7 +140,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
             request.over(over)
 
     async def _next(self, request: GenerationRequest, pending: PendingGeneration) -> list[NewToken]:
-        """Raises EngineFailed, ReplicaLost or TimedOut."""
+        """Wait for new tokens. Raises EngineFailed, ReplicaLost or TimedOut."""
         try:
             async with asyncio.timeout_at(request.ends):
                 return await pending.tokens()
@@ -149,7 +149,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
             raise TimedOut(f"the answer has not ended within {timeout_s:g} s (request_timeout_s)") from None
 
     def _ended(self, request: GenerationRequest, placed: Placed, piece: Piece) -> None:
-        """An answer has ended; at a stop, which the replica does not know, the rest of it is called off."""
+        """Note that an answer has ended. At a stop string, which the replica does not know, stop it there as well."""
         assert piece.finish is not None
         request.ended.add(piece.answer)
         request.streamed.ended(piece.answer, piece.finish)
@@ -161,9 +161,9 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
     async def time_steps(
         self, trial: Trial | None, pool: str, planned: Sequence[PlannedStep], times: int
     ) -> dict[str, Any]:
-        """What the route `/calibration/steps` answers: pool, replica, and of each step the seconds that it takes there,
-        or None where it does not fit; fewer where they take long (`StepLoop.time_steps`). The replica admits nothing
-        meanwhile. Raises Forbidden, InvalidInput, Unavailable or EngineFailed.
+        """Time planned steps on a replica of the pool, for the route `/calibration/steps` (`StepTiming.time_steps`).
+        Returns its pool and name and, for each step, its seconds, or None if it does not fit. If steps take long, there
+        are fewer. The replica admits nothing meanwhile. Raises Forbidden, InvalidInput, Unavailable or EngineFailed.
         """
         if trial is None:
             raise Forbidden(f"steps are planned by calibrations only, with their secret in the header {HEADER}")
@@ -183,20 +183,20 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
             raise found
         return found
 
-    # --- how it is ----------------------------------------------------------------------------------------------------
+    # --- status -------------------------------------------------------------------------------------------------------
 
     @property
     def live_pools(self) -> Mapping[str, bool]:
-        """Of each pool, whether it has a live replica."""
+        """For each pool, whether it has a live replica."""
         return {name: pool.is_open for name, pool in self.pools.items()}
 
     @property
     def load(self) -> int:
-        """Answers that are generated, and generations that wait, of all Routers."""
+        """Running answers and waiting generations of all Routers."""
         return sum(pool.in_flight for pool in self.pools.values())
 
     def describe(self) -> dict[str, Any]:
-        """As `/info` shows it."""
+        """The service as `/info` shows it."""
         return {
             "kind": "generation",
             "emulated": self.settings.emulated,
@@ -213,7 +213,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
         }
 
     def _about(self, pool: str) -> dict[str, Any]:
-        """`step_time` and `host_time`: that are in force; None: what each replica measured at its start."""
+        """`step_time`, `host_time`: the calibrated ones; None: each replica uses what it measured at its start."""
         settings = self.settings.cpu if pool == CPU else self.settings.accelerator
         step_time, host_time = self.config.step_time(pool), self.config.host_time(pool)
         return {
@@ -234,13 +234,13 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
 
 
 def _context(settings: GenerationSettings) -> RouterContext[GenerationCard, Tokenizer]:
-    """Within a replica of Serve."""
+    """The environment of the current Serve replica, with the model's tokenizer."""
     card = read_generation_card(settings.model)
     return RouterContext.of_serve(card, checked_tokenizer(card.model, settings.model.tokenizer, ask_once))
 
 
 def _spoken(request: GenerationRequest, new: list[NewToken]) -> Iterator[Piece]:
-    """One piece for each answer that has more. The token that a replica stops at is an end token, and no text."""
+    """Turn new tokens into one piece per answer. A token with `finish` "stop" is an end token, which has no text."""
     tokens: dict[int, list[Picked]] = {}
     said: dict[int, str] = {}
     finished: dict[int, Finish] = {}

@@ -1,6 +1,7 @@
-"""The settings of an application that generates, typed as `deployments.settings` has them: unknown keys are errors.
+"""The settings of generation, typed as in `deployments.settings`. Unknown keys are errors.
 
-`GenerationSettings` is what the Serve config gives as `args`. `GenerationRouterConfig` is the Router's `user_config`.
+`GenerationSettings` is the application's `args` in the Serve config. `GenerationRouterConfig` is the Router's
+`user_config`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _EMULATED_BLOCKS = 1024
 
 
 class StepTimeSettings(Strict):
-    """What a step takes a device, in seconds: see `step_time.StepTime`."""
+    """How long a step takes, in seconds. See `step_time.StepTime`."""
 
     beta_s: NotNegative
     row_s: NotNegative = 0.0
@@ -50,7 +51,7 @@ class StepTimeSettings(Strict):
 
 
 class HostTimeSettings(Strict):
-    """What a host's part of the attention takes, in seconds: see `step_time.HostTime`."""
+    """How long the host's part of the attention takes, in seconds. See `step_time.HostTime`."""
 
     row_s: NotNegative
     kv_token_s: NotNegative
@@ -63,21 +64,21 @@ class HostTimeSettings(Strict):
 
 
 class EmulatedTimes(StepTimeSettings):
-    """A device that is not at hand: its steps take as long as this says, and their tokens follow from all before them
-    by a rule (`emulated_steps.following`), so that they mean nothing and can be checked.
+    """A simulated device: its steps take this long. Its tokens follow from all tokens before them by a rule
+    (`emulated_steps.following`), so they are meaningless but can be checked.
     """
 
-    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0  # standard deviation, share of a step's time
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0  # standard deviation, as a share of a step's time
     seed: int = 0
 
     @property
     def blocks(self) -> int:
-        """Of its cache, where none are asked for."""
+        """The default number of cache blocks."""
         return _EMULATED_BLOCKS
 
 
 class EmulatedWithHost(EmulatedTimes):
-    """An accelerator, by the name of one whose figures are known, or by its own; and what its host takes."""
+    """An accelerator, by the name of a known `device` or by its own figures, with the times of its host."""
 
     device: str | None = None
     host: HostTimeSettings | None = None
@@ -85,7 +86,7 @@ class EmulatedWithHost(EmulatedTimes):
     @model_validator(mode="before")
     @classmethod
     def _of_its_name(cls, given: Any) -> Any:
-        """What is given beside the name comes before what is known by it."""
+        """Fill in the figures of a named device. Figures that are given take precedence."""
         if not isinstance(given, dict) or (name := given.get("device")) is None:
             return given
         if (found := EMULATED_ACCELERATORS.get(str(name))) is None:
@@ -98,13 +99,13 @@ class EmulatedWithHost(EmulatedTimes):
 
 
 class _GenerationEngineSettings(PoolPlace):
-    """What both pools of an application that generates have."""
+    """What both pools of generation have."""
 
-    # Of the cache, each of 128 tokens; auto: as many as the memory holds that the weights leave, half of a machine's
-    # and 32 of the model's longest texts at most, 85 % of an accelerator's; emulated: of the named device, or 1024.
+    # Cache blocks of 128 tokens. auto: 85 % of the accelerator's memory that the weights leave free; on a CPU half of
+    # the machine's, at most 32 of the model's longest texts; emulated: as the named device, or 1024.
     blocks: Auto | PositiveInt = "auto"
     max_num_batched_tokens: PositiveInt = (
-        2048  # most in one step: bounds memory, and how long others wait for a long prompt
+        2048  # the most tokens in one step: limits memory, and how long others wait for a long prompt
     )
     emulated: EmulatedTimes | None = None
 
@@ -118,8 +119,8 @@ class _GenerationEngineSettings(PoolPlace):
 
 
 class GenerationAcceleratorSettings(AcceleratorPlace, _GenerationEngineSettings):
-    """As the accelerator of embeddings is placed. `num_cpu_blocks`: of the host's memory, for each replica. They hold
-    keys and values of answers whose attention the host computes; 0: none.
+    """The accelerator pool of generation. `num_cpu_blocks`: cache blocks in the host's memory for each replica. They
+    hold the keys and values of answers whose attention the host computes. 0: no hybrid decoding.
     """
 
     num_cpu_blocks: Count = 0
@@ -137,25 +138,25 @@ class GenerationAcceleratorSettings(AcceleratorPlace, _GenerationEngineSettings)
 
 
 class GenerationCpuSettings(CpuPlace, _GenerationEngineSettings):
-    """As the CPU of embeddings is placed."""
+    """The CPU pool of generation."""
 
     engine: Literal["torch", "emulated"] = "torch"
 
 
 class GenerationLimits(BodyLimits):
-    """Bounds on one request, checked before any expensive work."""
+    """Limits on a request, checked before any expensive work."""
 
     max_body_bytes: PositiveInt = 4 * 2**20
-    default_tokens: PositiveInt = 256  # of an answer, where the request does not say; never the whole context
-    max_answers: PositiveInt = 8  # `n` of one request
-    max_prompts: PositiveInt = 16  # of one request; they are admitted together or not at all
-    sse_keepalive_s: Seconds = 15.0  # a stream's pause that gets a comment line, so that nobody takes it for dead
-    slow_reader_s: Seconds = 10.0  # who takes nothing of a stream for so long is cut off
-    special_tokens_in_chats: bool = False  # true: their names in messages are read as those tokens (SECURITY.md)
+    default_tokens: PositiveInt = 256  # the most tokens of an answer if the request does not say
+    max_answers: PositiveInt = 8  # the largest `n` of a request
+    max_prompts: PositiveInt = 16  # the most prompts of a request; all are admitted together or none
+    sse_keepalive_s: Seconds = 15.0  # a stream that pauses so long gets a comment line, to show that it is alive
+    slow_reader_s: Seconds = 10.0  # a client that reads nothing of a stream for so long is disconnected
+    special_tokens_in_chats: bool = False  # true: names of special tokens in messages become those tokens (SECURITY.md)
 
 
 class GenerationSettings(OneModelSettings):
-    """The application's `args`."""
+    """The `args` of generation."""
 
     accelerator: GenerationAcceleratorSettings = GenerationAcceleratorSettings()
     cpu: GenerationCpuSettings = GenerationCpuSettings()
@@ -163,52 +164,52 @@ class GenerationSettings(OneModelSettings):
 
     @classmethod
     def parse(cls, raw: Any) -> GenerationSettings:
-        """The `args` of a Serve config as typed settings. Raises SettingsError that names the key."""
+        """Read the `args` of a Serve config. Raises SettingsError, which names the key."""
         return parse_settings(cls, raw, "args")
 
 
 class GenerationPoolConfig(Strict):
-    """`step_time`: what its steps take; none: what each replica measures at its start."""
+    """`step_time`: how long a step takes; none: as each replica measures at its start."""
 
     step_time: StepTimeSettings | None = None
 
 
 class GenerationAcceleratorConfig(GenerationPoolConfig):
-    """`host_time`: what the host's part takes; none: what each replica measures at its start."""
+    """`host_time`: how long the host's part takes; none: as each replica measures at its start."""
 
     host_time: HostTimeSettings | None = None
 
 
 class GenerationRouterConfig(LogConfig):
-    """The Router's `user_config`: the promise, and what an operator turns, live."""
+    """The Router's `user_config`: the promise, and settings that operators change while serving."""
 
-    ttft_s: Seconds  # from a request's arrival to its first token; shorter: fewer are admitted, and shorter prompts
-    tpot_s: Seconds  # of each further token; shorter: fewer answers run side by side
-    request_timeout_s: Seconds = 600.0  # of a whole generation; later it is broken off
-    max_buffered_tokens: PositiveInt = 1024  # of one generation that wait for a slow reader; one more breaks it off
-    bulk_share: Share = 0.5  # of the cache and of a step that bulk generations may take
+    ttft_s: Seconds  # from a request's arrival to its first token; shorter: fewer requests and only shorter prompts
+    tpot_s: Seconds  # time per later token; shorter: fewer answers run side by side
+    request_timeout_s: Seconds = 600.0  # a generation that takes longer is stopped
+    max_buffered_tokens: PositiveInt = 1024  # unread tokens of a generation; beyond that it is stopped
+    bulk_share: Share = 0.5  # the most that bulk generations may use of the cache and of a step
     accelerator: GenerationAcceleratorConfig = GenerationAcceleratorConfig()
     cpu: GenerationPoolConfig = GenerationPoolConfig()
     trial: TrialGrant | None = None  # written by a calibration while it runs
 
     @property
     def slo_s(self) -> float:
-        """What the access log calls slow: a first token that is later."""
+        """The access log calls a request slow if its first token takes longer."""
         return self.ttft_s
 
     def step_time(self, pool: str) -> StepTime | None:
-        """Of a pool, where it is calibrated."""
+        """A pool's step time, if it is calibrated."""
         found = {"accelerator": self.accelerator, "cpu": self.cpu}[pool].step_time
         return None if found is None else found.step_time
 
     def host_time(self, pool: str) -> HostTime | None:
-        """Of a pool's hosts, where it is calibrated."""
+        """The time of a pool's hosts, if it is calibrated."""
         found = self.accelerator.host_time if pool == ACCELERATOR else None
         return None if found is None else found.host_time
 
     def policy(self, pool: str) -> dict[str, Any]:
-        """What the replicas of a pool are told. `model` and `host`: the fields of a `StepTime` and of a `HostTime` in
-        their order, or None: what the replica measured at its start.
+        """The policy that a pool's replicas get. `model` and `host`: the fields of a `StepTime` and a `HostTime` in
+        order, or None for what the replica measured at its start.
         """
         model, host = self.step_time(pool), self.host_time(pool)
         return {
@@ -221,5 +222,5 @@ class GenerationRouterConfig(LogConfig):
 
     @classmethod
     def parse(cls, raw: Any) -> GenerationRouterConfig:
-        """A `user_config` as typed settings. Raises SettingsError that names the key."""
+        """Read a `user_config`. Raises SettingsError, which names the key."""
         return parse_settings(cls, raw, "user_config")

@@ -1,4 +1,4 @@
-"""A step of a replica, and whose generations it computes."""
+"""A replica's step, and the generations that it computes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from deployments.serving.sessions import RouterSession
 
 @dataclass(slots=True, eq=False)
 class GenerationSession(RouterSession):
-    """`admitted`: by their offers' numbers."""
+    """A Router's session. `admitted` holds its generations by the numbers of their offers."""
 
     admitted: dict[int, OfferedGeneration] = field(default_factory=dict)
-    called_off: set[int] = field(default_factory=set)  # numbers of offers, by frames that have not been read
-    gone: bool = False  # nobody reads its frames any more
+    called_off: set[int] = field(default_factory=set)  # numbers of offers that unread frames call off
+    gone: bool = False  # its connection has ended
 
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """One answer of a generation. `tokens`: that Routers were told. `stopped`: nobody wants more of it."""
+    """One answer of a generation. `tokens`: how many were sent. `stopped`: nobody wants more of it."""
 
     number: int
     sampler: Sampler
@@ -39,7 +39,7 @@ class Answer:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class OfferedGeneration(Generation):
-    """A generation that a Router offered, and where its tokens go. `gone`: nobody waits for it any more."""
+    """A generation that a Router offered, and where its tokens go. `gone`: it was dropped."""
 
     session: GenerationSession
     offer: GenerationOffer
@@ -47,19 +47,21 @@ class OfferedGeneration(Generation):
     gone: bool = False
 
     def ids(self, chunk: ScheduledChunk) -> TokenIds:
-        """Of a chunk: of the prompt, or the last token of an answer, which may not be known yet."""
+        """Token ids of a chunk: a part of the prompt, or an answer's last token, which the running step may not have
+        drawn yet.
+        """
         prompt: TokenIds = self.offer.ids
         if chunk.start < len(prompt):
             return prompt[chunk.start : chunk.start + chunk.tokens]
         return self.each_answer[chunk.row.number].sampler.last
 
     def drawn_from(self, chunk: ScheduledChunk) -> Sequence[Answer]:
-        """Those that get a token of it: at the end of the prompt all."""
+        """The answers that get a token from this chunk: all of them at the end of the prompt."""
         number = chunk.row.number
         return self.each_answer if chunk.start < self.prompt_tokens else self.each_answer[number : number + 1]
 
     def take(self, answer: Answer, token: int) -> Finish | None:
-        """One token more of this answer; why it has ended, if it has."""
+        """Count one more token of this answer. Returns why the answer has ended, or None."""
         answer.tokens += 1
         if answer.sampler.ends_with(token):
             return "stop"
@@ -67,28 +69,31 @@ class OfferedGeneration(Generation):
 
 
 def offered(row: Row) -> OfferedGeneration:
-    """Whose row it is: no others were offered."""
+    """The row's generation. Only generations of this class are offered."""
     assert isinstance(row.generation, OfferedGeneration)
     return row.generation
 
 
 def chunk_of(chunk: ScheduledChunk) -> Chunk:
-    """What a scheduled chunk asks of the engine."""
+    """A scheduled chunk in the engine's terms."""
     row = chunk.row
     return Chunk(offered(row).ids(chunk), chunk.start, tuple(row.table), chunk.wanted, row.generation.on_host)
 
 
 def samplers_of(chunk: ScheduledChunk) -> RowSamplers:
-    """Who draws of a chunk: at the end of a prompt, one token for each answer."""
+    """The samplers that draw from a chunk: at the end of a prompt, one for each answer."""
     generation = offered(chunk.row)
     return RowSamplers([answer.sampler for answer in generation.drawn_from(chunk)], generation.offer.logprobs)
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One that runs. `wanted`: chunks of which a token comes; `parked`: rows of which one may, by their numbers.
-    `tell`: it is nobody's; called with what it took. `found`: it has ended. `forgotten`: nobody knows any more whose it
-    is.
+    """A step that runs, or waits for the engine.
+
+    - `wanted`: chunks that yield a token; `parked`: rows that may yield one, by their numbers.
+    - `tell`: set for a probe or a planned step, which belongs to no generation; called with its time.
+    - `found`: its result, once it has ended.
+    - `forgotten`: ignore the result, because the generations were lost meanwhile.
     """
 
     chunks: Sequence[ScheduledChunk]
@@ -103,7 +108,7 @@ class Step:
 
     @classmethod
     def of(cls, schedule: StepScheduler, chunks: Sequence[ScheduledChunk], at: float) -> Step:
-        """The step of these chunks, which begins then, and what the schedule has to tell the engine with it."""
+        """A step of these chunks that begins at `at`, with what the scheduler has to tell the engine."""
         work = Work(
             [chunk_of(chunk) for chunk in chunks if chunk.batch == FIRST],
             schedule.copies(),
@@ -117,12 +122,12 @@ class Step:
         wanted = [chunk for chunk in chunks if chunk.wanted and chunk.batch != PARKING]
         samplers = [samplers_of(chunk) for chunk in wanted]
         parked_samplers = {number: samplers_of(chunk) for number, chunk in parked.items()}
-        planned_s = schedule.planned_s  # without what was learned, so that drift is seen
+        planned_s = schedule.planned_s  # without the learned slowdown, so that metrics show drift
         return cls(chunks, StepWork(work, samplers, parked_samplers), at, planned_s, wanted, parked)
 
     def computed(self, found: Found) -> tuple[list[ScheduledChunk], bool]:
-        """The chunks that were computed. And whether the step's time is that of its plan: no chunk of a prompt was left
-        out.
+        """The chunks that were computed, and whether the step's time can be compared with its plan, which holds if no
+        chunk of a prompt was left out.
         """
         left_out = [chunk for chunk, picked in zip(self.wanted, found.picked, strict=False) if picked == []]
         computed = [chunk for chunk in self.chunks if chunk.batch != PARKING and chunk not in left_out]

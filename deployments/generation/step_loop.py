@@ -1,9 +1,9 @@
-"""The work of a replica that generates: it admits what Routers offer, runs one step after another, and sends tokens.
+"""The main loop of a generating replica: admits generations that Routers offer, runs step after step, and sends tokens.
 
-`StepScheduler` decides; `compute`, an argument, runs the engine. While a step runs the loop goes on: offers are
-admitted, what is called off is left out of the next step, and this is composed, shortly before the one that runs ends.
-Nothing is stored outside the replica. If it dies, its generations end; if a Router's connection ends, the replica drops
-what it computes for it. Imports neither ray nor torch; tests run it in virtual time.
+`StepScheduler` decides; `compute`, an argument, runs the engine. While a step runs, the loop goes on: it admits offers,
+drops what is called off, and composes the next step shortly before the current one ends. Nothing is stored outside the
+replica. If it dies, its generations end. If a Router's connection ends, the replica drops the Router's generations.
+Imports neither ray nor torch; tests run it in virtual time.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from deployments.serving.sessions import Connection, RouterSessions
 
 logger = logging.getLogger("ray.serve")
 
-_MOST_UNSENT = 2**24  # bytes that wait for a Router that does not read: it is given up
-_SOONER_S = 0.02  # a Router that was told when there is room is told again if there is room so much before
-_AVERAGED = 0.1  # of the way to the latest one: what it takes to compose a step
-_WAKES_S = 0.0015  # later than asked for the event loop calls, at most, where nothing else holds it up
+_MOST_UNSENT = 2**24  # unread bytes after which a Router's connection is closed
+_SOONER_S = 0.02  # a Router gets a new report if there is room this much earlier than it was told
+_AVERAGED = 0.1  # weight of the latest step in the mean time to compose one
+_WAKES_S = 0.0015  # the most by which an idle event loop's timers are late
 _PAUSED = "a calibration is measuring this device"
 _NO_NUMBERS = "the engine gave no finite numbers"
 
 
 class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
-    """All methods are called on the event loop.
+    """Runs the engine for Routers. All methods are called on the event loop.
 
-    At most two steps are under way: the first runs in the engine, and the second, composed shortly before the first
-    ends, waits there. `_composed`: the schedule has committed rows and blocks to a step. `_begin`: it is in `_steps`,
-    and the engine's thread has it. `_ended`: its tokens are sent, and what has ended is freed. After an error that
-    leaves unknown whose tokens are whose, `_start_over` fails all generations, and nothing is made of such steps.
+    At most two steps are under way: the first runs in the engine; the second, composed shortly before the first ends,
+    waits there. `_composed` commits rows and blocks to a step, `_begin` hands it to the engine's thread, and `_ended`
+    sends its tokens and frees ended rows. After an error that leaves the scheduler's state unknown, `_start_over` fails
+    all generations and ignores the results of these steps.
     """
 
     session_type = GenerationSession
@@ -62,17 +62,17 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         compute: Compute,
         *,
         on_step: Callable[[int, int, float, float], None] = lambda *_: None,  # rows, tokens, seconds, planned seconds
-        on_failure: Callable[[BaseException], str] = str,  # logs it; the sentence for clients
-        clock: Callable[[], float] = time.monotonic,  # the loop's own counts milliseconds only
+        on_failure: Callable[[BaseException], str] = str,  # logs the error; returns the message for clients
+        clock: Callable[[], float] = time.monotonic,  # the loop's own clock counts whole milliseconds
     ) -> None:
         super().__init__(clock)
         self.schedule = schedule
         self._measured = schedule.model
         self._measured_host = None if schedule.host is None else schedule.host.time
         self._compute, self._on_step, self._on_failure = compute, on_step, on_failure
-        self._steps: deque[Step] = deque()  # that run: the second one begins in the engine when the first one ends
-        self._compose_s = 0.0  # that it takes to compose a step
-        self._stopped: list[Row] = []  # rows that are to end with the next step that is somebody's
+        self._steps: deque[Step] = deque()  # under way: the engine begins the second when the first has ended
+        self._compose_s = 0.0  # mean time to compose a step
+        self._stopped: list[Row] = []  # rows that end with the next step of generations
         self._inbox = OfferInbox(self)
         self._timing = StepTiming(self)
         self._failed_steps = FailedSteps(self)
@@ -80,7 +80,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
 
     @property
     def in_flight(self) -> int:
-        """Generations that are admitted and have not ended."""
+        """How many admitted generations have not ended."""
         return sum(len(session.admitted) for session in self._sessions.values())
 
     @property
@@ -89,20 +89,20 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         return self.now() - self._steps[0].began if self._steps else 0.0
 
     def state(self) -> StepState:
-        """What the replica says of itself now."""
+        """The replica's state now, as it reports it to Routers."""
         state = self.schedule.state(self.now())
         return state._replace(opens_s=max(state.opens_s, self._timing.paused_s))
 
     @property
     def is_busy(self) -> bool:
-        """Something that came is not decided on, something that was admitted has not ended, or a step runs."""
+        """Whether an offer is undecided, a generation has not ended, or a step runs."""
         return bool(self._inbox or self.in_flight or self._steps)
 
-    # --- what Routers say ---------------------------------------------------------------------------------------------
+    # --- frames from Routers ------------------------------------------------------------------------------------------
 
     def receive(self, connection: Connection, offers: GenerationOffers) -> None:
-        """One frame of a Router. What the Router no longer wants ends at once. Settings and offers are read in the
-        order of the frames, a few milliseconds at a time. Reports go out meanwhile.
+        """Handle a Router's frame. What it calls off ends at once. Its settings and offers go through the inbox, which
+        reads a few milliseconds at a time so that reports can be sent in between.
         """
         session = self._session(connection)
         if offers.called_off:
@@ -115,26 +115,24 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         self._inbox.receive(session, offers, self.now())
 
     def have_read(self) -> None:
-        """The inbox has read so much as it does at a time."""
+        """Called after the inbox has read for a while: begin a step if there is work."""
         self._idle.set()
         self._look()
 
     def hang_up(self, session: GenerationSession) -> None:
-        """Nothing more is heard of that Router, nor told to it."""
+        """Close a Router's connection, and drop its generations."""
         self.gone(session.connection)
         session.connection.hang_up()
 
     def gone(self, connection: Connection) -> None:
-        """A Router's connection has ended: nobody waits for its generations."""
+        """A Router's connection has ended: drop its generations."""
         session = self._sessions.pop(connection, None)
         if session is not None:
             session.gone = True
             self.drop(list(session.admitted.values()), cut_off=True)
 
     def configure(self, session: GenerationSession, settings: dict[str, Any]) -> None:
-        """A Router's settings, first, and again whenever its config changes (`GenerationRouterConfig.policy`).
-        One of a neighbouring version may send more or fewer of them.
-        """
+        """Apply a Router's settings (`GenerationRouterConfig.policy`). Adjacent versions may send more or fewer."""
         self._identify(session, str(settings["router"]))
         bounds = {name: float(str(settings[name])) for name in ("ttft_s", "tpot_s", "bulk_share") if name in settings}
         self.schedule.policy = replace(self.schedule.policy, **bounds)  # type: ignore[arg-type]
@@ -166,17 +164,17 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             session.admitted[offer.number] = generation
             self._tell(session).admitted.append(offer.number)
             return
-        # One that came in time may be late only by its wait here.
+        # Ignore the wait in the inbox: it must not turn an offer that came in time into one that is never possible.
         never = (self._timing.is_on or generation.never) and self.schedule.admission.never(generation, offer.left_s)
-        sure_s = offer.left_s / (1 + self.schedule.learning.margin)  # what is named should then be admitted
+        sure_s = offer.left_s / (1 + self.schedule.learning.margin)  # so that a prompt of `longest` is then admitted
         longest = self.schedule.admission.longest_prompt(sure_s) if never else 0
-        opens_s, why = generation.opens_s or waited_s, ""  # it waited for too long: so long the next one would, too
+        opens_s, why = generation.opens_s or waited_s, ""  # if only its wait was too long, the next would wait as long
         if self._timing.is_on:
             opens_s, why = self._timing.paused_s, _PAUSED
         self._tell(session).refused.append(RefusedOffer(offer.number, never, longest, opens_s, why))
 
     def _stop(self, generation: OfferedGeneration | None, number: int) -> None:
-        """Nobody wants more of this one answer; its row ends with the next step."""
+        """Stop one answer. Its row ends with the next step."""
         if generation is None or not 0 <= number < generation.answers:
             return
         answer = generation.each_answer[number]
@@ -187,8 +185,8 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             self._stopped += [row for row in generation.rows if row.number == number]
 
     def drop(self, generations: Iterable[OfferedGeneration | None], *, cut_off: bool = False) -> None:
-        """Nobody waits for these: their places are free at once, but for the step that runs. `cut_off`: not by their
-        clients.
+        """Drop generations that nobody waits for. Their slots are free at once, except in the current step. `cut_off`:
+        an error or a lost Router dropped them, not their clients.
         """
         for generation in list(generations):
             if generation is not None and not generation.gone:
@@ -196,7 +194,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
                 for answer in generation.each_answer:
                     answer.sampler.ended = True
                 generation.session.admitted.pop(generation.offer.number, None)
-                generation.session.asks = True  # its Router goes by what is free
+                generation.session.asks = True  # its Router should learn about the free room
                 self.schedule.remove(self.now(), generation, cut_off=cut_off)
         self._idle.set()
         self.report_soon()
@@ -209,34 +207,34 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             await self.time_step(work)
 
     def probe_work(self) -> StepWork | None:
-        """A few tokens of nobody's, in a block that nobody has; None where all are taken."""
+        """A probe that uses a free block. None if no block is free."""
         block = self.schedule.room.free_block
         return None if block is None else probe_work(block)
 
     def _look(self) -> None:
-        """Begin the next step, if none runs and there is something to do."""
+        """Begin the next step if none runs and there is work."""
         if not self._steps:
             self._compose(self.now())
 
     def _look_ahead(self, step: Step) -> None:
-        """Compose the next step while this one runs, and let it wait for the engine: it begins without a pause."""
+        """Compose the next step while this one runs, so that the engine begins it without a pause."""
         if len(self._steps) == 1 and self._steps[0] is step and not step.forgotten:
             self._compose(max(self.now(), self.schedule.ends_at))
 
     def _compose(self, at: float) -> None:
-        """The step that begins then."""
+        """Compose a step that begins at `at`, and hand it to the engine."""
         began = self.now()
         step = None
         try:
             step = self._composed(at)
-        except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
+        except Exception as error:  # noqa: BLE001 - whatever it is, its generations must end
             self._start_over(error)
         if step is not None:
             self._begin(step)
             self._compose_s += _AVERAGED * (self.now() - began - self._compose_s)
 
     def _composed(self, at: float) -> Step | None:
-        """None where there is nothing to do, or nothing that is known while another step runs."""
+        """The next step. None if there is nothing to do, or nothing that can be known while another step runs."""
         chunks = self.schedule.next_step(at)
         if not chunks and (self._steps or not self.schedule.joins):
             return None
@@ -251,16 +249,16 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         def begin() -> None:
             try:
                 self._compute(step.work, ended)
-            except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
+            except Exception as error:  # noqa: BLE001 - whatever it is, its generations must end
                 asyncio.get_running_loop().call_soon(ended, error)
 
         self._steps.append(step)
-        contextvars.Context().run(begin)  # an empty one: a step must not be tied to whatever call happens to be at hand
+        contextvars.Context().run(begin)  # an empty context, so that the step is not tied to the current call
         if len(self._steps) == 1:
             self._look_ahead_soon(step)
 
     def _look_ahead_soon(self, step: Step) -> None:
-        """As late as may be: what is offered later has to wait for one step more."""
+        """Schedule `_look_ahead` as late as possible: later offers have to wait for one more step."""
         if step.chunks:
             soon_s = self.schedule.ends_at - self.now() - 2 * self._compose_s - _WAKES_S
             asyncio.get_running_loop().call_later(soon_s, self._look_ahead, step, context=contextvars.Context())
@@ -272,7 +270,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
                 step.tell(self._timed(step, found))
             elif not step.forgotten:
                 self._account(now, step, found)
-        except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
+        except Exception as error:  # noqa: BLE001 - whatever it is, its generations must end
             self._start_over(error)
         self._steps.popleft()
         if self._steps:
@@ -283,12 +281,12 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         self._look()
 
     def time_step(self, work: StepWork) -> asyncio.Future[Timed]:
-        """Begin a step that is nobody's; what it takes. The future raises EngineFailed."""
+        """Begin a step that belongs to no generation. Returns a future of its time, which may raise EngineFailed."""
         timed: asyncio.Future[Timed] = asyncio.get_running_loop().create_future()
 
         def tell(found: Timed | EngineFailed) -> None:
             if timed.done():
-                pass  # nobody waits for it any more
+                pass  # cancelled
             elif isinstance(found, EngineFailed):
                 timed.set_exception(found)
             else:
@@ -298,7 +296,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         return timed
 
     def run_step(self, work: StepWork, tell: Callable[[Timed | EngineFailed], None]) -> None:
-        """Begin a step that is nobody's; `tell` is called as it ends."""
+        """Begin a step that belongs to no generation. `tell` is called when it has ended."""
         self.schedule.lend(now := self.now(), load_of(work.work.chunks))
         self._begin(Step((), work, now, 0.0, tell=tell))
 
@@ -310,13 +308,13 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         return Timed(self.now() - step.began, found.compute_s.host_s)
 
     def _account(self, now: float, step: Step, found: Found | BaseException) -> None:
-        """Tokens to Routers, rows that have ended, and what the step teaches."""
+        """Send the step's tokens to Routers, end rows, and let the scheduler learn from the step."""
         finished: list[Row] = []
         whole, arrived, compute_s = False, list[ScheduledChunk](), UNTIMED
         numbers: Sequence[int] = ()
         try:
             if isinstance(found, BaseException):
-                raise found  # noqa: TRY301 - as what fails here, it ends what has begun
+                raise found  # noqa: TRY301 - handled like any failure below
             numbers, compute_s = found.arrived, found.compute_s
             arrived = [step.parked[number] for number in numbers]
             for chunk, picked in zip([*step.wanted, *arrived], found.picked, strict=True):
@@ -336,7 +334,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
                 generation.session.admitted.pop(generation.offer.number, None)
 
     def _start_over(self, error: Exception) -> None:
-        """What is admitted is no longer known for sure: all of it ends, and the replica goes on with an empty cache."""
+        """The scheduler's state is unreliable: fail all generations, and go on with an empty cache."""
         every = list(chain.from_iterable(session.admitted.values() for session in self._sessions.values()))
         for generation in every:
             generation.rows = []
@@ -346,7 +344,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         self.fail(every, self._on_failure(error))
 
     def _picked(self, chunk: ScheduledChunk, picked: list[Picked] | None) -> list[Row]:
-        """Send these tokens; the rows that end with them."""
+        """Send these tokens. Returns the rows that end with them."""
         generation = offered(chunk.row)
         if generation.gone or picked == []:
             return []
@@ -364,28 +362,28 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         return [row for row in generation.rows if row.number in ended] if ended else []
 
     def _begun(self, step: Step) -> list[OfferedGeneration]:
-        """Those of which the cache holds anything: after a failure nobody knows what."""
+        """The generations that the cache holds anything of. After a failed step, its contents are unknown."""
         now = {id(chunk.row.generation) for chunk in step.chunks}
         every = chain.from_iterable(session.admitted.values() for session in self._sessions.values())
         return [one for one in every if id(one) in now or any(row.computed for row in one.rows)]
 
     def fail(self, generations: Sequence[OfferedGeneration], sentence: str) -> None:
-        """These end with an error."""
+        """End these with an error."""
         self.tell_failed(generations, sentence)
         self.drop(generations, cut_off=True)
 
     def tell_failed(
         self, generations: Iterable[OfferedGeneration], sentence: str, kind: FailureKind | None = None
     ) -> None:
-        """`kind`: see `Failures`."""
+        """Report to Routers that these failed. `kind`: see `Failures`."""
         sentence = sentence.encode(errors="replace").decode()  # UTF-8 has no lone surrogates
         for generation in generations:
             add_failure(self._tell(generation.session), generation.offer.number, sentence, kind)
 
-    # --- what Routers are told ----------------------------------------------------------------------------------------
+    # --- reports to Routers -------------------------------------------------------------------------------------------
 
     def report_to_all(self) -> None:
-        """What Routers know of the replica is no longer so."""
+        """Report the state to all Routers: what they know is outdated."""
         for session in self._sessions.values():
             session.asks = True
         self.report_soon()

@@ -1,6 +1,4 @@
-"""A step on its way to the engine's thread and back: what it computes, and the tokens that come of it. Imports neither
-ray nor torch.
-"""
+"""Runs a step in the engine's thread: its work, and the tokens drawn from it. Imports neither ray nor torch."""
 
 from __future__ import annotations
 
@@ -21,11 +19,11 @@ _PROBE_TOKENS = 4
 
 
 class StepWork(NamedTuple):
-    """What the engine computes in one step. `samplers`: one for each chunk that is wanted, the first batch's before the
-    second's; `parked_samplers`: for rows that may arrive, by their numbers.
+    """What the engine computes in one step. `samplers`: one for each wanted chunk, the first batch's before the
+    second's. `parked_samplers`: for rows that may arrive, by their numbers.
 
-    It may be composed, and wait for the engine, while the step before runs. So a chunk that continues an answer has its
-    sampler's `last` for its ids. Rows whose answers have ended meanwhile are left out.
+    A step may be composed, and wait for the engine, while the step before it runs. So the ids of a chunk that continues
+    an answer are its sampler's `last`. Rows whose answers have ended in the meantime are left out.
     """
 
     work: Work
@@ -33,7 +31,7 @@ class StepWork(NamedTuple):
     parked_samplers: Mapping[int, RowSamplers] = MappingProxyType({})
 
     def run(self, engine: Steps) -> Found:
-        """In the engine's thread. Raises what the engine does; no answer of the step goes on then."""
+        """Compute the step, in the engine's thread. If the engine raises an error, all answers of the step end."""
         try:
             return self._run(engine)
         except BaseException:
@@ -50,7 +48,7 @@ class StepWork(NamedTuple):
             kept = [row for at, row in enumerate(self.samplers) if at not in left_out]
             found = _computed(engine, work, kept, self.parked_samplers)
         elif work.copies or work.parking or work.called_off or work.joins:
-            found = _computed(engine, *self)  # all of it: an engine has something to compute in each step
+            found = _computed(engine, *self)  # compute all of it: an engine needs something to compute in each step
             found = found._replace(picked=found.picked[len(self.samplers) :])
         else:
             found = Found([])
@@ -59,7 +57,7 @@ class StepWork(NamedTuple):
         return found._replace(picked=[*wanted, *picked])
 
     def _without(self, left_out: Collection[int]) -> Work:
-        """`left_out`: places among the chunks that are wanted."""
+        """The work without some wanted chunks. `left_out`: their indices among the wanted chunks."""
         places = count()
         first, second = (
             [chunk for chunk in chunks if not (chunk.wanted and next(places) in left_out)]
@@ -69,8 +67,8 @@ class StepWork(NamedTuple):
 
 
 class Found(NamedTuple):
-    """`picked`: of each chunk that is wanted, then of each row that `arrived`, the tokens of its answers; none where it
-    was left out, None where the logits are no numbers. `compute_s`: see `step.Computed`.
+    """The result of a step. `picked`: the answers' tokens, for each wanted chunk and then for each row that `arrived`;
+    an empty list if it was left out, None if its logits are not finite. `compute_s`: see `step.Computed`.
     """
 
     picked: Sequence[list[Picked] | None]
@@ -95,19 +93,19 @@ def _computed(
 
 
 def probe_work(block: int) -> StepWork:
-    """A short prompt of nobody's, whose keys and values go into that block: what breaks steps breaks it, too."""
+    """A probe: a short meaningless prompt that uses that block. It fails if the engine is broken."""
     chunk = Chunk(np.zeros(_PROBE_TOKENS, np.int32), 0, (block,))
     return StepWork(Work([chunk]), [RowSamplers([Sampler(Sampling(0.0))], None)])
 
 
 Ended = Callable[[Found | BaseException], None]
-"""Called on the loop as a step ends."""
+"""Called on the loop when a step has ended, with its result or error."""
 Compute = Callable[[StepWork, Ended], None]
-"""Begins a step, if need be once the one before has ended."""
+"""Begins a step, or queues it behind the step that runs."""
 
 
 def steps_in(thread: Executor, engine: Steps) -> Compute:
-    """Steps run in the engine's `thread`, the only one of its executor; their ends are told to the loop."""
+    """Run steps in the engine's `thread`, an executor with a single thread, and report their ends to the loop."""
 
     def compute(work: StepWork, ended: Ended) -> None:
         on_loop = asyncio.get_running_loop().call_soon_threadsafe
@@ -116,11 +114,11 @@ def steps_in(thread: Executor, engine: Steps) -> Compute:
             found: Found | BaseException
             try:
                 found = work.run(engine)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the step's generations are told
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the step must end
                 found = error
             on_loop(ended, found)
 
         thread.submit(step)
-        time.sleep(0)  # gives that thread the interpreter, which may rest: else it begins when Routers have been told
+        time.sleep(0)  # release the GIL, so that the step begins now and not after the reports to Routers
 
     return compute

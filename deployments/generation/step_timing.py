@@ -1,4 +1,4 @@
-"""What planned steps take: a calibration's, run by the replica's own loop while it admits nothing."""
+"""Times a calibration's planned steps. The replica's own loop runs them, and admits nothing meanwhile."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from deployments.generation.step_run import StepWork
 if TYPE_CHECKING:
     from deployments.generation.step_loop import StepLoop
 
-_DRAINS_S = 10.0  # in which what is admitted is to end before planned steps
-_TIMED_S = 5.0  # after which no further planned step begins
-_SOONEST_S = 0.02  # a replica that is paused says that it is for so long, at least
+_DRAINS_S = 10.0  # the longest wait for admitted generations to end before planned steps
+_TIMED_S = 5.0  # after this time no further planned step begins
+_SOONEST_S = 0.02  # the shortest pause that a paused replica reports
 
 
 class Timed(NamedTuple):
-    """What a planned step took, and how long the host computed attention in it."""
+    """The time of a planned step, and of the host's attention in it."""
 
     seconds: float
     host_s: float
 
 
 class StepTiming:
-    """One replica's. `is_on`: nothing is admitted."""
+    """A replica's timing of planned steps. While it `is_on`, nothing is admitted."""
 
     def __init__(self, loop: StepLoop) -> None:
         self._loop = loop
-        self._opens_at: float | None = None  # while nothing is admitted: when something is again, at the latest
+        self._opens_at: float | None = None  # when the replica admits again, at the latest; None: it admits now
 
     @property
     def is_on(self) -> bool:
@@ -38,15 +38,17 @@ class StepTiming:
 
     @property
     def paused_s(self) -> float:
-        """Seconds until anything is admitted, at most; 0: now."""
+        """Seconds until the replica admits again, at the latest. 0: now."""
         return 0.0 if self._opens_at is None else max(_SOONEST_S, self._opens_at - self._loop.now())
 
     async def time_steps(self, works: Iterable[StepWork | None], times: int) -> list[list[Timed] | None]:
-        """What each of these steps takes, up to `times` times, behind a first one that warms up; None for
-        None. It begins once all that is admitted has ended; meanwhile nothing is. After some seconds the rest is left
-        out, but for one step. Nothing is learned of them, and whatever lay in the cache is lost.
+        """Time each of these steps up to `times` times, after a warm-up of each; None for None.
 
-        Raises Unavailable where the device does not become free, or times steps already, and EngineFailed.
+        It waits until all admitted generations have ended, and admits nothing meanwhile. After `_TIMED_S` the remaining
+        steps are left out, but at least one is timed. The scheduler learns nothing from them, and the cache's contents
+        are lost.
+
+        Raises EngineFailed; and Unavailable if the device does not become free, or is timing steps already.
         """
         if self.is_on:
             raise Unavailable("another calibration is measuring this replica; try again later")
@@ -86,5 +88,5 @@ class StepTiming:
 
     async def _time(self, work: StepWork) -> Timed:
         for sampler in chain.from_iterable(row.samplers for row in work.samplers):
-            sampler.ended = False  # whatever was in the cache when it drew before
+            sampler.ended = False  # an earlier draw from meaningless tokens may have ended it
         return await self._loop.time_step(work)

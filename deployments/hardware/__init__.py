@@ -1,1 +1,1 @@
-"""What a machine has: its devices (Algorithm 2) and its cores (Section IV-D)."""
+"""Finds a machine's devices (Algorithm 2), and assigns its cores (Section IV-D)."""

@@ -1,7 +1,7 @@
-"""Section IV-D of WindVE: which cores a CPU instance runs on. The plan is pure; reading and applying it are at the end.
+"""Section IV-D of WindVE: the cores of each CPU instance. The plan is pure; reading and applying it are at the end.
 
-High core indices first (the framework runs on the low ones), no NUMA node crossed if possible, and the low quarter of
-the cores left to the framework and the accelerator.
+High core indices come first, since the framework runs on the low ones. An instance does not cross NUMA nodes if
+possible. The lowest quarter of the cores is left to the framework and the accelerator.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from deployments.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class CpuShape:
-    """Cores this process may use.
+    """The cores that this process may use.
 
-    `allowed`: core indices of the process's affinity mask; `numa_nodes`: their NUMA nodes, each a tuple of core
+    `allowed`: core indices in the process's affinity mask; `numa_nodes`: their NUMA nodes, each a tuple of core
     indices; `quota`: CPUs that the cgroup grants (a container's limit), or None.
     """
 
@@ -30,7 +30,7 @@ class CpuShape:
 
     @property
     def usable(self) -> int:
-        """Cores that can run at once: the affinity mask, cut to the cgroup's quota, at least 1."""
+        """How many cores can run at once: those in the affinity mask, limited by the cgroup's quota, at least 1."""
         if self.quota is None:
             return len(self.allowed)
         return max(1, min(len(self.allowed), math.floor(self.quota)))
@@ -38,7 +38,9 @@ class CpuShape:
 
 @dataclass(frozen=True, slots=True)
 class AffinityPlan:
-    """`instances[i]`: cores of the i-th CPU instance, in the order they were chosen; `reserved`: left to the rest."""
+    """`instances[i]`: cores of the i-th CPU instance, in the order of choice. `reserved`: cores left to everything
+    else.
+    """
 
     instances: tuple[tuple[int, ...], ...]
     reserved: tuple[int, ...]
@@ -46,10 +48,10 @@ class AffinityPlan:
 
 @dataclass(frozen=True, slots=True)
 class CpuPart:
-    """What the CPU instances of one model want of a machine.
+    """What the CPU instances of a model want on each machine.
 
-    `share`: a weight among the models; `cores`: for each instance (None: all that the model has there);
-    `per_numa_node`: an instance for each NUMA node instead of one.
+    `share`: the model's weight among all models; `cores`: for each instance, or None for all cores that the model has
+    on the machine; `per_numa_node`: one instance per NUMA node instead of one per machine.
     """
 
     share: float = 1.0
@@ -58,18 +60,18 @@ class CpuPart:
 
 
 def plan_affinity(shape: CpuShape, parts: Sequence[CpuPart]) -> list[AffinityPlan]:
-    """Choose cores for the CPU instances of one machine: for each part its own instances.
+    """Choose cores for the CPU instances of one machine. Returns a plan for each part.
 
-    Parts have no core in common unless there are fewer cores than parts. With a cgroup quota below the mask, as many
-    cores are taken as the quota pays for. Raises SettingsError where a part's `cores` cannot be had.
+    Parts share no cores unless there are fewer cores than parts. If the cgroup's quota is smaller than the mask, only
+    as many cores are used as the quota allows. Raises SettingsError if a part asks for more cores than it can have.
     """
     reserved_count = shape.usable // 4
     ordered = sorted(shape.allowed)
-    # The quota may pay for fewer cores than the mask shows: the low ones beyond it are nobody's.
+    # The quota may allow fewer cores than the mask has. The cores in between are not used.
     reserved = ordered[:reserved_count]
     candidates = ordered[len(ordered) - (shape.usable - reserved_count) :]
     groups = _by_numa_node(shape.numa_nodes, candidates)
-    if any(part.per_numa_node for part in parts):  # each has its share of each node
+    if any(part.per_numa_node for part in parts):  # each part gets its share of each node
         blocks = [_divide(group, [part.share for part in parts]) for group in groups]
     else:
         blocks = [_divide([core for group in groups for core in group], [part.share for part in parts])]
@@ -88,24 +90,26 @@ def plan_affinity(shape: CpuShape, parts: Sequence[CpuPart]) -> list[AffinityPla
 
 
 def _divide(cores: Sequence[int], shares: Sequence[float]) -> list[Sequence[int]]:
-    """A slice of `cores` for each share, in their proportion and none empty. Where there are fewer cores than shares,
-    each is one core, and some are the same.
+    """A slice of `cores` for each share, in proportion, none empty. If there are fewer cores than shares, each gets one
+    core, and some get the same.
     """
     if len(cores) < len(shares):
         return [[cores[index % len(cores)]] for index in range(len(shares))]
     sizes = [1] * len(shares)
-    for _ in range(len(cores) - len(shares)):  # the next core goes to whom most is missing
+    for _ in range(len(cores) - len(shares)):  # the next core goes to the share that lacks most
         sizes[max(range(len(shares)), key=lambda index: shares[index] / (sizes[index] + 0.5))] += 1
     ends = list(itertools.accumulate(sizes, initial=0))
     return [cores[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _by_numa_node(numa_nodes: Sequence[Sequence[int]], candidates: Sequence[int]) -> list[list[int]]:
-    """The candidates of each NUMA node, highest index first; the nodes likewise; those without any are left out."""
+    """The candidates of each NUMA node. Cores and nodes are sorted, highest first; nodes without candidates are left
+    out.
+    """
     chosen = set(candidates)
     groups = [sorted(chosen.intersection(node), reverse=True) for node in numa_nodes]
     known = {core for group in groups for core in group}
-    groups.append(sorted(chosen - known, reverse=True))  # cores the kernel names no node for
+    groups.append(sorted(chosen - known, reverse=True))  # cores for which the kernel names no node
     return sorted((group for group in groups if group), key=lambda group: group[0], reverse=True)
 
 
@@ -116,14 +120,14 @@ def _pick(groups: Sequence[Sequence[int]], candidates: Sequence[int], wanted: in
             f"the config asks for {wanted} cores, but {len(candidates)} are free for an instance here",
         )
     for group in groups:
-        if len(group) >= wanted:  # one node is enough: do not cross
+        if len(group) >= wanted:  # one node is enough
             return tuple(group[:wanted])
     fullest_first = sorted(groups, key=len, reverse=True)
     return tuple([core for group in fullest_first for core in group][:wanted])
 
 
 def read_cpu_shape(root: Path = Path("/")) -> CpuShape:
-    """The cores of this process, their NUMA nodes (sysfs) and the cgroup's CPU limit (v2 `cpu.max`, v1 `cpu.cfs_*`)."""
+    """Read this process's cores, their NUMA nodes (sysfs) and its cgroup CPU limit (v2 `cpu.max`, v1 `cpu.cfs_*`)."""
     if hasattr(os, "sched_getaffinity"):
         allowed = tuple(sorted(os.sched_getaffinity(0)))
     else:  # macOS: no affinity, no cgroup
@@ -146,7 +150,7 @@ def parse_core_list(text: str) -> tuple[int, ...]:
 
 
 def _cgroup_quota(root: Path) -> float | None:
-    """The smallest CPU limit on the way from this process's cgroup to the root, in CPUs, or None."""
+    """The smallest CPU limit from this process's cgroup up to the root, in CPUs, or None."""
     limits = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -174,7 +178,7 @@ def _read(path: Path) -> str:
 
 
 def pin_thread(cores: Sequence[int]) -> str | None:
-    """Bind the calling thread, and those it will start, to `cores`. Returns why it could not, or None."""
+    """Pin the calling thread, and threads that it starts, to `cores`. Returns the problem if that fails, or None."""
     if not hasattr(os, "sched_setaffinity"):
         return "this system has no core affinity"
     try:
@@ -185,5 +189,5 @@ def pin_thread(cores: Sequence[int]) -> str | None:
 
 
 def thread_environment(threads: int) -> Mapping[str, str]:
-    """Thread counts that must be set before the engine's library is imported: Ray sets them from num_cpus."""
+    """Variables for thread counts, which Ray sets from num_cpus. Set them before the engine's library is imported."""
     return {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}

@@ -1,4 +1,4 @@
-"""Which cores a replica is bound to. Pure, but that it reads what this machine has."""
+"""Chooses the cores of a replica. Pure, except that it reads this machine's cores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("ray.serve")
 def choose_cores(
     pool: str, settings: OneModelSettings, parts: Mapping[str, CpuPart], local_rank: int
 ) -> tuple[int, ...]:
-    """Cores of this replica: the CPU's by plan; the accelerator's those that the plan leaves, where there is one."""
+    """The cores of a replica: planned for a CPU replica; those that the plan leaves for an accelerator's."""
     shape, name = read_cpu_shape(), settings.model.served_name
     if not parts:
         return shape.allowed[-shape.usable :]

@@ -1,7 +1,7 @@
-"""Algorithm 2 of WindVE, by the prose of Section IV-C, and the probe that looks at a machine.
+"""Algorithm 2 of WindVE, as described in Section IV-C, and the detection of a machine's devices.
 
-The algorithm as printed assigns the CPU where an accelerator is present and heterogeneous computing is off; the prose
-("only NPUs/GPUs will establish a queue") is right and is what `decide_topology` does. `decide_topology` is pure.
+The algorithm as printed assigns the CPU if an accelerator is present and heterogeneous computing is off. The text
+("only NPUs/GPUs will establish a queue") is right, and `decide_topology`, which is pure, follows it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ CPU = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Which pools exist, the preferred one first, and why.
+    """Which pools exist, preferred one first, and why.
 
-    `replicas[pool]` counts the replicas to start; `cpu_overflow` is what is in force, not what was asked for.
+    `replicas[pool]`: how many replicas to start. `cpu_overflow`: the value in force, which may differ from the setting.
     """
 
     pools: tuple[str, ...]
@@ -35,10 +35,13 @@ class Topology:
 
 
 def decide_topology(accelerators: int, cpu_instances: int, *, cpu_overflow: bool) -> Topology:
-    """Algorithm 2: `accelerators` devices and `cpu_instances` CPU instances found, `cpu_overflow` as asked for.
+    """Algorithm 2, for the devices and CPU instances that were found, and the setting `cpu_overflow`.
 
-    One kind of device -> one queue, cpu_overflow forced off; both kinds and cpu_overflow off -> accelerator only;
-    both queues only where both kinds are found and cpu_overflow is on. Raises ValueError where there is nothing.
+    - One kind of device: one queue, and cpu_overflow is forced off.
+    - Both kinds, cpu_overflow off: only the accelerator's queue.
+    - Both kinds, cpu_overflow on: both queues.
+
+    Raises ValueError if there is neither.
     """
     if accelerators and cpu_instances and cpu_overflow:
         return Topology(
@@ -57,7 +60,7 @@ def decide_topology(accelerators: int, cpu_instances: int, *, cpu_overflow: bool
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What one machine offers. Strings and numbers only: it travels between nodes and into reports."""
+    """A machine's properties: only strings and numbers, because they are sent between nodes and into reports."""
 
     hostname: str
     architecture: str
@@ -72,7 +75,7 @@ class Machine:
 
 
 def probe_machine() -> Machine:
-    """Look at this machine. Imports torch-npu only to learn why it does not load, and only where Ascend is present."""
+    """Inspect this machine. Imports torch-npu only if an Ascend NPU is present, to find out why it does not load."""
     import psutil
 
     return Machine(
@@ -106,7 +109,7 @@ def quick_cpu_dtype() -> tuple[str, str]:
 
 
 def _cpu_flags() -> set[str]:
-    """Instruction-set names of the first core: x86 `flags`, ARM `Features`. None where there is no /proc/cpuinfo."""
+    """Instruction-set names of the first core: x86 `flags`, ARM `Features`. Empty without /proc/cpuinfo."""
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
         for line in file:
             if line.startswith(("flags", "Features")):
@@ -115,12 +118,12 @@ def _cpu_flags() -> set[str]:
 
 
 def _npu_problem() -> str | None:
-    """Why an Ascend NPU that is present cannot be used, or None where there is none or all is well."""
+    """Why an Ascend NPU that is present cannot be used. None if there is none, or if it works."""
     if not any(Path("/dev").glob("davinci[0-9]*")):
         return None
     if importlib.util.find_spec("torch_npu") is None:
         return "an Ascend NPU is present but torch-npu is not installed (pip install windve[npu])"
-    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # else `import torch` itself fails where CANN is missing
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # without CANN, `import torch` itself would fail
     try:
         torch_npu = importlib.import_module("torch_npu")
     except Exception as error:  # noqa: BLE001 - whatever the vendor's library raises is the reason we report

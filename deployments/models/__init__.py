@@ -1,1 +1,1 @@
-"""A model's own files: what they say, its weights, its tokenizer, pairs of texts, sparse vectors."""
+"""Reads a model's own files: its card, weights and tokenizer; and handles pairs of texts and sparse vectors."""

@@ -1,6 +1,6 @@
-"""How a ColBERT model reads queries and documents: markers, lengths, and mask tokens that fill queries up.
+"""How a ColBERT model reads queries and documents: markers, lengths, and mask tokens that pad queries.
 
-Three libraries save such models: PyLate, Stanford's ColBERT, and sentence-transformers. Each has files of its own.
+Three libraries save such models, each in its own format: PyLate, Stanford's ColBERT, and sentence-transformers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from deployments.models.modules import module_config
 
 Role = Literal["query", "document"]
 
-# A token that fills a query up may see the others without being seen by any. That travels within its id, as a second
-# text's tokens do (`pairs.TYPE`).
+# A token that pads a query may attend to the others without any attending to it. Its id carries that, as with a second
+# text's tokens (`text_pairs.TYPE`).
 UNSEEN = 1 << 29
 _QUERY_TOKENS, _DOCUMENT_TOKENS = 32, 180  # PyLate's and ColBERT's defaults
 
@@ -29,9 +29,9 @@ _QUERY_TOKENS, _DOCUMENT_TOKENS = 32, 180  # PyLate's and ColBERT's defaults
 class Reading:
     """How texts of one role become tokens.
 
-    - `most`: the largest number of tokens, special ones included; None: as many as the model takes.
-    - `marker`: a token that is put behind the first one. `prompt`: a text that is put before.
-    - `fill`: a shorter text is filled up to so many tokens with the mask token. `seen`: other tokens attend to these.
+    - `most`: the most tokens, special ones included; None: as many as the model takes.
+    - `marker`: a token that is inserted after the first one. `prompt`: a text that goes before the text.
+    - `fill`: a shorter text is padded to this many tokens with the mask token. `seen`: other tokens attend to these.
     """
 
     most: int | None = None
@@ -43,7 +43,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """How a model for late interaction reads. `skipped`: words whose tokens get no vector in a document."""
+    """How a late-interaction model reads texts. `skipped`: words whose tokens get no vector in a document."""
 
     query: Reading
     document: Reading
@@ -51,17 +51,17 @@ class Late:
 
     @property
     def has_unseen(self) -> bool:
-        """Queries are filled up with tokens that no other token attends to."""
+        """Whether queries are padded with tokens to which no other token attends."""
         return self.query.fill > 0 and not self.query.seen
 
 
 def is_stanford(config: Mapping[str, Any]) -> bool:
-    """By the model's config.json."""
+    """Whether Stanford's ColBERT saved the model, by its config.json."""
     return "HF_ColBERT" in (config.get("architectures") or [])
 
 
 def read_late(folder: Path, config: Mapping[str, Any]) -> Late:
-    """What the files of a ColBERT model say. Raises SettingsError where that is not served."""
+    """Read the files of a ColBERT model. Raises SettingsError for what is not supported."""
     if is_stanford(config):
         return _stanford(read_json(folder / "artifact.metadata"))
     sentence = read_json(folder / "config_sentence_transformers.json")
@@ -99,7 +99,7 @@ def _pylate(about: Mapping[str, Any]) -> Late:
 
 
 def _sentence(folder: Path, about: Mapping[str, Any]) -> Late:
-    """As sentence-transformers' MultiVectorEncoder saves it."""
+    """Read the format of sentence-transformers' MultiVectorEncoder."""
     transformer = read_json(folder / "sentence_bert_config.json")
     mask = module_config(folder, "MultiVectorMask") or {}
     prompts = about.get("prompts") or {}
@@ -129,10 +129,10 @@ def _sentence(folder: Path, about: Mapping[str, Any]) -> Late:
 
 
 class ColbertTokens:
-    """The token ids of queries and documents, in a tokenizer's own numbers."""
+    """Completes the token ids of queries and documents."""
 
     def __init__(self, late: Late, folder: Path, token_id: Callable[[str], int | None]) -> None:
-        """Raises SettingsError where the tokenizer lacks a marker or the mask token."""
+        """Look up the tokens. Raises SettingsError if the tokenizer lacks a marker or the mask token."""
 
         def known(token: str) -> int:
             if (number := token_id(token)) is None:
@@ -149,15 +149,15 @@ class ColbertTokens:
         return self._readings[role].prompt
 
     def fills(self, role: Role) -> bool:
-        """Short texts are filled up, so that long ones are cut, too."""
+        """Whether short texts are padded. Long ones are then always cut."""
         return self._readings[role].fill > 0
 
     def most(self, role: Role, max_tokens: int) -> int:
-        """How many tokens a text may have before its marker is put in."""
+        """The most tokens of a text before its marker is inserted."""
         return min(self._readings[role].most or max_tokens, max_tokens) - (role in self._markers)
 
     def complete(self, ids: npt.NDArray[np.int32], role: Role) -> npt.NDArray[np.int32]:
-        """With the marker behind the first token, and filled up."""
+        """Insert the marker after the first token, and pad."""
         reading = self._readings[role]
         if role in self._markers:
             ids = np.insert(ids, 1, self._markers[role])
@@ -165,5 +165,5 @@ class ColbertTokens:
         return np.pad(ids, (0, max(0, reading.fill - len(ids))), constant_values=filling)
 
     def compared(self, ids: npt.NDArray[np.int32], role: Role) -> npt.NDArray[np.bool_]:
-        """Which tokens get a vector: all of a query, and of a document those that are not skipped."""
+        """Which tokens get a vector: all tokens of a query, and a document's tokens that are not skipped."""
         return np.full(len(ids), True) if role == "query" else ~np.isin(ids, self._skipped)

@@ -1,8 +1,8 @@
-"""A published config.json in the words of the class that computes it: which key is which, and which is refused. Pure.
+"""Translates a published config.json into the config of the class that computes the model. Pure.
 
-Models that came with code of their own (nomic-embed, gte-en-v1.5, jina-embeddings-v2) have configs for that code.
-Transformers' classes ignore the keys that they do not know, in silence, and compute another model. So here every key
-of such a config is translated, known to change nothing, or refused by its name.
+Models that were published with their own code (nomic-embed, gte-en-v1.5, jina-embeddings-v2) have configs for that
+code. Transformers' classes silently ignore keys that they do not know, and compute a different model. So here every key
+of such a config is translated, known to change nothing, or rejected by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _keys(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-# What transformers, sentence-transformers and trainers write into any config and no forward pass reads.
+# Keys that transformers, sentence-transformers and trainers write into any config, but no forward pass reads.
 _HOUSEKEEPING = _keys(
     "architectures auto_map bos_token_id classifier_dropout cls_token_id dtype eos_token_id finetuning_task "
     "gradient_checkpointing id2label initializer_range label2id mask_token_id matryoshka_dimensions model_max_length "
@@ -34,22 +34,22 @@ _KEPT = ("architectures", "bos_token_id", "classifier_dropout", "eos_token_id", 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """How one family's published config is read."""
+    """How a family's published config is read."""
 
     model_type: str  # of the class
-    takes: Mapping[str, tuple[str, Any]]  # the class's key: the published one, and its default in the code published
-    computes: Mapping[str, tuple[Any, tuple[Any, ...]]]  # a key: its default there, and the values that are computed
-    harmless: frozenset[str]  # dropout, training, which kernel computes the same numbers
+    takes: Mapping[str, tuple[str, Any]]  # the class's key: the published key, and its default in the published code
+    computes: Mapping[str, tuple[Any, tuple[Any, ...]]]  # a key: its default there, and the supported values
+    harmless: frozenset[str]  # keys without effect on the result: dropout, training, the choice of a kernel
 
     def translate(self, config: Config) -> dict[str, Any]:
-        """Raises SettingsError that names the key."""
+        """Translate a config. Raises SettingsError, which names the key, for what is not supported."""
         for key, (default, values) in self.computes.items():
             if config.get(key, default) not in values:
                 raise _refused(key, config.get(key, default), self.model_type)
         names = {published for published, _ in self.takes.values()}
         known = names | self.takes.keys() | self.computes.keys() | self.harmless | _HOUSEKEEPING
         for key, value in config.items():
-            if value and key not in known and not key.startswith("_"):  # what is off changes nothing
+            if value and key not in known and not key.startswith("_"):  # a key that is off changes nothing
                 raise _refused(key, value, self.model_type)
         found = {key: config[key] for key in _KEPT if key in config}
         for key, (published, default) in self.takes.items():
@@ -66,7 +66,7 @@ _BERT_SIZES = {
 }
 _DROPOUT = _keys("attention_probs_dropout_prob hidden_dropout_prob")
 
-# nomic-ai/nomic-bert-2048: NomicBertConfig over GPT2Config, whose defaults these are
+# nomic-ai/nomic-bert-2048: NomicBertConfig, with the defaults of GPT2Config
 _NOMIC = _Family(
     "nomic_bert",
     takes={
@@ -152,18 +152,18 @@ _JINA = _Family(
 
 # These have absolute positions whatever position_embedding_type says.
 _ABSOLUTE = _keys("albert bert camembert electra ernie mpnet roberta xlm-roberta xlm-roberta-xl")
-# What other classes read, and these pass over in silence; what it says where it changes nothing.
+# Keys that other classes read and these silently ignore, with the values that change nothing.
 _DECODERS = _keys("llama mistral qwen2 qwen3")
 _UNREAD = {"attn_logit_softcapping": None, "partial_rotary_factor": 1.0, "use_bidirectional_attention": False}
-# transformers' classes of these names compute what the code did that the first models came with.
+# For these names, transformers' classes compute the same as the code with which the first models were published.
 _PORTED = _keys("eurobert gte modernbert nomic_bert")
 
 
 def class_config(config: Config, *, own_code: bool) -> dict[str, Any] | None:
-    """The config of the class that computes this model; None where config.json is in the class's own words already.
+    """The config of the class that computes this model. None if config.json has the class's own format already.
 
-    `own_code`: the settings allow the code that comes with the model, which is then what is left to models that are
-    refused otherwise. Raises SettingsError that names the key which no class here computes as it is meant.
+    `own_code`: the settings allow the model's own code, which then computes models that would otherwise be rejected.
+    Raises SettingsError, which names the key that no class here supports.
     """
     try:
         return _class_config(config)
@@ -212,8 +212,8 @@ def _nomic(config: Config) -> dict[str, Any]:
 
 
 def _gte(config: Config) -> dict[str, Any]:
-    """NTK scaling by f, as its code has it (kexue.fm/archives/9706, equation 6): the frequencies of base * f, divided
-    by f ** (2 / d). That is what transformers calls linear scaling, by that factor, of the base times f.
+    """Translate NTK scaling by f as in its code (kexue.fm/archives/9706, equation 6): the frequencies of base * f,
+    divided by f ** (2 / d). In transformers this is linear scaling by that factor, with the base times f.
     """
     found = _GTE.translate(config)
     theta, scaling = float(found["rope_parameters"]), config.get("rope_scaling")
@@ -232,7 +232,7 @@ def _gte(config: Config) -> dict[str, Any]:
 
 
 def _code(config: Config) -> str:
-    """Which of Jina's implementations a BERT with ALiBi is for; "" for none: others have other slopes or gates."""
+    """Which of Jina's implementations a BERT with ALiBi needs; "" for none, since others have other slopes or gates."""
     if (config.get("model_type"), config.get("position_embedding_type")) != ("bert", "alibi"):
         return ""
     named = [config.get("_name_or_path"), config.get("auto_map"), config.get("architectures")]

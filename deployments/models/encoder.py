@@ -1,4 +1,4 @@
-"""Queries of all kinds into token ids: texts, pairs and token ids, with prompts before them."""
+"""Turns queries into token ids: texts, pairs and token ids, with prompts before them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBERS_OF_TOKENS = 4_000_000  # 10,000 tokens of 384 numbers; as text about 45
 
 
 class Encoder:
-    """One Router's. `auto_truncate` is `limits.auto_truncate`."""
+    """A Router's encoder. `auto_truncate`: the setting `limits.auto_truncate`."""
 
     def __init__(self, card: ModelCard, *, auto_truncate: bool, fast: FastTokenizer | None = None) -> None:
         self._card, self._auto_truncate = card, auto_truncate
@@ -39,7 +39,8 @@ class Encoder:
         role: Role,
         characters: int,
     ) -> list[TokenIds]:
-        """Token ids int32 [tokens] of each query, which have so many `characters` in all, with `prompt` before each.
+        """The token ids of each query, int32 [tokens], with `prompt` before each. `characters`: of all queries
+        together.
 
         Raises EmptyInput or InvalidInput.
         """
@@ -66,7 +67,7 @@ class Encoder:
         return found
 
     def _text(self, query: Query, index: int) -> str:
-        """A query that gets a prompt as text; token ids become the text that they stand for, as with TEI."""
+        """The text of a query that gets a prompt. Token ids are decoded, as in TEI."""
         if isinstance(query, str):
             check_texts([query], index)
             return query
@@ -74,7 +75,7 @@ class Encoder:
         return self._tokenizer.decode([query], skip_special_tokens=True)[0]
 
     def prompt(self, name: str | None) -> str:
-        """What is put before a query. `name` empty: nothing; None: the model's default, if any. Raises InvalidInput."""
+        """The prompt of that name. Empty: no prompt; None: the model's default, if any. Raises InvalidInput."""
         prompts = self._card.prompts
         name = self._card.default_prompt_name if name is None else name
         if not name:
@@ -85,7 +86,7 @@ class Encoder:
         return prompts[name]
 
     def check_numbers(self, token_ids: Sequence[TokenIds], outputs: Outputs) -> None:
-        """Raises InvalidInput where the rows of all tokens would be too many numbers for one answer."""
+        """Raises InvalidInput if the rows of all tokens have too many numbers for one answer."""
         tokens = sum(map(len, token_ids))
         width = sum(self._card.token_widths[output] for output in outputs if output != "text")
         most = max(_NUMBERS_OF_TOKENS // width, self._card.max_tokens)
@@ -96,8 +97,8 @@ class Encoder:
             )
 
     def rows(self, numbers: Numbers, ids: TokenIds, *, outputs: Outputs, role: Role) -> dict[Output, Numbers]:
-        """What the numbers of a query's answer say of each output: of "text" a vector, of "sparse" a row for
-        `sparse.unpack`, of others float32 [tokens, numbers].
+        """Split the numbers of a query's answer into its outputs: a vector for "text", a row for `sparse.unpack` for
+        "sparse", float32 [tokens, numbers] for others.
         """
         found = split(numbers, outputs, len(ids), self._card.token_widths)
         if "text" in found:
@@ -111,12 +112,12 @@ class Encoder:
     async def tokens(
         self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None
     ) -> list[list[Token]]:
-        """Each text's tokens, its prompt's too, nothing cut. Raises EmptyInput or InvalidInput."""
+        """Each text's tokens, including its prompt's, without truncation. Raises EmptyInput or InvalidInput."""
         prompt = self.prompt(prompt_name)
         check_texts(texts)
         prompted = [prompt + text for text in texts]
         return await asyncio.to_thread(self._tokenizer.tokens, prompted, special_tokens=special_tokens)
 
     async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
-        """Token ids back into texts. Raises EmptyInput or InvalidInput."""
+        """Decode token ids into texts. Raises EmptyInput or InvalidInput."""
         return await asyncio.to_thread(self._tokenizer.decode, ids, skip_special_tokens=skip_special_tokens)

@@ -1,18 +1,18 @@
-"""The first token ids of a long text, or the last ones, without tokenising all of it.
+"""Computes the first or last token ids of a long text without tokenizing all of it.
 
-The tokenizers library makes tokens in three steps: a normalizer changes characters, a pre-tokenizer parts the text into
-words, and a model makes tokens of each word by itself (WordPiece, BPE, Unigram). So an excerpt's words are those of the
-whole text where the first two steps see no further than the excerpt. That holds
+The tokenizers library works in three steps: a normalizer changes characters, a pre-tokenizer splits the text into
+words, and a model (WordPiece, BPE, Unigram) turns each word into tokens by itself. So an excerpt has the same words as
+the whole text if the first two steps do not depend on what is outside the excerpt. This holds
 
-- for the parts that `_is_local` knows: they go from left to right, and stop at the first character that does not belong
-  to a word. Others may look anywhere: with those a text is tokenised whole;
-- for words that end before the excerpt's last `_EDGE` characters. Only there may a character compose with one behind
-  the cut, or an added token begin that the cut divides. Runs of blanks, of combining marks and of what normalizers
-  remove have no such bound, so the edge must hold a letter, a digit or ASCII punctuation, too;
-- from the right for an excerpt that begins with a single blank between letters or digits, where every word ends, and
-  for words that begin after its first `_EDGE` characters: a normalizer may put something before a text.
+- for the steps that `_is_local` knows. They go from left to right, and stop at the first character that does not belong
+  to a word. Other steps may look anywhere, so with them the whole text is tokenized.
+- for words that end before the excerpt's last `_EDGE` characters. Only within these can a character combine with one
+  after the cut, or an added token be divided by the cut. Runs of blanks, of combining marks, and of characters that
+  normalizers remove have no such limit, so the edge must also contain a letter, a digit or ASCII punctuation.
+- from the right, for an excerpt that begins with a single blank between letters or digits, where every word ends, and
+  for words that begin after its first `_EDGE` characters, because a normalizer may put something before a text.
 
-A word that has no end before the edge says nothing: a larger excerpt is taken, and after a few of them all of the text.
+If no word ends before the edge, a larger excerpt is tried, and after a few of them the whole text.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from deployments.models.text_pairs import Side
 
-CHARACTERS_A_TOKEN = 8  # twice English's, so that the first excerpt is nearly always enough
+CHARACTERS_A_TOKEN = 8  # twice that of English, so that the first excerpt is nearly always enough
 _EDGE = 256  # characters
-_LARGER, _EXCERPTS = 4, 4  # each so many times the one before; before all of the text is taken
-_LONGEST_ADDED = 64  # characters of an added token
+_LARGER, _EXCERPTS = 4, 4  # the factor from one excerpt to the next; how many are tried before the whole text
+_LONGEST_ADDED = 64  # the most characters of an added token
 _BETWEEN_WORDS = re.compile(r"(?<=[^\W_])(?= [^\W_])")
 
 _LOCAL = {
@@ -46,14 +46,14 @@ _PATTERNS = {" {2,}", rf"{_CONTRACTIONS}\p{{N}}{_BLANKS}", rf"{_CONTRACTIONS}\p{
 
 
 class Excerpt(NamedTuple):
-    """Token ids of a text, without special tokens around it. `is_whole`: of all of it."""
+    """Token ids of a text, without special tokens around it. `is_whole`: they cover the whole text."""
 
     ids: Sequence[int]
     is_whole: bool = True
 
 
 class Excerpts:
-    """One tokenizer's. Thread-safe."""
+    """Computes excerpts with one tokenizer. Thread-safe."""
 
     def __init__(self, fast: FastTokenizer) -> None:
         self._fast = fast
@@ -62,18 +62,20 @@ class Excerpts:
         self._can_cut = all(map(_is_local, parts)) and all(map(_is_short, added))
 
     def characters(self, tokens: float) -> float:
-        """Texts up to so many are tokenised whole where so many tokens are wanted."""
+        """The length, in characters, up to which a text is tokenized whole if `tokens` tokens are wanted."""
         return CHARACTERS_A_TOKEN * tokens + 2 * _EDGE if self._can_cut else math.inf
 
     def of_all(self, texts: Sequence[str], tokens: float, side: Side) -> list[Excerpt]:
-        """More than the first `tokens` of each text (`side` "left", where it is cut: the last), or all that it has."""
+        """More than the first `tokens` tokens of each text, or all that it has. `side` is where the text is cut: with
+        "left", the last tokens.
+        """
         if max(map(len, texts)) <= self.characters(tokens):
             encodings = self._fast.encode_batch_fast(texts, add_special_tokens=False)
             return [Excerpt(one.ids) for one in encodings]
         return [self._of(text, tokens, side) for text in texts]
 
     def first_characters(self, text: str, tokens: int) -> str:
-        """The text up to the end of its first `tokens` tokens (at least one), or all of it."""
+        """The text up to the end of its token number `tokens` (at least 1), or all of it."""
         for number in range(_EXCERPTS):
             size = self.characters(tokens) * _LARGER**number
             if size >= len(text):
@@ -95,7 +97,7 @@ class Excerpts:
         return Excerpt(self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def _first(self, part: str) -> Sequence[int]:
-        """The ids that all texts begin with which begin with this part."""
+        """The ids with which any text begins that begins with this part."""
         if not any(character.isalnum() or character in punctuation for character in part[-_EDGE:]):
             return []
         encoding = self.encode(part)
@@ -108,7 +110,7 @@ class Excerpts:
         return ids[:end]
 
     def _last(self, text: str, start: int) -> Sequence[int]:
-        """The ids that a text ends with, of words that begin behind `start`."""
+        """The ids with which the text ends, of words that begin after `start`."""
         if (blank := _BETWEEN_WORDS.search(text, start)) is None:
             return []
         encoding = self.encode(text[blank.start() :])
@@ -121,12 +123,12 @@ class Excerpts:
         return ids[begin:]
 
     def encode(self, text: str) -> Encoding:
-        """All of it, with the places of its tokens. It does not hold the GIL, as the library's `encode` does."""
+        """Encode a whole text, with offsets. Unlike the library's `encode`, this releases the GIL."""
         return self._fast.encode_batch([text], add_special_tokens=False)[0]
 
 
 def _is_local(part: Mapping[str, Any]) -> bool:
-    """What this normalizer or pre-tokenizer makes of a character depends on its word alone."""
+    """Whether the effect of this normalizer or pre-tokenizer on a character depends only on its word."""
     several = part.get("normalizers") or part.get("pretokenizers")
     if several is not None:
         return all(map(_is_local, several))
@@ -137,5 +139,5 @@ def _is_local(part: Mapping[str, Any]) -> bool:
 
 
 def _is_short(text: str) -> bool:
-    """It cannot reach over the edge, nor lie around a blank between words."""
+    """Whether a token or pattern can neither reach across the edge nor contain a blank between words."""
     return len(text) <= _LONGEST_ADDED and _BETWEEN_WORDS.search(text) is None

@@ -1,7 +1,7 @@
-"""Rerankers that are language models: the prompt that a pair becomes, and the two words that its score compares.
+"""Rerankers that are language models: the prompt for a pair, and the two words whose logits make the score.
 
-A score is the logit of one word less that of the other, after the prompt's last token. A prompt is made of pieces that
-become tokens each on its own, as the models' authors do it:
+A score is the logit of one word minus that of the other, after the prompt's last token. A prompt consists of pieces
+that are tokenized separately, as the models' authors do:
 https://github.com/QwenLM/Qwen3-Embedding (README.md) and https://github.com/mixedbread-ai/mxbai-rerank.
 """
 
@@ -21,13 +21,14 @@ from deployments.models.excerpts import Excerpts
 from deployments.models.text_pairs import Pair, Side
 from deployments.settings import ModelSettings
 
-_LEAST_ROOM = 16  # tokens for the texts of a pair
+_LEAST_ROOM = 16  # the fewest tokens that must remain for the texts of a pair
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """`before`, `texts` and `after`: the pieces of a prompt; {query}, {document} and {instruction} stand in `texts`.
-    `instructed`: what is put before the first of `texts` where there is an instruction. `yes`, `no`: the two words.
+    """A reranker's prompt. `before`, `texts`, `after`: its pieces; `texts` contain {query}, {document} and
+    {instruction}. `instructed`: goes before the first of `texts` if there is an instruction. `yes`, `no`: the two
+    words.
     """
 
     before: str
@@ -74,9 +75,9 @@ _NAMED = {"qwen3-reranker": "qwen3-reranker"} | dict.fromkeys(
 
 
 def judge_of(settings: ModelSettings, config: Mapping[str, Any], modules: Container[str]) -> Judge | None:
-    """The prompt of a model that is a reranker of this kind: by `template`, or by the name that it is published under.
+    """The prompt of a model, by `template` or by its published name. None if it is no reranker of this kind.
 
-    Raises SettingsError where it must have one and nothing says which.
+    Raises SettingsError if it needs a prompt and nothing says which, or if it cannot have one.
     """
     classes = config.get("architectures") or []
     is_causal = any(name.endswith("ForCausalLM") for name in classes)
@@ -96,10 +97,10 @@ def judge_of(settings: ModelSettings, config: Mapping[str, Any], modules: Contai
 
 
 class RerankPrompts:
-    """Pairs -> token ids, by a model's own tokenizer. The special tokens in a prompt are its own."""
+    """Turns pairs into token ids with a model's own tokenizer, which reads special tokens in a prompt as such."""
 
     def __init__(self, judge: Judge, excerpts: Excerpts, max_tokens: int) -> None:
-        """Raises SettingsError where the prompt leaves no room for texts."""
+        """Tokenize the prompt. Raises SettingsError if it leaves no room for texts."""
         before, *after = (one.ids for one in excerpts.of_all([judge.before, *judge.after], math.inf, "right"))
         self._before, self._after = before, list(itertools.chain(*after))
         self._excerpts = excerpts
@@ -112,19 +113,19 @@ class RerankPrompts:
 
     @property
     def least_tokens(self) -> int:
-        """A bound must be above this, so that some of the texts is read."""
+        """A limit must be above this, so that a part of the texts is read."""
         return self.special_tokens + _LEAST_ROOM - 1
 
     def fill(
         self, pairs: Sequence[Pair], side: Side, max_tokens: int
     ) -> Iterator[tuple[int | None, npt.NDArray[np.int32]]]:
-        """Of each pair, the tokens that it has (None: too many to count) and the ids of those that there is room for:
-        what is too much is cut from the document.
+        """For each pair, yield how many tokens it has (None: too many to count), and the ids that fit. The document is
+        cut to fit.
         """
         room = max_tokens - self.special_tokens
         pieces = [[_filled(text, pair) for text in self._texts] for pair in pairs]
-        texts = list(dict.fromkeys(itertools.chain(*pieces)))  # a query is the same in all its pairs
-        most = room if side == "right" else math.inf  # from the left a prompt is cut in its middle
+        texts = list(dict.fromkeys(itertools.chain(*pieces)))  # a query repeats in all its pairs
+        most = room if side == "right" else math.inf  # "left" cuts in the middle of the prompt
         found = dict(zip(texts, self._excerpts.of_all(texts, most, side), strict=True))
         for pair, some in zip(pairs, pieces, strict=True):
             parts: Sequence[Sequence[int]] = [found[text].ids for text in some]
@@ -146,7 +147,7 @@ class RerankPrompts:
         return [*firsts, last[:room]]
 
     def _document_at(self, pair: Pair) -> int:
-        """The first of the last piece's tokens that holds some of the document."""
+        """The index of the last piece's first token that contains a part of the document."""
         start = len(_filled(self._texts[-1].partition("{document}")[0], pair))
         encoding = self._excerpts.encode(_filled(self._texts[-1], pair))
         return sum(end <= start for _, end in encoding.offsets)

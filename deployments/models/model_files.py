@@ -1,4 +1,4 @@
-"""A model's card: what its files say about kind, length, pooling, normalisation. No torch here."""
+"""A model's card: its kind, length, pooling and normalization, as its files say. No torch here."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from deployments.models.projections import Projection, projections_of, score_of
 from deployments.models.weights import count_parameters, find_weights
 from deployments.settings import Auto, Kind, ModelSettings
 
-_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # these count positions from behind the padding's
-_WITHOUT_TYPES = {"roberta", "xlm-roberta", "camembert"}  # have a table of token types, and one type
+_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # their positions start after the padding token's id
+_WITHOUT_TYPES = {"roberta", "xlm-roberta", "camembert"}  # their table of token types has only one type
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What the model's files say, with what the settings replace. `max_tokens` counts special tokens too. `dimension`:
-    how many numbers answer a query: those of the vector, one for each label, or one for each vocabulary entry (sparse).
+    """A model's properties, from its files and the settings. `max_tokens` includes special tokens. `dimension`: how
+    many numbers answer a query: the vector's, one per label, or one per vocabulary entry (sparse).
     """
 
     name: str
@@ -43,38 +43,38 @@ class ModelCard:
     trust_remote_code: bool
     layers: int
     parameters: int
-    prompts: Mapping[str, str] = field(default_factory=dict)  # by name: what is put before a text
+    prompts: Mapping[str, str] = field(default_factory=dict)  # by name: the texts that go before a text
     default_prompt_name: str | None = None
     kind: Kind = "embedding"
     labels: tuple[str, ...] = ()  # of a reranker or a classifier, in the order of its numbers
-    token_types: bool = False  # the model tells the two texts of a pair apart by token types
-    config: Mapping[str, Any] | None = None  # of the model's class, where config.json is in other words
-    token_widths: Mapping[Output, int] = field(default_factory=dict)  # numbers of a token, of each output it has
-    projections: Mapping[Output, tuple[Projection, ...]] = field(default_factory=dict)  # what comes after, by output
+    token_types: bool = False  # the model distinguishes the two texts of a pair by token types
+    config: Mapping[str, Any] | None = None  # translated for the model's class, if config.json is in another format
+    token_widths: Mapping[Output, int] = field(default_factory=dict)  # numbers per token, by output
+    projections: Mapping[Output, tuple[Projection, ...]] = field(default_factory=dict)  # final layers, by output
 
     late: Late | None = None  # how a multi-vector model reads queries and documents
-    judge: Judge | None = None  # how a language model that is a reranker is asked
+    judge: Judge | None = None  # the prompt of a reranker that is a language model
 
     @property
     def has_head(self) -> bool:
-        """Its numbers come from a head of its class in the transformers library."""
+        """Whether its numbers come from a head of its class in transformers."""
         return self.pooling in {"none", "splade"}
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """`kind`, and the others whose requests it answers too."""
+        """`kind`, and the other kinds whose requests it also answers."""
         others: tuple[Kind, ...] = ("sparse", "multi_vector")
         return (self.kind, *(kind for kind in others if kind in self.token_widths and kind != self.kind))
 
     def outputs_for(self, kind: Kind) -> Outputs:
-        """What answers a request for models of this kind, one of `kinds`."""
+        """The outputs for a request to models of this kind, one of `kinds`."""
         return (kind,) if kind in self.token_widths else TEXT  # type: ignore[return-value]
 
 
 def read_model_card(settings: ModelSettings) -> ModelCard:
     """Find the model's folder (downloading it if `id` is a hub name) and read its card.
 
-    Raises SettingsError that names the setting of `args.model` which does not fit.
+    Raises SettingsError, which names the wrong setting in `args.model`.
     """
     with understood(settings.id):
         folder, revision = served_folder(settings)
@@ -124,7 +124,7 @@ def _card(settings: ModelSettings, folder: Path, revision: str | None) -> ModelC
 
 
 def _config(folder: Path, *, own_code: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """What config.json says, in the words of the model's class, and that again where config.json has other words."""
+    """(the config for the model's class, the same again if it was translated or else None). Raises SettingsError."""
     config = read_json(folder / "config.json")
     if not config:
         raise bad_model(f"{folder} holds no config.json, so it is not a model")
@@ -134,7 +134,7 @@ def _config(folder: Path, *, own_code: bool) -> tuple[dict[str, Any], dict[str, 
 
 def _prompts(folder: Path, kind: Kind, wanted: str | None) -> tuple[dict[str, str], str | None]:
     if kind == "multi_vector" and wanted is None:
-        return {}, None  # `late` says what is put before queries and documents
+        return {}, None  # `late` has the prompts for queries and documents
     prompts, default = prompts_of(folder, wanted)
     if kind not in SCORING:
         return prompts, default
@@ -156,7 +156,7 @@ def _after(
 def _dimension(
     kind: Kind, labels: tuple[str, ...], config: dict[str, Any], after: Mapping[Output, tuple[Projection, ...]]
 ) -> int | None:
-    """How many numbers answer a query; None: as many as come out of the transformer."""
+    """How many numbers answer a query. None: as many as the transformer returns."""
     if kind in SCORING:
         return len(labels)
     if kind == "sparse":
@@ -171,7 +171,7 @@ def _token_widths(kind: Kind, hidden: int, after: Mapping[Output, tuple[Projecti
 
 
 def _labels(config: dict[str, Any]) -> tuple[str, ...]:
-    """In the order of the model's numbers; transformers' own names, and its own two, where the files have none."""
+    """The labels, in the order of the model's numbers. Without names in the files, transformers' default labels."""
     named = config.get("id2label") or {number: f"LABEL_{number}" for number in range(config.get("num_labels", 2))}
     try:
         return tuple(str(named[key]) for key in sorted(named, key=int))
@@ -180,14 +180,16 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _token_types(folder: Path, config: dict[str, Any]) -> bool:
-    """As TEI and BERT's own tokenizers do: where the model has types, unless the tokenizer's files leave them out."""
+    """Whether token types are used, as in TEI and BERT's tokenizers: if the model has types, unless the tokenizer's
+    files leave them out.
+    """
     types = config.get("type_vocab_size", 2 if config.get("model_type") == "bert" else 0)
     inputs = read_json(folder / "tokenizer_config.json").get("model_input_names", ["token_type_ids"])
     return types > 1 and config.get("model_type") not in _WITHOUT_TYPES and "token_type_ids" in inputs
 
 
 def _pooling(folder: Path, kind: str, wanted: str) -> str:
-    """What kinds that are no embedding do instead of pooling: "none" where the model itself comes down to scores."""
+    """The pooling. Kinds other than embedding have their own: "none" for scores, "tokens" or "splade"."""
     if kind == "embedding":
         return pooled_by(folder, wanted)
     if wanted != "auto":

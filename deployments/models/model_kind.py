@@ -1,4 +1,4 @@
-"""What a model is for: by its modules if it has any that say so, else by the class that its weights are of."""
+"""Determines a model's kind, by its modules if these tell it, else by the class of its weights."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ SCORING = frozenset({"reranker", "classifier"})  # kinds that answer with a numb
 def kind_of(
     folder: Path, config: Mapping[str, Any], labels: tuple[str, ...], wanted: str, *, is_llm_reranker: bool = False
 ) -> Kind:
-    """`wanted` if that is not auto. `is_llm_reranker`: it is a language model that scores pairs (`llm_reranker`).
+    """The model's kind, or `wanted` if that is not auto. `is_llm_reranker`: it is a language model that scores pairs
+    (`llm_reranker`).
 
-    Raises SettingsError where the model cannot be of this kind.
+    Raises SettingsError if the model cannot be of the wanted kind.
     """
     classes = config.get("architectures") or []
     named = " and ".join(classes) or "no architectures"

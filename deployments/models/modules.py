@@ -1,4 +1,4 @@
-"""What sentence-transformers' files say: a model's modules, its pooling and its prompts."""
+"""Reads sentence-transformers' files: a model's modules, its pooling and its prompts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ORDER = ("Pooling", "Dense", "Normalize")  # after the transformer
 _POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 _MODE = re.compile(
     r"^(?:pooling_mode_)?(.+?)(?:_tokens?)?$"
-)  # older files have a key of each mode, newer ones its name
+)  # older files have a key for each mode, newer ones the mode's name
 
 
 def check_modules(folder: Path) -> None:
-    """Raises SettingsError where the model needs a module that is not served, or needs them in another order."""
+    """Raises SettingsError if the model needs an unsupported module, or modules in an unsupported order."""
     modules = modules_of(folder)
     unknown = [module for module in modules if module_name(module) not in _KNOWN]
     if unknown:
@@ -32,7 +32,7 @@ def check_modules(folder: Path) -> None:
 
 
 def _check_features(folder: Path, modules: list[dict[str, str]]) -> None:
-    """Modules may be told which of the others' outputs they read, and what the transformer gives."""
+    """Raises SettingsError if modules read or write unusual fields, or the transformer returns something unusual."""
     usual = "sentence_embedding" if "Pooling" in names_of(folder) else "token_embeddings"
     for module in modules:
         config = read_json(folder / module["path"] / "config.json") if module_name(module) in _ORDER[1:] else {}
@@ -46,7 +46,7 @@ def _check_features(folder: Path, modules: list[dict[str, str]]) -> None:
 
 
 def modules_of(folder: Path) -> list[dict[str, str]]:
-    """As modules.json lists them: `type`, and `path` inside the folder. Raises SettingsError where that is not so."""
+    """The modules in modules.json, with `type`, and `path` inside the folder. Raises SettingsError for invalid ones."""
     modules: list[dict[str, str]] = read_json(folder / "modules.json").get("list", [])
     for module in modules:
         if not (isinstance(module, dict) and all(isinstance(module.get(key), str) for key in ("type", "path"))):
@@ -63,7 +63,7 @@ def module_name(module: dict[str, str]) -> str:
 
 
 def module_config(folder: Path, name: str) -> dict[str, Any] | None:
-    """The config of the model's first module of that class; None where it has no such module."""
+    """The config of the model's first module of that class. None if it has no such module."""
     paths = [module["path"] for module in modules_of(folder) if module_name(module) == name]
     return read_json(folder / paths[0] / "config.json") if paths else None
 
@@ -74,7 +74,7 @@ def names_of(folder: Path) -> set[str]:
 
 
 def pooled_by(folder: Path, wanted: str) -> str:
-    """How an embedding comes from the tokens' vectors: cls, mean or last. Raises SettingsError."""
+    """How the tokens' vectors are pooled into an embedding: cls, mean or last. Raises SettingsError."""
     if wanted != "auto":
         return wanted
     config = module_config(folder, "Pooling")
@@ -92,7 +92,7 @@ def pooled_by(folder: Path, wanted: str) -> str:
 
 
 def splade_pooling(folder: Path) -> str:
-    """Always "splade", the one way that sparse vectors are pooled. Raises SettingsError where the files say another."""
+    """Always "splade", the only supported pooling of sparse vectors. Raises SettingsError if the files say another."""
     config = module_config(folder, "SpladePooling") or {}
     how = (config.get("pooling_strategy", "max"), config.get("activation_function", "relu"))
     if how != ("max", "relu"):
@@ -101,7 +101,9 @@ def splade_pooling(folder: Path) -> str:
 
 
 def prompts_of(folder: Path, wanted: str | None) -> tuple[dict[str, str], str | None]:
-    """The prompts that sentence-transformers would put before texts, and the name of the one for texts without any."""
+    """The prompts that sentence-transformers would put before texts, by name; and the default prompt's name, or None.
+    Raises SettingsError.
+    """
     config = read_json(folder / "config_sentence_transformers.json")
     prompts: dict[str, str] = config.get("prompts") or {}
     name = wanted or config.get("default_prompt_name")

@@ -1,9 +1,9 @@
-"""What a query asks of the model, one output or several from the same run, and how they travel together. Pure.
+"""A query's outputs, one or several from the same run, and how they are sent together. Pure.
 
-- "text": one row for the text: the pooled vector, a score for each label, or a weight for each word of the vocabulary
-- "tokens": the transformer's vector of each token
-- "sparse": a weight of each token (bge-m3)
-- "multi_vector": a vector of each token, to compare one by one (ColBERT, bge-m3)
+- "text": one row per text: the pooled vector, a score for each label, or a weight for each word of the vocabulary
+- "tokens": the transformer's vector for each token
+- "sparse": a weight for each token (bge-m3)
+- "multi_vector": a vector for each token, which are compared one by one (ColBERT, bge-m3)
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy.typing as npt
 Output = Literal["text", "tokens", "sparse", "multi_vector"]
 Outputs = tuple[Output, ...]
 Rows = npt.NDArray[np.float32]  # [rows, numbers]
-Numbers = npt.NDArray[np.float32]  # [numbers]: the outputs of one query, one behind the other
+Numbers = npt.NDArray[np.float32]  # [numbers]: the outputs of one query, concatenated
 
 TEXT: Outputs = ("text",)
 
 
 def join(found: Sequence[Rows], outputs: Outputs, lengths: npt.ArrayLike) -> Iterable[Numbers]:
-    """The numbers of each query, from the rows of each output of all of them: a row a query, or a row a token."""
+    """The numbers of each query. `found`: for each output, the rows of all queries, one per query or one per token."""
     ends = np.cumsum(lengths)[:-1]
     each: list[Iterable[Numbers]] = [
         rows if output == "text" else [one.reshape(-1) for one in np.split(rows, ends)]
@@ -33,8 +33,8 @@ def join(found: Sequence[Rows], outputs: Outputs, lengths: npt.ArrayLike) -> Ite
 
 
 def split(numbers: Numbers, outputs: Outputs, tokens: int, widths: Mapping[Output, int]) -> dict[Output, Rows]:
-    """The rows of each output of a query of so many tokens; "text" is one row. `widths`: numbers of a token's row, of
-    each output that has such rows.
+    """Split a query's numbers into the rows of each output: one row for "text", else one per token. `widths`: numbers
+    in a token's row, by output.
     """
     sizes: dict[Output, int] = {output: tokens * widths[output] for output in outputs if output != "text"}
     sizes["text"] = len(numbers) - sum(sizes.values())

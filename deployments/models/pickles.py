@@ -1,7 +1,7 @@
-"""Models whose weights are pickles (`pytorch_model.bin`): served from a folder of safetensors files made of them.
+"""Serves models with pickled weights (`pytorch_model.bin`) from a folder with safetensors files converted from them.
 
-Everything behind this module reads safetensors only. The folder lies beside the hub's cache; the first replica on a
-machine makes it, the others wait for it and share it.
+All other modules read only safetensors. The folder lies beside the hub's cache. The first replica on a machine creates
+it; the others wait for it and share it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _LEFT_OUT = {".bin", ".pt", ".pth", ".pkl", ".h5", ".msgpack", ".onnx", ".onnx_d
 
 
 def pickles_of(folder: Path) -> dict[str, str]:
-    """Pickled weights that no safetensors stand for, and the name of the file to make of each; both within `folder`.
+    """Pickled weights without a safetensors counterpart, and the name of the file to write for each, both relative to
+    `folder`.
 
-    Raises SettingsError where an index names files elsewhere.
+    Raises SettingsError if an index names files elsewhere.
     """
     found: dict[str, str] = {}
     if not any((folder / name).is_file() for name in ("model.safetensors", SAFE_INDEX)):
@@ -51,15 +52,15 @@ def pickles_of(folder: Path) -> dict[str, str]:
 
 
 def served_folder(settings: ModelSettings) -> tuple[Path, str | None]:
-    """(a folder that has the model with its weights as safetensors, its revision). Raises SettingsError."""
+    """(a folder with the model and its weights as safetensors, the model's revision). Raises SettingsError."""
     folder, revision = find_folder(settings)
     return safe_folder(folder), revision
 
 
 def safe_folder(folder: Path) -> Path:
-    """`folder` itself, or where it holds pickled weights one that has safetensors in their place.
+    """`folder` itself or, if it holds pickled weights, another folder with safetensors in their place.
 
-    Raises SettingsError where a pickle holds anything but tensors, or the other folder cannot be written.
+    Raises SettingsError if a pickle holds anything but tensors, or if the other folder cannot be written.
     """
     pickles = pickles_of(folder)
     if not pickles:
@@ -90,10 +91,10 @@ def make_folder(
     take: Callable[[Path, Path], object] = shutil.copyfile,
     tell: Callable[[Written], None] = lambda _: None,
 ) -> None:
-    """The model of `folder` in the new folder `target`: safetensors in place of `pickles`, all else by `take`. There is
-    either all of it in the end, or nothing.
+    """Create the folder `target` with the model of `folder`: safetensors in place of `pickles`, and everything else by
+    `take` (copy or link). It creates all of it or nothing.
 
-    Raises OSError, and SettingsError where a pickle holds anything but tensors.
+    Raises OSError, and SettingsError if a pickle holds anything but tensors.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as beside:
@@ -124,7 +125,7 @@ def _write_index(folder: Path, made: Path) -> None:
 
 
 def _others(folder: Path) -> list[str]:
-    """Files besides weights in formats that are not read: the folder's own, and those of folders in it."""
+    """The files in the folder and its subfolders, except weights in formats that are not read."""
     files = (path.relative_to(folder) for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
     return [
         str(path)
@@ -144,7 +145,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _name(folder: Path, pickles: Mapping[str, str]) -> str:
-    """Another one where any of it has changed."""
+    """The name of the converted folder, which changes if any of the files has changed."""
     stats = [(name, (folder / name).stat()) for name in pickles]
     told = [str(folder.resolve()), sorted(_others(folder)), [(name, it.st_size, it.st_mtime_ns) for name, it in stats]]
     return f"{folder.name}-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]}"

@@ -1,6 +1,6 @@
-"""What comes after a model's transformer and pooling: Dense modules of sentence-transformers, and heads on tokens.
+"""The layers after a model's transformer and pooling: Dense modules of sentence-transformers, and heads on tokens.
 
-A module's activation is named by a Python path in its config. The path is looked up here and never imported.
+A module's config names its activation by a Python path. The path is looked up in a table, never imported.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """`activation(x @ weight.T + bias)`, with the tensors of a safetensors file by their names in it.
+    """`activation(x @ weight.T + bias)`, with tensors by their names in a safetensors file.
 
-    - `residual`: None, "" to add x itself, or the name of the matrix that x is multiplied with first.
-    - `words`: the weight is one row, that tensor's row of the first of these tokens less that of the second.
+    - `residual`: None; or "" to add x itself; or the name of the matrix by which x is multiplied before it is added.
+    - `words`: the weight is a single row: the tensor's row for the first of these tokens minus that for the second.
     """
 
     file: Path
@@ -47,7 +47,7 @@ class Projection:
 def projections_of(
     folder: Path, config: Mapping[str, Any], kind: Kind, hidden: int, *, alone: bool
 ) -> dict[Output, tuple[Projection, ...]]:
-    """What comes after a transformer with vectors of `hidden` numbers, by output; `alone`: of this kind only.
+    """The layers after a transformer with vectors of `hidden` numbers, by output. `alone`: only those of this kind.
 
     Raises SettingsError.
     """
@@ -60,7 +60,7 @@ def projections_of(
 
 
 def _of_m3(folder: Path, hidden: int) -> dict[Output, tuple[Projection, ...]]:
-    """bge-m3's heads on tokens, where its files are there (FlagEmbedding's names for them)."""
+    """bge-m3's heads on tokens, if their files exist (named as in FlagEmbedding)."""
     files: dict[Output, tuple[str, str]] = {
         "sparse": ("sparse_linear", "relu"),
         "multi_vector": ("colbert_linear", "identity"),
@@ -75,7 +75,7 @@ def _of_m3(folder: Path, hidden: int) -> dict[Output, tuple[Projection, ...]]:
 
 
 def _of_colbert(folder: Path, config: Mapping[str, Any], hidden: int) -> tuple[Projection, ...]:
-    """Stanford's projection lies among the model's weights; those of others are Dense modules."""
+    """A ColBERT model's projection. Stanford's is among the model's weights; those of others are Dense modules."""
     if not is_stanford(config):
         return _dense_modules(folder, hidden)
     file = folder / "model.safetensors"
@@ -96,7 +96,7 @@ def _tensors(file: Path) -> list[str]:
 
 @contextmanager
 def opened(file: Path, framework: Literal["np", "pt"] = "np") -> Iterator[Any]:
-    """A safetensors file, its tensors as numpy's or torch's. Raises SettingsError where one cannot be read."""
+    """Open a safetensors file for numpy or torch. Raises SettingsError if it cannot be read."""
     try:
         with safe_open(file, framework) as tensors:
             yield tensors
@@ -105,7 +105,7 @@ def opened(file: Path, framework: Literal["np", "pt"] = "np") -> Iterator[Any]:
 
 
 def score_of(folder: Path, config: Mapping[str, Any], hidden: int, words: tuple[str, str]) -> Projection:
-    """A language model's logit of one token less that of another: two rows of its last matrix. Raises SettingsError."""
+    """The projection to a language model's logit of one token minus that of another. Raises SettingsError."""
     names = ["lm_head.weight", "model.embed_tokens.weight"]
     if not config.get("tie_word_embeddings", True):
         names.pop()

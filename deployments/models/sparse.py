@@ -1,7 +1,7 @@
-"""Sparse vectors on their way from a replica: of a vocabulary's thirty thousand weights, hundreds are not zero. Pure.
+"""The format of sparse vectors from a replica: of a vocabulary's 30,000 weights, only hundreds are not zero. Pure.
 
-A row is the indices of those and then their weights, both as float32 (which holds whole numbers up to 2**24), and as
-wide as the fullest row needs; what a row does not need is zero.
+A row holds the indices of these and then their weights, both as float32, which represents whole numbers up to 2**24.
+All rows are as wide as the fullest one needs, and padded with zeros.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deployments.models.outputs import Rows
 
 
 def pack(weights: Rows) -> Rows:
-    """[queries, vocabulary] -> [queries, 2 * most weights of one query]. Weights are 0 or more."""
+    """[queries, vocabulary] -> [queries, 2 * most weights of a query]. Weights must not be negative."""
     row, index = np.nonzero(weights)
     counts = np.bincount(row, minlength=len(weights))
     most = int(counts.max(initial=1))
@@ -27,8 +27,8 @@ def pack(weights: Rows) -> Rows:
 
 
 def largest_weights(ids: npt.NDArray[np.int32], weights: Rows, without: Collection[int]) -> Rows:
-    """A row for `unpack`: of each token id of a text, [tokens], the largest weight that it has there. Ids `without`
-    weight are left out (FlagEmbedding's `M3Embedder`).
+    """A row for `unpack` with the largest weight of each token id in a text. `ids`, `weights`: [tokens]. Ids in
+    `without` are left out (as in FlagEmbedding's `M3Embedder`).
     """
     there = (weights > 0) & ~np.isin(ids, list(without))
     index, place = np.unique(ids[there], return_inverse=True)
@@ -38,7 +38,7 @@ def largest_weights(ids: npt.NDArray[np.int32], weights: Rows, without: Collecti
 
 
 def unpack(row: Rows) -> tuple[npt.NDArray[np.int64], Rows]:
-    """One row of `pack` -> (indices ascending, their weights)."""
+    """Unpack a row of `pack` into (ascending indices, their weights)."""
     index, weight = np.split(row, 2)
     there = weight != 0
     return index[there].astype(np.int64), weight[there]

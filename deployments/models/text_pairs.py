@@ -1,4 +1,4 @@
-"""Two texts that a model reads together, as a reranker does: by the tokenizer's own template, cut as TEI cuts them."""
+"""Pairs of texts that a model reads together, as a reranker does: built by the tokenizer's template, cut as in TEI."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# A model may be told which of the two texts a token is of (BERT's token types). That travels within the token's id, so
-# that batches are ids and lengths for all models: TYPE is added to the ids of the second text.
+# A model may need to know to which text a token belongs (BERT's token types). The token's id carries it, so that
+# batches are just ids and lengths for all models: TYPE is added to the ids of the second text.
 TYPE = 1 << 30
-Side = Literal["left", "right"]  # where a too long input is cut
+Side = Literal["left", "right"]  # the side on which a long input is cut
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two texts that are one query."""
+    """Two texts that form one query."""
 
     first: str
     second: str
@@ -29,11 +29,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class TokenBounds:
-    """The most tokens that a request allows; None: what the model takes. A query that has more is cut or refused, as
-    one that is too long for the model.
+    """The most tokens that a request allows. None: as many as the model takes.
 
-    - `query`: of each query, special tokens included.
-    - `first`, `second`: of the texts of a pair, without special tokens. These are cut behind so many in any case.
+    - `query`: of each query, special tokens included. A longer query is cut or refused, like one that is too long for
+      the model.
+    - `first`, `second`: of the texts of a pair, without special tokens. Longer texts are always cut.
     """
 
     query: int | None = None
@@ -45,8 +45,8 @@ NO_BOUNDS = TokenBounds()
 
 
 class Cuts(NamedTuple):
-    """How a request has its inputs cut. `truncate`: those that are too long, or they are refused; None: as the settings
-    say. `side`: where.
+    """How a request's inputs are cut. `truncate`: cut inputs that are too long (True) or refuse them (False); None: as
+    the settings say. `side`: the side on which they are cut.
     """
 
     truncate: bool | None = None
@@ -55,10 +55,10 @@ class Cuts(NamedTuple):
 
 
 class Template:
-    """What a tokenizer puts before, between and behind two texts."""
+    """The special tokens that a tokenizer puts before, between and after two texts."""
 
     def __init__(self, encoding: Any, *, types: bool) -> None:
-        """`encoding` is what the tokenizer makes of two short texts. Raises ValueError where it is no such template."""
+        """`encoding`: the encoding of two short texts. Raises ValueError if these do not follow one another."""
         ids = _typed(encoding.ids, encoding.type_ids if types else [0] * len(encoding.ids))
         runs = [(text, len(list(run))) for text, run in itertools.groupby(encoding.sequence_ids)]
         if [text for text, _ in runs if text is not None] != [0, 1]:
@@ -71,7 +71,7 @@ class Template:
         self.special_tokens = len(self._before) + len(self._between) + len(self._behind)
 
     def fill(self, first: Sequence[int], second: Sequence[int]) -> npt.NDArray[np.int32]:
-        """The ids of a pair, int32 [tokens]: both texts' own, the special tokens, and types."""
+        """The ids of a pair, int32 [tokens], with special tokens and types."""
         parts = (self._before, _ids(first) + self._first, self._between, _ids(second) + self._second, self._behind)
         return np.concatenate(parts, dtype=np.int32)
 
@@ -79,15 +79,15 @@ class Template:
 def cut_longest_first(
     first: Sequence[int], second: Sequence[int], room: int, side: Literal["left", "right"]
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Both texts' ids, `room` at the most: the longer gives until both are as long, then both do (the tokenizers
-    library's and TEI's `longest_first`).
+    """Cut two texts' ids to `room` in all: first the longer text until both are equally long, then both
+    (`longest_first` of the tokenizers library and TEI).
     """
     a, b = longest_first(len(first), len(second), room)
     return (first[:a], second[:b]) if side == "right" else (first[len(first) - a :], second[len(second) - b :])
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many of two texts' tokens stay."""
+    """How many tokens of each text stay."""
     if first + second <= room:
         return first, second
     shorter = min(first, second)

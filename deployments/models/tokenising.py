@@ -1,9 +1,9 @@
-"""Tokenises short requests on the event loop, and long ones in a thread, so that they do not block the loop.
+"""Tokenizes short requests on the event loop, and long ones in a thread, so that they do not block the loop.
 
-A long request is cut into turns of 64,000 characters; requests take turns in the thread. A text that is longer than a
-turn takes it in a second thread: most such texts are quick, as only an excerpt is tokenised (`excerpts`); one that
-allows none may take seconds, and keeps only its like waiting. `queries` and `waiting_s` let the Router refuse a long
-request that the devices would have no room for (`Router._refuse_long_texts`).
+A long request is cut into turns of 64,000 characters, and requests take turns in the thread. A text that is longer than
+a turn runs in a second thread. Most such texts are fast, because only an excerpt is tokenized (`excerpts`). One that
+allows no excerpt may take seconds, but delays only other such texts. With `queries` and `waiting_s`, the Router refuses
+a long request for which the devices would have no room (`Router._refuse_long_texts`).
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from dataclasses import dataclass, field
 from deployments.models.text_pairs import Pair
 from deployments.models.tokenizer import Query, TokenIds
 
-# Tokenising this many characters takes about a millisecond: more than that leaves the event loop.
+# Tokenizing this many characters takes about a millisecond. Longer requests run in a thread.
 ON_LOOP = 4_000
-_TURN = 64_000  # characters: a larger request lets others in between
-_CHARACTERS_PER_S = 2e6  # of one core, until it is measured
+_TURN = 64_000  # characters; a larger request lets others run in between
+_CHARACTERS_PER_S = 2e6  # speed of a core, until it is measured
 _LEARN = 0.2
-_CHARACTERS_A_TOKEN = 4.0  # about, in any language rather fewer than more
+_CHARACTERS_A_TOKEN = 4.0  # roughly; rather fewer than more in most languages
 
 Encode = Callable[[Sequence[Query], int], list[TokenIds]]  # (some queries, the index of the first)
 
 
 @dataclass(slots=True)
 class Tokenising:
-    """One Router's. `waiting_s` is how long a text would wait for its turn. `most_characters`: of a text that are
-    tokenised.
+    """A Router's tokenizing. `waiting_s`: how long a text would wait for its turn. `most_characters`: the most
+    characters of a text that are tokenized.
     """
 
     most_characters: float = math.inf
     characters_per_s: float = _CHARACTERS_PER_S
-    queries: int = 0  # that are being tokenised, in requests that left the loop
+    queries: int = 0  # queries that are being tokenized in threads
     _characters: int = 0
     _thread: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "tokenizer"), repr=False)
     _slow_thread: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "slow-tokenizer"), repr=False)
 
     @property
     def waiting_s(self) -> float:
-        """Seconds until the thread has tokenised what was given to it so far."""
+        """Seconds until the thread has tokenized everything that it was given so far."""
         return self._characters / self.characters_per_s
 
     async def encode(self, queries: Sequence[Query], characters: int, encode: Encode) -> list[TokenIds]:
-        """The token ids of each query, which have so many `characters` in all. Raises what `encode` raises."""
+        """The token ids of each query. `characters`: of all queries together. Raises what `encode` raises."""
         if characters <= ON_LOOP:
             return encode(queries, 0)
         loop, found = asyncio.get_running_loop(), list[TokenIds]()
@@ -72,12 +72,12 @@ class Tokenising:
         return found
 
     def _size(self, queries: Sequence[Query], prompt: float) -> int:
-        """Characters to tokenise, with a prompt of so many before each."""
+        """Characters to tokenize. `prompt`: the characters of the prompt before each query."""
         return round(sum(min(len(query) + prompt, self.most_characters) for query in queries))
 
 
 def estimated_tokens(queries: Sequence[Query], most: int) -> float:
-    """Of a query on average, before it is tokenised."""
+    """The estimated mean tokens of a query, before tokenizing."""
     total = 0.0
     for query in queries:
         tokens = len(query) / (_CHARACTERS_A_TOKEN if isinstance(query, str | Pair) else 1)

@@ -1,4 +1,4 @@
-"""Text -> token ids, with the model's own fast tokenizer; token ids that a client sends are checked."""
+"""Turns texts into token ids with the model's own fast tokenizer, and checks token ids that clients send."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from deployments.models.text_pairs import Cuts, Pair, Template, cut_longest_firs
 from deployments.models.tokenizer_files import add_ends, ends_of, read_tokenizer
 
 TokenIds = npt.NDArray[np.int32]  # shape [tokens]
-Query = str | Sequence[int] | Pair  # what a client sends: a text, its token ids, or two texts to be read together
+Query = str | Sequence[int] | Pair  # what a client sends: a text, its token ids, or two texts to read together
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of a text. `start` and `stop` are its place in the text's UTF-8 bytes; a special token has none."""
+    """A token of a text. `start`, `stop`: its position in the text's UTF-8 bytes; None for a special token."""
 
     id: int
     text: str
@@ -38,7 +38,7 @@ class Token:
     stop: int | None
 
 
-_CHARACTERS_TO_TOKENIZE = 100_000  # each token that is listed costs some hundred bytes, and time of the interpreter
+_CHARACTERS_TO_TOKENIZE = 100_000  # each listed token costs some hundred bytes, and interpreter time
 _WEIGHTLESS = {"cls": "<s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>"}  # XLM-RoBERTa's
 _FOREIGN = (
     "ids of another tokenizer mean other words here (in LangChain set check_embedding_ctx_length=False to send text)"
@@ -46,14 +46,14 @@ _FOREIGN = (
 
 
 class Tokenizer:
-    """Thread-safe: the encoding releases the GIL and keeps no state."""
+    """A model's tokenizer. Thread-safe: encoding releases the GIL and keeps no state."""
 
     def __init__(self, card: ModelCard, fast: FastTokenizer | None = None) -> None:
-        """`fast`: of `checked_tokenizer`; else tokenizer.json, unchecked. Raises SettingsError if it cannot be used."""
+        """`fast`: from `checked_tokenizer`; None: tokenizer.json, unchecked. Raises SettingsError if it is unusable."""
         self._max_tokens = card.max_tokens
         self._vocab_size = card.vocab_size
         self._lower_case = card.lower_case
-        self._fast = fast or _load(card.folder)  # too long inputs are cut here, on the side that the request says
+        self._fast = fast or _load(card.folder)  # does not truncate: this class does, on the side that the request says
         self._excerpts = Excerpts(self._fast)
         self._first, self._last = _special_ids(self._fast, card)
         self._judge = None if card.judge is None else RerankPrompts(card.judge, self._excerpts, card.max_tokens)
@@ -62,15 +62,16 @@ class Tokenizer:
         self.weightless = _weightless(self._fast, card) if "sparse" in card.token_widths else frozenset()
 
     def encode(self, texts: Sequence[str], cuts: Cuts, *, first: int = 0, role: Role = "document") -> list[TokenIds]:
-        """One int32 array of token ids for each text, special tokens included; these stay where a text is cut. `first`
-        is the number of the first text, for the errors. `role` counts for models that read queries in their own way.
-        Of texts longer than `whole_characters` only an excerpt is tokenised, if their tokens allow it.
+        """The token ids of each text, int32, with special tokens, which are kept when a text is cut.
 
-        Raises EmptyInput for an empty text, and InvalidInput where a text has more than the model's `max_tokens`, or
-        than the bounds allow, and is not to be cut.
+        `first`: the number of the first text, for errors. `role`: matters for models that treat queries differently. Of
+        a text longer than `whole_characters`, only an excerpt is tokenized if possible.
+
+        Raises EmptyInput for an empty text, and InvalidInput if a text exceeds the model's `max_tokens` or the bounds,
+        and must not be cut.
         """
         check_texts(texts, first)
-        if self._judge is not None:  # a lone text is a document for no query
+        if self._judge is not None:  # a single text is a document with an empty query
             return self.encode_pairs([Pair("", text) for text in texts], cuts, first=first)
         texts = self._cased(texts)
         if self._late is not None:
@@ -81,21 +82,21 @@ class Tokenizer:
 
     @property
     def whole_characters(self) -> float:
-        """Texts up to so many are tokenised whole."""
+        """The length, in characters, up to which texts are tokenized whole."""
         return self._excerpts.characters(self._max_tokens)
 
     def encode_pairs(self, pairs: Sequence[Pair], cuts: Cuts, *, first: int = 0) -> list[TokenIds]:
-        """As `encode`, for pairs: by the tokenizer's own template; token types within the ids, if the model has such.
+        """As `encode`, for pairs, with the tokenizer's own template. Ids include token types if the model has them.
 
-        Raises EmptyInput where both texts are empty, InvalidInput where a pair is too long and not to be cut, or where
-        the model takes no pairs.
+        Raises EmptyInput if both texts are empty; and InvalidInput if a pair is too long and must not be cut, or if the
+        model takes no pairs.
         """
         pairs = self._bounded(pairs, cuts)
         if self._judge is not None:
             return self._judged(self._judge, pairs, cuts, first)
         if self._pair is None:
             raise InvalidInput("this model takes single texts, not pairs", param="input")
-        # a reranker's query is the same in all its pairs, so that each text is encoded once
+        # a reranker's query repeats in all its pairs, so each distinct text is encoded once
         texts = list(dict.fromkeys(text for pair in pairs for text in (pair.first, pair.second)))
         most, side = self._most(cuts, self._pair.special_tokens), cuts.side
         room = most - self._pair.special_tokens
@@ -114,7 +115,9 @@ class Tokenizer:
         return filled
 
     def _bounded(self, pairs: Sequence[Pair], cuts: Cuts) -> Sequence[Pair]:
-        """Each text up to its bound. Raises InvalidInput for a cut on the left beside a bound above the model's own."""
+        """Cut each text to its bound. Raises InvalidInput if texts are cut on the left and a bound is not below the
+        model's.
+        """
         bounds = cuts.bounds
         if bounds.first is None and bounds.second is None:
             return pairs
@@ -122,7 +125,7 @@ class Tokenizer:
         def cut(texts: Sequence[str], tokens: int | None) -> Sequence[str]:
             if tokens is None:
                 return texts
-            if tokens >= self._max_tokens:  # the model's own bound cuts as much, and reads less of a long text
+            if tokens >= self._max_tokens:  # the model's own limit cuts more, and reads less of a long text
                 if cuts.side == "right":
                     return texts
                 problem = f"a bound of {tokens} tokens on a text is no less than the model takes ({self._max_tokens})"
@@ -135,7 +138,7 @@ class Tokenizer:
         return [Pair(*texts) for texts in zip(firsts, seconds, strict=True)]
 
     def _most(self, cuts: Cuts, special_tokens: int) -> int:
-        """Tokens of a query. Raises InvalidInput where the bound leaves no room for text."""
+        """The most tokens of a query. Raises InvalidInput if the bound leaves no room for text."""
         bound = cuts.bounds.query
         if bound is None:
             return self._max_tokens
@@ -158,10 +161,11 @@ class Tokenizer:
         return filled
 
     def check(self, ids: Sequence[int], index: int, cuts: Cuts, *, role: Role = "document") -> TokenIds:
-        """Token ids as a client sent them, the special tokens included; cut as a text is.
+        """Check token ids that a client sent, special tokens included, and cut them like a text.
 
-        Raises EmptyInput, and InvalidInput for ids that the model's tokenizer does not make: they would be computed
-        without an error, and mean other words (a short English text's in OpenAI's cl100k_base are mostly small enough).
+        Raises EmptyInput, and InvalidInput for ids that the model's tokenizer would not produce. Otherwise, ids of
+        another tokenizer would be computed without an error but mean other words (those of a short English text in
+        OpenAI's cl100k_base are mostly small enough).
         """
         self._check_known(ids, f"input {index}", "input")
         start, end = len(self._first), len(ids) - len(self._last)
@@ -175,11 +179,11 @@ class Tokenizer:
         return self._whole(Excerpt(ids[start:end]), index, cuts, role, most)
 
     def compared(self, ids: TokenIds, role: Role) -> npt.NDArray[np.bool_]:
-        """Which tokens of a text get a vector in its multi-vector; bge-m3 leaves its first token out."""
+        """Which tokens of a text get a vector in its multi-vector. bge-m3 leaves out the first token."""
         return np.arange(len(ids)) > 0 if self._late is None else self._late.compared(ids, role)
 
     def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
-        """Each text's tokens, nothing cut. Raises EmptyInput for an empty text, InvalidInput for too much text."""
+        """Each text's tokens, without truncation. Raises EmptyInput, or InvalidInput for too much text."""
         check_texts(texts)
         if (characters := sum(map(len, texts))) > _CHARACTERS_TO_TOKENIZE:
             raise InvalidInput(
@@ -192,7 +196,7 @@ class Tokenizer:
         return [_tokens(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
 
     def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
-        """Token ids back into texts. Raises EmptyInput or InvalidInput."""
+        """Decode token ids into texts. Raises EmptyInput or InvalidInput."""
         for index, some in enumerate(ids):
             self._check_known(some, f"ids[{index}]", "ids")
         return self._fast.decode_batch(ids, skip_special_tokens=skip_special_tokens)
@@ -208,7 +212,7 @@ class Tokenizer:
         return self._late.complete(self._cut(content, index, cuts, self._late.most(role, most)), role)
 
     def _cut(self, content: Excerpt, index: int, cuts: Cuts, most: int) -> TokenIds:
-        """With the special tokens."""
+        """Cut ids, and add the special tokens. Raises EmptyInput or InvalidInput."""
         ids, around = content.ids, len(self._first) + len(self._last)
         if not ids and not around:
             raise EmptyInput(f"input {index} contains nothing that the model's tokenizer knows", param="input")
@@ -231,7 +235,7 @@ class Tokenizer:
             )
 
     def _too_long(self, index: int, tokens: int | None, most: int) -> InvalidInput:
-        """`tokens`: None where not all were counted."""
+        """The error for a long input. `tokens`: None if not all were counted."""
         return InvalidInput(
             f"input {index} has {tokens or f'more than {most}'} tokens and the model takes {most}; shorten it, or send "
             '"truncate": true to have it cut',
@@ -245,14 +249,14 @@ def _check_pair(pair: Pair, index: int) -> None:
 
 
 def check_texts(texts: Sequence[str], first: int = 0) -> None:
-    """Raises EmptyInput for an empty text; `first` is the number of the first."""
+    """Raises EmptyInput for an empty text. `first`: the number of the first text."""
     for index, text in enumerate(texts, first):
         if not text:
             raise EmptyInput(f"input {index} is an empty string; send text or leave it out", param="input")
 
 
 def _special_ids(fast: FastTokenizer, card: ModelCard) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and after every text. Raises SettingsError where that leaves no room for text."""
+    """The ids that the tokenizer puts before and after every text. Raises SettingsError if they leave no room."""
     first, last = ends_of(fast)
     if len(first) + len(last) != fast.num_special_tokens_to_add(is_pair=False):
         raise bad_model("the tokenizer puts special tokens inside a text, which is not supported")
@@ -282,7 +286,7 @@ def _load(folder: Path) -> FastTokenizer:
 
 
 def _weightless(fast: FastTokenizer, card: ModelCard) -> frozenset[int]:
-    """Ids that get no weight in bge-m3's sparse vectors."""
+    """The ids that get no weight in bge-m3's sparse vectors."""
     config = read_json(card.folder / "tokenizer_config.json")
     named = [config.get(f"{name}_token") or usual for name, usual in _WEIGHTLESS.items()]
     ids = [fast.token_to_id(one["content"] if isinstance(one, dict) else one) for one in named]

@@ -1,4 +1,4 @@
-"""What a model's own tokenizer said, kept on disk: a Router that starts again need not ask transformers again."""
+"""Caches the answers of a model's own tokenizer on disk, so that a restarted Router need not ask transformers again."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from deployments.models.reference_tokenizer import Ask, OwnTokenizer, Question, 
 
 
 def ask_once(question: Question, ask: Ask = ask) -> OwnTokenizer | str:
-    """As `ask`, and at once where it was asked before. Answers of a model's own code are not kept, because
-    it may read more than its files.
+    """`ask` with a cache on disk. Answers of a model's own code are not cached, because it may read more than the
+    model's files.
     """
     if question.trust_remote_code:
         return ask(question)
     libraries = [version("transformers"), version("tokenizers"), sys.version]
     kept = KeptFile("tokenizers", [asdict(question), state_of_files(Path(question.folder)), libraries])
-    with contextlib.suppress(TypeError):  # nothing, or not of this form
+    with contextlib.suppress(TypeError):  # nothing stored, or another format
         return OwnTokenizer(**kept.read())
     answer = ask(question)
     if isinstance(answer, OwnTokenizer):

@@ -1,9 +1,12 @@
-"""The tokenizer that the Router uses, held against the model's own in transformers before the first query.
+"""Checks the Router's tokenizer against the model's own in transformers, before the first query.
 
-A raw tokenizer.json is not always the model's tokenizer: its classes in transformers may build another one. Where both
-make the same tokens the file is used as it is. Where they agree on the words of plain texts, and differ in the tokens
-around a text or in odd ones (blanks, special tokens' names), transformers' tokenizer is taken. Where they differ in
-plain words one of them belongs to another model, and nothing is served.
+A raw tokenizer.json is not always the model's tokenizer, because the model's class in transformers may build another
+one:
+
+- If both produce the same tokens, the file is used as it is.
+- If they agree on the words of plain texts, but differ in the tokens around a text or in odd cases (blanks, names of
+  special tokens), transformers' tokenizer is used.
+- If they differ in plain words, one of them belongs to another model, and nothing is served.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from deployments.models.tokenizer_probes import ENGLISH, ODD, PAIRS, PLAIN
 
 logger = logging.getLogger("ray.serve")
 
-_VOCABULARIES = ("vocab.*", "*.model", "tekken.json")  # what transformers reads where there is no tokenizer.json
-_SPECIAL_TOKENS = 12  # of the tokenizer's own, in one text
+_VOCABULARIES = ("vocab.*", "*.model", "tekken.json")  # what transformers reads without a tokenizer.json
+_SPECIAL_TOKENS = 12  # how many of the tokenizer's own special tokens are compared
 _REMEDY = (
     "one of the two is not this model's: set it to file (tokenizer.json as it is) or transformers, "
     "whichever the model was trained with"
@@ -37,7 +40,7 @@ Texts = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first token of a text in which two tokenizers differ; None where one of them has no more."""
+    """The first token of a text in which two tokenizers differ. None: this tokenizer has no more tokens."""
 
     text: str
     place: int
@@ -50,10 +53,10 @@ class Difference:
 
 
 def checked_tokenizer(card: ModelCard, wanted: str = "auto", ask: Ask = ask) -> FastTokenizer:
-    """The tokenizer that makes the model's own tokens. `wanted` is `args.model.tokenizer`: "auto" compares, "file"
-    takes tokenizer.json unchecked, "transformers" takes what transformers builds.
+    """The tokenizer that produces the model's own tokens. `wanted`: the setting `args.model.tokenizer`; "auto"
+    compares, "file" takes tokenizer.json unchecked, "transformers" takes what transformers builds.
 
-    Raises SettingsError where the tokens would not be the model's, or nothing can be built.
+    Raises SettingsError if the tokens would not be the model's, or if no tokenizer can be built.
     """
     here = read_tokenizer(card.folder)
     if here is None and (wanted == "file" or not any(any(card.folder.glob(name)) for name in _VOCABULARIES)):
@@ -76,7 +79,7 @@ def checked_tokenizer(card: ModelCard, wanted: str = "auto", ask: Ask = ask) -> 
 
 
 def _unchecked(card: ModelCard, here: FastTokenizer | None, problem: str) -> FastTokenizer:
-    """tokenizer.json's."""
+    """tokenizer.json's tokenizer, unchecked. Raises SettingsError without one."""
     if here is None:
         if any(card.folder.glob("*.model")) and importlib.util.find_spec("sentencepiece") is None:
             problem = "its vocabulary needs the package sentencepiece (pip install windve[sentencepiece])"
@@ -86,7 +89,7 @@ def _unchecked(card: ModelCard, here: FastTokenizer | None, problem: str) -> Fas
 
 
 def _compared(card: ModelCard, here: FastTokenizer | None, own: OwnTokenizer, texts: Texts) -> FastTokenizer:
-    """tokenizer.json's where it makes the same tokens, else transformers' where that is known to be right."""
+    """tokenizer.json's tokenizer if it produces the same tokens, else transformers' if that is known to be right."""
     if here is None:
         return _fast(card, own, texts)
     first = next(_differences(card, here, own, texts), None)
@@ -100,7 +103,7 @@ def _compared(card: ModelCard, here: FastTokenizer | None, own: OwnTokenizer, te
 
 
 def _fast(card: ModelCard, own: OwnTokenizer, texts: Texts, first: Difference | None = None) -> FastTokenizer:
-    """The fast one behind transformers'. Raises SettingsError where that does more in Python."""
+    """The fast tokenizer inside transformers'. Raises SettingsError if the latter does more in Python."""
     theirs = None if own.backend is None else FastTokenizer.from_str(own.backend)
     if theirs is None or next(_differences(card, theirs, own, texts), None):
         here = f"{first}, and " if first else ""
@@ -112,7 +115,7 @@ def _fast(card: ModelCard, own: OwnTokenizer, texts: Texts, first: Difference | 
 
 
 def _texts(card: ModelCard, here: FastTokenizer | None) -> dict[str, str]:
-    """What is compared, by name: fixed texts, the tokenizer's own special tokens, the model's prompts."""
+    """The texts to compare, by name: fixed texts, the tokenizer's own special tokens, and the model's prompts."""
     special = [] if here is None else [token.content for token in here.get_added_tokens_decoder().values()]
     texts = {
         **PLAIN,
@@ -126,7 +129,7 @@ def _texts(card: ModelCard, here: FastTokenizer | None) -> dict[str, str]:
 
 
 def _differences(card: ModelCard, fast: FastTokenizer, own: OwnTokenizer, texts: Texts) -> Iterator[Difference]:
-    """The first of each text and pair."""
+    """The first difference in each text and pair."""
     for name, encoding, ids in zip(texts, fast.encode_batch([*texts.values()]), own.texts, strict=True):
         yield from _first(name, encoding.ids, ids)
     for (name, pair), (ids, types) in zip(PAIRS.items(), own.pairs, strict=False):
@@ -137,7 +140,7 @@ def _differences(card: ModelCard, fast: FastTokenizer, own: OwnTokenizer, texts:
 
 
 def _other_words(here: FastTokenizer, theirs: FastTokenizer, texts: Texts) -> Iterator[Difference]:
-    """The first of each plain text, without the tokens around it."""
+    """The first difference in each plain text, without the tokens around it."""
     for name in PLAIN:
         ids = [fast.encode(texts[name], add_special_tokens=False).ids for fast in (here, theirs)]
         yield from _first(f"{name}, without special tokens,", *ids)
@@ -151,7 +154,9 @@ def _first(text: str, here: Sequence[int], own: Sequence[int]) -> Iterator[Diffe
 
 
 def _check_vocabulary(card: ModelCard, fast: FastTokenizer, texts: Texts, *, whole: bool) -> None:
-    """`whole`: transformers makes a tokenizer of nothing, too, where it does not find the files."""
+    """Raises SettingsError if the tokenizer does not fit the model's vocabulary. `whole`: also check that the
+    vocabulary is complete, because transformers builds a tokenizer even if it does not find the files.
+    """
     if whole and 2 * fast.get_vocab_size() < card.vocab_size:
         raise bad_model(
             f"transformers finds {fast.get_vocab_size()} of the model's {card.vocab_size} tokens in {card.folder}"

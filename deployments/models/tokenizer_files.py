@@ -1,4 +1,4 @@
-"""A model's tokenizer.json as a fast tokenizer, with the tokens around a text that tokenizer_config.json asks for."""
+"""Reads tokenizer.json as a fast tokenizer, and adds the begin and end tokens that tokenizer_config.json requires."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _ENDS = {"add_bos_token": "bos_token", "add_eos_token": "eos_token"}
 
 
 def read_tokenizer(folder: Path) -> FastTokenizer | None:
-    """It neither cuts nor pads. None where there is no tokenizer.json. Raises SettingsError where it cannot be read."""
+    """The tokenizer, without truncation and padding. None without a tokenizer.json. Raises SettingsError if that cannot
+    be read.
+    """
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
@@ -27,18 +29,18 @@ def read_tokenizer(folder: Path) -> FastTokenizer | None:
 
 
 def ends_of(fast: FastTokenizer) -> tuple[list[int], list[int]]:
-    """The token ids that are put before and after every text."""
+    """The token ids that the tokenizer puts before and after every text."""
     encoding = fast.encode("a")
     content = [place for place, special in enumerate(encoding.special_tokens_mask) if not special]
     return (encoding.ids[: content[0]], encoding.ids[content[-1] + 1 :]) if content else ([], [])
 
 
 def add_ends(fast: FastTokenizer, folder: Path, known: FastTokenizer | None = None) -> list[str]:
-    """Put the begin and end tokens around texts that tokenizer_config.json says (`add_bos_token`, `add_eos_token`) and
-    that are not there yet; their names. transformers 4 did so, version 5 believes tokenizer.json (gte-Qwen2,
-    e5-mistral). `known`: whose vocabulary is the model's, if it is not that of `fast`.
+    """Have the tokenizer add the begin and end tokens that tokenizer_config.json requires (`add_bos_token`,
+    `add_eos_token`) and that tokenizer.json lacks (gte-Qwen2, e5-mistral). Returns their names. transformers 4 did so;
+    version 5 relies on tokenizer.json. `known`: the tokenizer with the model's vocabulary, if that is not `fast`.
 
-    Raises SettingsError where the model's files name no such token.
+    Raises SettingsError if the model's files name no such token.
     """
     config = read_json(folder / "tokenizer_config.json")
     first, last = ends_of(fast)

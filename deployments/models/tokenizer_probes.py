@@ -1,4 +1,4 @@
-"""Fixed texts that two tokenizers are compared on: many scripts, and what tokenizers are apt to differ in."""
+"""Fixed texts on which two tokenizers are compared: many scripts, and cases in which tokenizers often differ."""
 
 from __future__ import annotations
 

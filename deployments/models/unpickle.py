@@ -1,7 +1,7 @@
-"""Pickled weights into safetensors files, by `torch.load(weights_only=True)` and nothing else.
+"""Converts pickled weights to safetensors files, only by `torch.load(weights_only=True)`.
 
-Run as a script, in a process that does nothing else and ends: the one place where a model's pickle is read. It imports
-nothing of ours, reads the files' names as JSON from stdin, and writes one line of JSON for each.
+It runs as a script in a short-lived process of its own, the only place where a model's pickle is read. It imports
+nothing of windve, reads the files' names as JSON from stdin, and writes one line of JSON for each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A safetensors file that was made of a pickle."""
+    """A safetensors file that was written from a pickle."""
 
     file: str
     tensors: int
@@ -28,11 +28,11 @@ class Written:
 
 
 class NotWeights(Exception):
-    """A file that holds something else than tensors; the text is one sentence."""
+    """A file holds something other than tensors. The message is one sentence."""
 
 
 def unpickle(files: Sequence[tuple[Path, Path]]) -> Iterator[Written]:
-    """Each (pickle, file to write), one after the other. Raises NotWeights: what was asked for is then not complete."""
+    """Convert each (pickle, file to write) in turn. If it raises NotWeights, the rest is not written."""
     command = [sys.executable, "-P", __file__]
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # see torch_engine.import_torch
     with subprocess.Popen(  # noqa: S603 - ourselves
@@ -44,7 +44,7 @@ def unpickle(files: Sequence[tuple[Path, Path]]) -> Iterator[Written]:
         process.stdin.close()
         done, last = 0, "without a word"
         for line in process.stdout:
-            if not line.startswith("{"):  # a warning of torch's, or its last word
+            if not line.startswith("{"):  # a warning or an error of torch
                 last = line.strip() or last
                 continue
             answer = json.loads(line)
@@ -68,9 +68,9 @@ def _read(source: Path) -> Mapping[str, Any]:
     import torch
 
     try:
-        # mapped into memory where the format allows it: then no more than what is written at the time is in memory
+        # memory-mapped if the format allows it, so that only what is being written is in memory
         found = torch.load(source, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(source))
-    except Exception as error:  # noqa: BLE001 - whatever a file of another format ends in
+    except Exception as error:  # noqa: BLE001 - another format may raise anything
         if wanted := re.search(r"GLOBAL (\S+)", str(error)):
             raise NotWeights(
                 f"{source} is a pickle that would run {wanted[1]}, so it is not read: weights are tensors only"
@@ -86,7 +86,7 @@ def _read(source: Path) -> Mapping[str, Any]:
 
 
 def _own_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The same tensors, none of them in the memory of another: safetensors has no word for tied weights."""
+    """The same tensors without shared memory, because safetensors cannot represent tied weights."""
     found, seen = {}, set()
     for name, tensor in tensors.items():
         whole = tensor.detach().contiguous()

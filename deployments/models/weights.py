@@ -1,4 +1,4 @@
-"""A model's weights as files: which there are, that they are numbers only, and how many. No torch here."""
+"""Finds a model's weight files, ensures that they are safetensors, and counts parameters. No torch here."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from deployments.models.model_folder import bad_model, read_json
 
 SAFE_INDEX = "model.safetensors.index.json"
-_LARGEST_HEADER = 100_000_000  # bytes: safetensors' own bound
+_LARGEST_HEADER = 100_000_000  # bytes; safetensors' own limit
 
 
 def find_weights(folder: Path) -> list[Path]:
-    """The files of the model's weights, all safetensors. Raises SettingsError where they are not all there."""
+    """The safetensors files with the model's weights. Raises SettingsError unless all are there."""
     parts = parts_of(folder, SAFE_INDEX, ".safetensors")
     if (folder / "adapter_config.json").exists():
         raise bad_model(f"{folder} is an adapter of another model; merge the two first")
@@ -26,7 +26,7 @@ def find_weights(folder: Path) -> list[Path]:
 
 
 def count_parameters(weights: Path) -> int:
-    """Numbers in a safetensors file, from its header alone. Raises SettingsError where it is none."""
+    """The number of parameters in a safetensors file, from its header. Raises SettingsError if it is no such file."""
     with weights.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         try:
@@ -44,7 +44,9 @@ def count_parameters(weights: Path) -> int:
 
 
 def parts_of(folder: Path, index: str, ending: str) -> list[str]:
-    """Files that a model in several parts is in. Transformers loads whatever its index names. Raises SettingsError."""
+    """The files of a model in several parts, from its index. Raises SettingsError if the index names files elsewhere,
+    which transformers would load.
+    """
     parts: list[str] = sorted(set(read_json(folder / index).get("weight_map", {}).values()))
     for part in parts:
         if Path(part).name != part or not part.endswith(ending):

@@ -1,1 +1,1 @@
-"""All that leans on Serve's own extension points. A new version of Ray changes nothing outside of this folder."""
+"""Everything that depends on Serve's extension points. A new version of Ray changes nothing outside this folder."""

@@ -1,10 +1,10 @@
-"""How many embedder replicas a pool should have: as many as keep its queues filled to a share. Pure.
+"""Autoscaling policy: a pool gets as many replicas as keep its queues at a target utilization. Pure.
 
-Serve's own policy goes by calls in progress at each replica. Here queries travel by a socket that Serve does not
-count, and what is scarce is the queue. So each replica tells Serve how full its queue is
-(`Embedder.record_autoscaling_stats`), and this policy keeps it at `target`. Delays, factors and bounds stay Serve's.
+Serve's own policy counts calls in progress at each replica. Here queries go through a socket that Serve does not see,
+and the queue is the scarce resource. So each replica reports to Serve how full its queue is
+(`Replica.record_autoscaling_stats`), and this policy keeps that at `target`. Delays, factors and bounds remain Serve's.
 
-Serve sends this module by value to its controller: it imports nothing of ours.
+Serve sends this module by value to its controller, so it imports nothing of windve.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-UTILIZATION = "utilization"  # the name under which a replica tells how full its queue is
+UTILIZATION = "utilization"  # the name of the metric in which a replica reports how full its queue is
 
 
 class Context(Protocol):
-    """What of Serve's AutoscalingContext is looked at."""
+    """The part of Serve's AutoscalingContext that the policy reads."""
 
     current_num_replicas: int
     target_num_replicas: int
@@ -26,14 +26,14 @@ class Context(Protocol):
 
 
 class KeepUtilization:
-    """Serve's `policy_function`. `target`: how full the queues should be, in (0, 1]: see `Scheduler.utilization`."""
+    """Serve's `policy_function`. `target`: how full the queues should be, in (0, 1]. See `Scheduler.utilization`."""
 
     def __init__(self, target: float) -> None:
         self.target = target
 
     def __call__(self, context: Context) -> tuple[float, dict[str, Any]]:
-        """(replicas wanted before Serve's bounds and delays, no state). A replica that has not reported yet counts as
-        full as the mean of the others.
+        """(wanted replicas before Serve applies bounds and delays, no state). A replica that has not reported yet
+        counts as full as the mean of the others.
         """
         fills = (context.aggregated_metrics or {}).get(UTILIZATION) or {}
         if not fills:

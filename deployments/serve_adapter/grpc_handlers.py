@@ -1,8 +1,8 @@
-"""gRPC services as Serve can carry them: what the generated `add_..._to_server` functions do, and what Serve spoils.
+"""Adds gRPC services to Serve's server, as generated `add_..._to_server` functions do, and corrects two flaws of Serve.
 
-Serve replaces the handlers of a service (`_method_handlers`) by its own. It then sends a refusal as it sends an answer,
-behind headers; and it takes a stream's status from a context only where a message comes with it. Both are put right
-here, around Serve's handlers.
+Serve replaces the handlers of a service (`_method_handlers`) with its own. These send headers before a refusal, as
+before an answer; and they take a stream's status from a context only if a message comes with it. Wrappers around
+Serve's handlers correct both.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from google.protobuf.message_factory import GetMessageClass
 from deployments.errors import InvalidInput
 
 _RETRIED = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
-TIME_LEFT = "windve-time-left-ms"  # metadata of a stream's context: what its client's deadline leaves; Serve hides it
+TIME_LEFT = "windve-time-left-ms"  # metadata: the time left to a stream's deadline, which Serve hides
 
-_GOOD = {None, 0, grpc.StatusCode.OK}  # as gRPC has it before and after Serve has set it
+_GOOD = {None, 0, grpc.StatusCode.OK}  # gRPC's values before and after Serve has set the status
 
 _MAKERS = {  # by whether the client streams, and whether the server does
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -35,14 +35,14 @@ _MAKERS = {  # by whether the client streams, and whether the server does
 def offer(
     services: Mapping[ServiceDescriptor, Sequence[MethodDescriptor]], servicer: Any, server: grpc.aio.Server
 ) -> None:
-    """Add these services to a server; `servicer` has a method for each call. Messages are read by `reader`."""
+    """Add services to a server. `servicer` has a method for each call. `reader` parses the messages."""
     for service, methods in services.items():
         handlers = {f"/{service.full_name}/{method.name}": _handler(servicer, method) for method in methods}
         server.add_generic_rpc_handlers((_Handlers(service.full_name, handlers),))
 
 
 class _Handlers(grpc.ServiceRpcHandler):
-    """A service's handlers; Serve puts its own into `_method_handlers`."""
+    """A service's handlers. Serve puts its own into `_method_handlers`."""
 
     def __init__(self, name: str, handlers: dict[str, Any]) -> None:
         self._name = name
@@ -56,7 +56,7 @@ class _Handlers(grpc.ServiceRpcHandler):
         method = handler_call_details.method
         if method not in self._ready and method in self._method_handlers:
             handler = self._method_handlers[method]
-            streams = (handler.request_streaming, handler.response_streaming)  # Serve fills in all four forms
+            streams = (handler.request_streaming, handler.response_streaming)  # Serve sets all four kinds of method
             if streams == (False, False):
                 handler = handler._replace(unary_unary=_at_once(handler.unary_unary))
             elif streams == (False, True):
@@ -66,7 +66,7 @@ class _Handlers(grpc.ServiceRpcHandler):
 
 
 def _at_once(answer: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, Any], Awaitable[bytes]]:
-    """A refusal without headers before it: gRPC's own retries take headers for an answer (gRFC A6, "committed")."""
+    """Send a refusal without headers before it. To gRPC's retries, headers mean an answer (gRFC A6, "committed")."""
 
     async def call(request: Any, context: Any) -> bytes:
         reply = await answer(request, context)
@@ -78,9 +78,10 @@ def _at_once(answer: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, A
 
 
 def _with_its_status(answer: Callable[[Any, Any], AsyncGenerator[bytes, None]]) -> Callable[[Any, Any], Any]:
-    """A stream to one request. Where it goes wrong its last message is empty, and the context has the status.
+    """Send a stream's error status. After an error, the stream's last message is empty, and the context has the status.
 
-    What is raised in its place loses the metadata, and Serve logs it with a traceback. The empty message is not sent.
+    The empty message is not sent. Raising an exception instead would lose the metadata, and Serve would log a
+    traceback.
     """
 
     async def call(request: Any, context: Any) -> AsyncGenerator[bytes, None]:
@@ -95,7 +96,7 @@ def _with_its_status(answer: Callable[[Any, Any], AsyncGenerator[bytes, None]]) 
 
 
 class _Timed:
-    """A call's context, whose metadata say what its deadline leaves."""
+    """A call's context that adds the time left to the deadline to its metadata."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -118,7 +119,7 @@ def _handler(servicer: Any, method: MethodDescriptor) -> grpc.RpcMethodHandler[A
 
 
 def reader(kind: type[Message]) -> Callable[[bytes], Message | InvalidInput]:
-    """Bytes -> message, or the error as a value: what is raised here gRPC answers with UNKNOWN, and logs."""
+    """A parser of messages. It returns an error instead of raising it, since gRPC would answer UNKNOWN and log it."""
     name = kind.DESCRIPTOR.full_name
 
     def read(raw: bytes) -> Message | InvalidInput:

@@ -1,7 +1,8 @@
-"""What Serve's own proxy answers where the Router that it asked died: 502, a status that no Router has.
+"""Has Serve's own proxy answer 502, a status that no Router uses, if the Router that it asked has died.
 
-By itself the proxy answers as where an application has a defect: a bare 500. HAProxy goes by the status alone when it
-sends a request to another Router (`RAY_SERVE_HAPROXY_RETRY_ON`), and what a Router itself fails at must run once.
+By default the proxy answers a bare 500, as for a bug in an application. HAProxy decides by the status alone whether to
+send a request to another Router (`RAY_SERVE_HAPROXY_RETRY_ON`), and a request on which a Router fails must not run
+twice.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BODY = {
 
 
 class TellsLostRouter:
-    """Answers where `app` has returned without an answer. An exception stays one: that is a defect of the proxy."""
+    """Answers if `app` has returned without an answer. An exception, which is a bug in the proxy, passes through."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -42,7 +43,7 @@ class TellsLostRouter:
 
 
 def middlewares() -> list[Middleware]:
-    """Called by Serve where an HTTP server starts: in its proxies, and in each Router, which answers for itself."""
+    """Serve calls this when an HTTP server starts: in its proxies, and in Routers, which need no such middleware."""
     from ray.serve import get_replica_context
     from ray.serve.exceptions import RayServeException
 

@@ -1,4 +1,4 @@
-"""What a replica finds in the process that Serve made for it, and what Serve looks for in the replica."""
+"""A replica's process under Serve: what Serve expects of the replica, and what the replica reads and sets there."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from starlette.types import ASGIApp
 
 
 class AsgiIngress(ABC):
-    """An ingress that makes its own ASGI application, once it is constructed: `serve.ingress()` without an argument."""
+    """An ingress that creates its ASGI application after it is constructed: `serve.ingress()` without an argument."""
 
     @abstractmethod
     def asgi_app(self) -> ASGIApp:
-        """What answers HTTP."""
+        """The application that answers HTTP."""
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Called by Serve, once."""
+        """Serve calls this once."""
         return self.asgi_app()
 
 
 def is_stopping() -> bool:
-    """Serve has told this process's replica to stop: it waits for what is under way, but says so to nobody.
+    """Whether Serve has told this process's replica to stop. The replica then finishes its requests, without any hook.
 
-    Read from Serve's own replica. False where there is none, or where Serve has changed.
+    It reads a private attribute of Serve's replica. False if there is none, or if Serve has changed.
     """
     from ray._private.worker import global_worker
 
@@ -35,9 +35,11 @@ def is_stopping() -> bool:
 
 
 def access_log_handler() -> logging.Handler:
-    """Writes to `access_*.log` beside Serve's own `replica_*.log`, rotated as that; to stderr where there is none."""
+    """A handler that writes to `access_*.log` beside Serve's `replica_*.log`, with the same rotation; without such a
+    file, to stderr.
+    """
     for handler in logging.getLogger("ray.serve").handlers:
-        file = getattr(handler, "target", handler)  # Serve buffers what goes into its file
+        file = getattr(handler, "target", handler)  # Serve may wrap its file handler in a buffer
         if isinstance(file, RotatingFileHandler):
             path = Path(file.baseFilename)
             name = f"access_{path.name.removeprefix('replica_')}"
@@ -48,10 +50,10 @@ def access_log_handler() -> logging.Handler:
 
 
 def freeze_gc() -> None:
-    """Called when a replica is ready: no collection looks at what it has by now, but for what is garbage already.
+    """Collect garbage once, and exempt all current objects from later collections. Called when a replica is ready.
 
-    Libraries and models make some 300,000 objects. A full collection looks at each of them, and takes 0.12 s in which
-    nothing else runs in the process (torch, transformers and Ray on a core of an Intel Xeon): for a query that is late.
+    Libraries and models create some 300,000 objects. A full collection visits all of them, and blocks the process for
+    0.12 s (torch, transformers and Ray on a core of an Intel Xeon), which can make queries late.
     """
     gc.collect()
     gc.freeze()

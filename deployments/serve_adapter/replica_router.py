@@ -1,8 +1,8 @@
-"""How a Router learns which replicas of a pool live: Serve tells its request router, an extension point of its own.
+"""Tells a Router which replicas of a pool are alive. Serve reports them to its request router, an extension point.
 
-Queries do not travel through Serve's handle (see `serving.wire`), so that nothing is routed here but a first call, with
-which the handle begins to follow its deployment. Serve pickles this module by value into the Router's process: state
-that both share lives in `membership`.
+Queries do not go through Serve's handle (see `serving.wire`). Only a first call is routed here, after which the handle
+follows its deployment. Serve pickles this module by value into the Router's process, so shared state lives in
+`membership`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ReplicaRouter(RequestRouter):
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
-        pending_request: PendingRequest | None = None,  # noqa: ARG002 - Serve's
+        pending_request: PendingRequest | None = None,  # noqa: ARG002 - Serve's signature
     ) -> list[list[RunningReplica]]:
         return [list(candidate_replicas)]
 

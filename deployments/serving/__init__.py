@@ -1,1 +1,1 @@
-"""What embeddings and generation share on the way of a request: links, channels, replica sets, metrics."""
+"""The request path that embeddings and generation share: links, channels, replica sets, metrics."""

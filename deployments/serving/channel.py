@@ -1,4 +1,4 @@
-"""A Router's end of a connection to one replica: what it sends, and what it waits for. Pure asyncio."""
+"""A Router's end of a connection to one replica: its outgoing frame and its pending offers. Pure asyncio."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deployments.serving.wire import Peer
 
 
 class Outgoing(Protocol):
-    """One frame of a Router in the making. It is true once it has something to say that must not wait."""
+    """A Router's frame that is being filled. It is truthy once it holds anything that must be sent now."""
 
     called_off: list[int]
     settings: dict[str, Any] | None
@@ -22,7 +22,7 @@ class Outgoing(Protocol):
 
 
 class Pending(Protocol):
-    """An offer that has not ended. `fail` ends it."""
+    """An offer without an outcome. `fail` ends it."""
 
     number: int
 
@@ -30,7 +30,7 @@ class Pending(Protocol):
 
 
 class Incoming(Protocol):
-    """One frame of a replica."""
+    """A frame from a replica."""
 
     @classmethod
     def decode(cls, frame: bytes) -> Self: ...
@@ -42,10 +42,11 @@ R = TypeVar("R", bound=Incoming)  # the replica's reports
 
 
 class RouterChannel(Peer, Generic[F, P, R]):
-    """All that one turn of the event loop sends goes in one frame.
+    """Sends offers to one replica and receives its reports. Everything sent in one turn of the event loop goes into one
+    frame.
 
-    It calls `on_report` with each report, before the report's contents reach the pending offers. It calls `on_lost`
-    when the connection ends, with the offers that are still pending.
+    It calls `on_report` with each report, before the pending offers get the report's contents. When the connection
+    ends, it calls `on_lost` with the offers that are still pending.
     """
 
     outgoing: type[F]
@@ -55,11 +56,11 @@ class RouterChannel(Peer, Generic[F, P, R]):
         super().__init__()
         self._on_report, self._on_lost = on_report, on_lost
         self._loop = asyncio.get_running_loop()
-        self._numbers = 0  # of offers
+        self._numbers = 0  # offers so far
         self._out = self.outgoing()
         self._out_bytes, self._out_since = 0, 0.0
         self.pending: dict[int, P] = {}
-        self.frames = 0  # sent, and in the making
+        self.frames = 0  # sent or being filled
 
     @property
     def is_open(self) -> bool:
@@ -69,8 +70,8 @@ class RouterChannel(Peer, Generic[F, P, R]):
         return self.incoming.decode(frame)
 
     def call_off(self, pending: P) -> None:
-        """Nobody waits for it any more. Does nothing to one that has ended."""
-        if self.pending.get(pending.number) is pending:  # not of a connection before this one
+        """Cancel an offer. Does nothing if it has ended."""
+        if self.pending.get(pending.number) is pending:  # not an offer of an earlier connection
             del self.pending[pending.number]
             self._outgoing().called_off.append(pending.number)
 
@@ -97,7 +98,7 @@ class RouterChannel(Peer, Generic[F, P, R]):
 
     def _flush(self) -> None:
         if not self._out:
-            return  # it was cut, and has left
+            return  # it was cut short and sent already
         out, self._out, self._out_bytes = self._out, self.outgoing(), 0
         if not self.transport.is_closing():
             self.transport.writelines(out.encode())

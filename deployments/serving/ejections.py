@@ -1,4 +1,4 @@
-"""A Router's replicas that it sends nothing, because their engines fail (`outliers`)."""
+"""Ejects a Router's replicas whose engines fail, and lets them back (`outliers`)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ logger = logging.getLogger("ray.serve")
 
 
 class Ejections:
-    """One Router's. `pools`: all that it has; those that are open count."""
+    """One Router's ejections, over all its open `pools`."""
 
     def __init__(self, pools: Mapping[str, ReplicaSet[Any]]) -> None:
         self._pools = pools
 
     def note_failed(self, link: ReplicaLink[Any, Any]) -> None:
-        """The engine of a replica has failed by its own fault: perhaps the replica is ejected."""
+        """A replica's engine has failed: eject the replica if it is an outlier and not too many are ejected."""
         now, outlier = asyncio.get_running_loop().time(), link.view.outlier
         if outlier.should_be_ejected(now) and may_eject_one(len(self._ejected()), self._live):
             ejected_s = outlier.eject(now)
@@ -32,7 +32,7 @@ class Ejections:
             )  # fmt: skip
 
     def replicas_changed(self) -> None:
-        """Too large a share may be ejected now: the first to come back does so at once."""
+        """If too large a share is ejected now, let those back at once whose ejections end first."""
         ejected = sorted(self._ejected(), key=lambda link: link.view.outlier.until, reverse=True)
         while ejected and not may_eject_one(len(ejected) - 1, self._live):
             link = ejected.pop()

@@ -1,10 +1,10 @@
-"""What frames between Routers and replicas share: a small typed head, then arrays as they lie in memory. Pure.
+"""The format of frames between Routers and replicas: a small typed head, then raw arrays. Pure.
 
     frame    size uint32, head size uint32, head (MessagePack), arrays from the next multiple of four; little-endian
 
-On the wire a head is the list of its fields' values. New fields are appended, with defaults, and `WIRE` counts up: a
-reader has the default for what is missing, and passes over what it does not know. So neighbouring versions understand
-each other in both directions, and a service can be upgraded replica by replica.
+On the wire, a head is the list of its fields' values. A new field is appended with a default, and `WIRE` counts up. A
+reader uses the default for a missing field and skips fields that it does not know. So adjacent versions understand each
+other in both directions, and a service can be upgraded replica by replica.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ import numpy as np
 
 from deployments.errors import EngineBroken, EngineFailed
 
-WIRE = 2  # the version of all heads; the first was positional JSON, without a number
-HEAD, SIZE = struct.Struct("<II"), struct.Struct("<I")  # of a frame and its head; of the frame, which comes first
-LARGEST_FRAME = 2**28  # bytes; a frame is cut long before
-CUT_BYTES = 2**24  # a frame that has so much takes nothing more
+WIRE = 2  # the version of all heads; version 1 was positional JSON without a version number
+HEAD, SIZE = struct.Struct("<II"), struct.Struct("<I")  # sizes of a frame and its head; the frame's size alone
+LARGEST_FRAME = 2**28  # bytes; frames are cut long before they reach this
+CUT_BYTES = 2**24  # nothing more is added to a frame of this size
 
-encode_head = msgspec.msgpack.Encoder(enc_hook=np.ndarray.__len__).encode  # an array's place in a head has its length
+encode_head = msgspec.msgpack.Encoder(enc_hook=np.ndarray.__len__).encode  # a head holds an array's length in its place
 N = TypeVar("N")
 
 
 class Head(msgspec.Struct, array_like=True, gc=False):
-    """The head of a frame, or of one of the things in it."""
+    """The head of a frame, or an item in a head."""
 
 
 class Failures(Protocol):
-    """What a report says of offers that have `failed`: (offer, the sentence for the client).
+    """The offers that have `failed`, in a report: (offer number, message for the client).
 
-    Other replicas may answer these of them:
+    Another replica may answer an offer that is also listed in one of these:
 
-    - `broken`: the engine fails whatever it is given.
-    - `suspect`: it is well, and failed at one of several queries of a run, or prompts of a step.
+    - `broken`: the engine fails on every input.
+    - `suspect`: the engine works, but failed on one of several queries of a run, or prompts of a step.
     """
 
     failed: list[tuple[int, str]]
@@ -49,25 +49,25 @@ FailureKind = Literal["broken", "suspect"]
 
 
 def add_failure(report: Failures, number: int, sentence: str, kind: FailureKind | None) -> None:
-    """Without a `kind` nobody else may answer it."""
+    """Report that an offer failed. Without a `kind`, no other replica may answer it."""
     report.failed.append((number, sentence))
     if kind is not None:
         (report.broken if kind == "broken" else report.suspect).append(number)
 
 
 def failure_of(report: Failures, number: int, sentence: str) -> EngineFailed:
-    """The error of an offer that failed: EngineBroken where other replicas may answer it."""
+    """The error of a failed offer: EngineBroken if other replicas may answer it, else EngineFailed."""
     return (EngineBroken if number in report.broken or number in report.suspect else EngineFailed)(sentence)
 
 
 def speaks(about: Mapping[str, Any]) -> bool:
-    """Whether a replica's version, by what it says of itself, and this one understand each other."""
+    """Whether this version and a replica's, which its metadata states, understand each other."""
     return abs(int(about.get("wire", 0)) - WIRE) <= 1
 
 
 def known(kind: Callable[..., N], values: Sequence[Any]) -> N:
-    """What this version knows of a named tuple or a dataclass that another may have appended to. Raises TypeError where
-    it lacks more than has defaults.
+    """Build a named tuple or dataclass, ignoring values that a newer version may have appended. Raises TypeError if a
+    field without a default is missing.
     """
     return kind(*values[: len(kind.__match_args__)])  # type: ignore[attr-defined]  # both kinds have it
 

@@ -1,14 +1,14 @@
-"""The metrics: every name, tag and bucket. docs/operations.md says what each one means.
+"""The metrics: every name, tag and bucket. docs/operations.md explains each one.
 
 Ray exports them from each node. It adds the prefix `ray_`, the tags application, deployment and replica, and to
 counters the suffix `_total`.
 
-- While a query is served, counters and histograms are plain numbers. `publish` gives them to Ray every two seconds.
-- A histogram is published as gauges under the names of Prometheus's histograms: `NAME_bucket` by `le`, `NAME_sum` and
-  `NAME_count`. It counts every value. Ray's own histograms do not serve here: its agent replays each value in a loop
-  (`open_telemetry_metric_recorder.py` of 2.60), so thousands a second would cost it a core, and their sum is a guess.
+- While queries are served, counters and histograms are plain numbers. `publish` passes them to Ray every two seconds.
+- A histogram is published as gauges under the names of a Prometheus histogram: `NAME_bucket` by `le`, `NAME_sum` and
+  `NAME_count`. It counts every value. Ray's own histograms are unsuitable: Ray's agent replays each value in a loop
+  (`open_telemetry_metric_recorder.py` in 2.60), so thousands a second would cost it a core, and their sum is a guess.
 
-Imports no ray: its instruments are arguments.
+Does not import ray: Ray's instruments are arguments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from deployments.errors import Busy, DeadlineExceeded, OverQuota, OverShare, WindveError
 
 OK, BUSY, ERROR, CANCELLED, INVALID = "ok", "busy", "error", "cancelled", "invalid"
-NO_POOL = "none"  # the pool of what was answered before it had one
+NO_POOL = "none"  # the pool of a request that failed
 PUBLISHED_EVERY_S = 2.0
 
 BUCKETS_S = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0]
@@ -32,7 +32,7 @@ TOKENISING_BUCKETS_S = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
 _QUERIES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0]
 _POOL = ("pool",)
 _TENANT = ("tenant",)
-_MOST_TENANTS = 50  # names of API keys in metrics, for each Router
+_MOST_TENANTS = 50  # API key names in the metrics of each Router
 OTHER_TENANTS = "other"
 REACHED = {  # fields of a pool's state at a Router
     "is_open": "1 unless the pool is closed (queue_depth: 0)",
@@ -40,7 +40,7 @@ REACHED = {  # fields of a pool's state at a Router
     "ejected_replicas": "Replicas of windve_live_replicas that this Router ejected because their engines fail",
     "calibrated": "1 if a calibration wrote the cost model, 0 if it was measured at warm-up",
 }
-REPLICA_GAUGES = {  # fields of a replica's state, of whichever kind
+REPLICA_GAUGES = {  # fields of any replica's state
     "in_flight": "Queries that this replica has admitted and not yet answered",
     "waiting": "Queries of these that do not run yet",
     "slowdown": "Learned time of a batch over the cost model's prediction",
@@ -48,7 +48,7 @@ REPLICA_GAUGES = {  # fields of a replica's state, of whichever kind
 }
 _RATIOS = {"slowdown": "slowdown", "margin": "safety_margin"}
 _LIMITS: dict[type[BaseException], str] = {OverShare: "share", OverQuota: "quota"}
-_SERVER_ERRORS = 500  # HTTP: from here on it is not the client who must change something
+_SERVER_ERRORS = 500  # HTTP: from this status on, the client is not at fault
 
 
 class _Counter(Protocol):
@@ -60,14 +60,14 @@ class Gauge(Protocol):
 
 
 class Instruments(Protocol):
-    """`ray.serve.metrics`, or what a test puts in its place."""
+    """`ray.serve.metrics`, or a test's replacement."""
 
     Counter: Any
     Gauge: Any
 
 
 class OfModel:
-    """Instruments whose every value has the tag `model` besides."""
+    """Instruments that add the tag `model` to every value."""
 
     def __init__(self, instruments: Instruments, model: str) -> None:
         def tagged(kind: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,17 +82,17 @@ class OfModel:
 
 
 def outcome_of(error: BaseException) -> str:
-    """What a request that ended with this error counts as."""
+    """The outcome under which a request that ended with this error is counted."""
     if isinstance(error, Busy):
         return BUSY
     if isinstance(error, DeadlineExceeded | asyncio.CancelledError):
-        return CANCELLED  # the client would not wait any longer
+        return CANCELLED  # the client stopped waiting
     return INVALID if isinstance(error, WindveError) and error.status < _SERVER_ERRORS else ERROR
 
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """A counter whose steps are summed up until they are published."""
+    """A counter that sums its increments until they are published."""
 
     counter: _Counter
     names: tuple[str, ...]
@@ -109,7 +109,7 @@ class Tally:
 
 
 class Histogram:
-    """Counts every value by its upper bound (inclusive, as Prometheus has it), and adds them up, by tags."""
+    """Counts values by inclusive upper bound, as Prometheus does, and sums them, by tags."""
 
     def __init__(
         self, instruments: Instruments, name: str, about: str, bounds: Sequence[float], tags: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class Histogram:
         self._sums[tags] += value
 
     def publish(self) -> None:
-        """Give Ray the totals since the start."""
+        """Publish the totals since the start to Ray."""
         labels = (*map(str, self._bounds), "+Inf")
         for values, counts in self._counts.items():
             tags = dict(zip(self._names, values, strict=True))
@@ -139,7 +139,7 @@ class Histogram:
 
 
 class TenantMetrics:
-    """What clients use, by the names of their API keys."""
+    """Usage by API key name."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._names: set[str] = set()
@@ -152,40 +152,40 @@ class TenantMetrics:
         )
 
     def used(self, client: str, queries: int, *, tokens: int, device_s: float) -> None:
-        """A request of this client was answered."""
+        """Count an answered request of this client."""
         name = self._shown(client)
         self._queries.add(queries, name, OK)
         self._tokens.add(tokens, name)
         self._seconds.add(device_s, name)
 
     def refused(self, client: str, error: BaseException, queries: int) -> None:
-        """A request of this client ended with this error."""
+        """Count a request of this client that ended with this error."""
         outcome = next((limit for kind, limit in _LIMITS.items() if isinstance(error, kind)), outcome_of(error))
         self._queries.add(queries, self._shown(client), outcome)
 
     def _shown(self, client: str) -> str:
-        """Its name; of more than `_MOST_TENANTS` all others together."""
+        """The client's name, or `OTHER_TENANTS` once `_MOST_TENANTS` other names are in use."""
         if client not in self._names and len(self._names) >= _MOST_TENANTS:
             return OTHER_TENANTS
         self._names.add(client)
         return client
 
     def publish(self) -> None:
-        """Give Ray what was counted since the last call."""
+        """Publish what was counted since the last call to Ray."""
         for counted in (self._queries, self._tokens, self._seconds):
             counted.publish()
 
 
 class RefusalCounts(Protocol):
-    """What a replica says of itself when its metrics are published. `refusals`: counts since the start, by reason."""
+    """The part of a replica's state that its metrics need. `refusals`: counts since the start, by reason."""
 
     @property
     def refusals(self) -> Sequence[int]: ...
 
 
 class ReplicaMetrics:
-    """What every replica tells of its engine's runs and of itself. `info`: what it runs, each value a tag; `gauges`: of
-    which fields of its state; `reasons`: of its refusals, in the state's order.
+    """The metrics of every replica. `info`: what it runs, published as tags; `gauges`: the fields of its state that are
+    published, with descriptions; `reasons`: the reasons for refusals, in the state's order.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class ReplicaMetrics:
         self._about = {**self._pool, **info}
 
     def ran(self, queries: int, tokens: int, seconds: float, planned_s: float) -> None:
-        """A run ended well: it took `seconds`, and the cost model had said `planned_s`."""
+        """Count a successful run, which took `seconds`. The cost model predicted `planned_s`."""
         self._inference.observe(seconds, self._pool["pool"])
         self._sizes.observe(float(queries), self._pool["pool"])
         for counted, step in zip(self._tallies, (1, queries, seconds, tokens, planned_s), strict=False):
@@ -230,7 +230,7 @@ class ReplicaMetrics:
         self._tallies[-1].add(1, self._pool["pool"])
 
     def publish(self, state: RefusalCounts) -> None:
-        """Give Ray what was counted since the last call, and the gauges of this replica."""
+        """Publish what was counted since the last call, and this replica's gauges, to Ray."""
         for reason, before, now in zip(self._reasons, self._refused, state.refusals, strict=True):
             self._refusals.add(now - before, self._pool["pool"], reason)
         self._refused = tuple(state.refusals)
@@ -244,7 +244,7 @@ class ReplicaMetrics:
 
 
 def publish_periodically(publish: Callable[[], None]) -> None:
-    """From now on, on the running loop, for as long as it runs."""
+    """Call `publish` now and every `PUBLISHED_EVERY_S`, for as long as the running loop runs."""
     asyncio.get_running_loop().call_later(
         PUBLISHED_EVERY_S, publish_periodically, publish, context=contextvars.Context()
     )
@@ -252,12 +252,12 @@ def publish_periodically(publish: Callable[[], None]) -> None:
 
 
 def tally(instruments: Instruments, name: str, about: str, tags: tuple[str, ...]) -> Tally:
-    """A counter of that name, with nothing counted yet."""
+    """A new counter of that name."""
     return Tally(instruments.Counter(name, about, tags), tags)
 
 
 def pool_gauges(instruments: Instruments, abouts: Mapping[str, str]) -> dict[str, Gauge]:
-    """One for each field: that of `beta_s` is windve_beta_seconds, that of `is_open` windve_open. Tag: the pool."""
+    """A gauge for each field, tagged with the pool: `beta_s` becomes windve_beta_seconds, `is_open` windve_open."""
     return {key: instruments.Gauge(_name(key), about, _POOL) for key, about in abouts.items()}
 
 

@@ -1,17 +1,18 @@
-"""When a Router sends nothing to a replica whose engine fails, and for how long. Pure: the time is an argument.
+"""Outlier ejection: when a Router stops sending to a replica whose engine fails, and for how long. Pure: the time is an
+argument.
 
-Envoy's outlier detection, for the same reason: a replica that fails at once looks idle, and so gets everything
-(https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier). The first three numbers are its
-defaults (`consecutive_5xx`, `base_ejection_time`, `max_ejection_time`). Its `max_ejection_percent`, 10 %, is for
-hundreds of hosts; here a pool may have two.
+It follows Envoy's outlier detection, for the same reason: a replica that fails at once looks idle, and so attracts all
+queries (https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier). The first three numbers are
+Envoy's defaults (`consecutive_5xx`, `base_ejection_time`, `max_ejection_time`). Envoy's `max_ejection_percent` of 10 %
+suits hundreds of hosts; a pool here may have two.
 
-    ejected        after `FAILURES` offers in a row that failed by the engine's fault
-    for            `BASE_S`, times its ejections so far, `LONGEST_S` at most; one that has been well for so long since
-                   the last one begins anew
-    back           by itself; its next failure ejects it again, its next answer clears it, and so does a failure that
-                   shows its engine to be well
-    not ejected    while half of the Router's replicas are, and never the last one: all may fail by one cause, and
-                   then a Router had better try
+    ejected        after `FAILURES` offers in a row failed because of the engine
+    for            `BASE_S` times the number of its ejections, at most `LONGEST_S`; the number starts again at 1 if the
+                   replica has worked for as long as its last ejection took
+    back           automatically; the next failure ejects it again, while an answer, or a failure that shows that the
+                   engine works, clears it
+    not ejected    if half of the Router's replicas are ejected already, or if it is the last one: one cause may make
+                   all of them fail, and then it is better to keep trying
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ MOST_EJECTED = 0.5  # of a Router's replicas, rounded up
 
 @dataclass(slots=True)
 class Outlier:
-    """What a Router counts of one replica. `until`: it is ejected, by the Router's loop time."""
+    """A Router's counts for one replica. `until`: when its ejection ends, in the Router's loop time."""
 
     failures: int = 0  # in a row
     ejections: int = 0
     until: float = -math.inf
 
     def count(self, *, worked: int, failed: int) -> None:
-        """What has come of offers since the last report. `worked`: of so many it is known that the engine is well."""
+        """Count the outcomes of offers since the last report. `worked`: those that show that the engine works."""
         self.failures = failed if worked else self.failures + failed
 
     def should_be_ejected(self, now: float) -> bool:
@@ -43,7 +44,7 @@ class Outlier:
         return now < self.until
 
     def eject(self, now: float) -> float:
-        """For so many seconds."""
+        """Eject the replica. Returns for how many seconds."""
         well_s = now - self.until
         self.ejections = 1 if well_s > min(BASE_S * self.ejections, LONGEST_S) else self.ejections + 1
         ejected_s = min(BASE_S * self.ejections, LONGEST_S)
@@ -52,5 +53,5 @@ class Outlier:
 
 
 def may_eject_one(ejected: int, replicas: int) -> bool:
-    """Of so many live replicas so many are ejected already."""
+    """Whether one more replica may be ejected, if `ejected` of the Router's live `replicas` are already."""
     return ejected < min(math.ceil(MOST_EJECTED * replicas), replicas - 1)

@@ -1,4 +1,4 @@
-"""What a Router answered, refused and missed in the last five minutes, as `/info` shows it. Pure."""
+"""Counts of what a Router answered, refused and missed in the last five minutes, for `/info`. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 BUCKET_S, BUCKETS = 5, 60
 REFUSED, LATE = "refused", "late"
 _MOST_FINISHES = 200
-_FIRST, _THEN_EACH = 16, 8  # of a bucket, so many finishes are kept, then one in eight: a burst is more than its start
+_FIRST, _THEN_EACH = 16, 8  # a bucket samples its first 16 finishes, then every eighth, to cover all of a burst
 
 
 class Recent:
@@ -23,7 +23,7 @@ class Recent:
         self._asked = (0, 0)  # bucket, and how many were asked for in it
 
     def add(self, name: str, count: int = 1) -> None:
-        """So many more now. `name`: the pool that answered them, REFUSED or LATE."""
+        """Count `count` queries now. `name`: the pool that answered them, REFUSED or LATE."""
         now = self._bucket()
         if now not in self._buckets:
             for old in [at for at in self._buckets if at <= now - BUCKETS]:
@@ -32,7 +32,7 @@ class Recent:
         self._buckets[now][name] += count
 
     def wants_finish(self) -> bool:
-        """Whether the finish of the request that arrives now belongs to the sample."""
+        """Whether to sample the finish of the request that arrives now."""
         now = self._bucket()
         bucket, before = self._asked
         asked = before + 1 if bucket == now else 1
@@ -40,11 +40,11 @@ class Recent:
         return asked <= _FIRST or asked % _THEN_EACH == 0
 
     def finished(self, predicted_s: float, actual_s: float, pool: str) -> None:
-        """A request whose answer was predicted and came after so many seconds from its arrival."""
+        """Add a request to the sample. Both times are from its arrival to its answer."""
         self._finishes.append((self._bucket(), round(predicted_s, 4), round(actual_s, 4), pool))
 
     def describe(self) -> dict[str, Any]:
-        """Counts by bucket, the oldest first and the last one not over yet; finishes: [predicted s, actual s, pool]."""
+        """Counts by bucket, oldest first; the last bucket is incomplete. Finishes are [predicted s, actual s, pool]."""
         now = self._bucket()
         buckets = [self._buckets.get(at, Counter()) for at in range(now - BUCKETS + 1, now + 1)]
         pools = sorted({name for bucket in buckets for name in bucket} - {REFUSED, LATE})

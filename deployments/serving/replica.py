@@ -1,4 +1,4 @@
-"""What every replica has: cores and a thread for its engine, an address for Routers, metadata, health, an end."""
+"""The base of all replicas: cores and a thread for the engine, a server for Routers, metadata, health, shutdown."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ T = TypeVar("T")
 
 
 class Replica(ABC, Generic[S]):
-    """Serve deployment. The engine lives in a thread of its own, bound to its cores before its library is imported,
-    so that the event loop stays free for health checks, for admission and for answers that leave.
+    """Serve deployment. The engine runs in its own thread, which is pinned to its cores before the engine's library is
+    imported. The event loop stays free for health checks, admission and outgoing answers.
     """
 
-    unit: ClassVar[str]  # what the engine computes at once, in words
-    frame_type: ClassVar[Any]  # of a Router: its `decode` reads one
+    unit: ClassVar[str]  # the log's word for one computation of the engine
+    frame_type: ClassVar[Any]  # a Router's frames; its `decode` reads one
 
-    _settings: Any  # of its pool
+    _settings: Any  # the pool's
     _card: Any
     _engine: Any
     _metrics: Any
     _worker: Any  # RouterSessions: runs the engine for Routers
 
     def __init__(self, pool: str, settings: S, device: str, parts: Mapping[str, CpuPart]) -> None:
-        """`parts`: what the CPU instances of each model want of a machine, this model's among them if it has any."""
+        """`parts`: the share of a machine that each model's CPU instances want, including this model's, if any."""
         import ray
         from ray import serve
 
@@ -65,16 +65,16 @@ class Replica(ABC, Generic[S]):
         logger.info("%s ready: %s, %s cores %s", pool, self._in_words(), len(self._cores), sorted(self._cores))
 
     def __del__(self) -> Awaitable[None] | None:
-        """Called by Serve, and waited for, before the replica ends: what was admitted is answered."""
+        """Serve awaits this before the replica ends: all admitted work is answered first."""
         return self._worker.drained() if hasattr(self, "_worker") else None
 
     @abstractmethod
     def _load(self, settings: S, device: str) -> tuple[Any, Any]:
-        """The engine and the model's card; in the engine's thread."""
+        """Load the engine and the model's card. Runs in the engine's thread."""
 
     @abstractmethod
     def _start(self) -> RouterSessions[Any, Any]:
-        """Warm up and measure the engine, open the metrics; what runs the engine for Routers."""
+        """Warm up and measure the engine, and open the metrics. Returns the worker that runs the engine for Routers."""
 
     @abstractmethod
     def _in_words(self) -> str:
@@ -82,17 +82,17 @@ class Replica(ABC, Generic[S]):
 
     @abstractmethod
     def _describe(self) -> dict[str, Any]:
-        """What Routers and `/info` show of the engine."""
+        """What Routers and `/info` show about the engine."""
 
     @abstractmethod
     def _publish(self) -> None:
-        """Give the metrics to Serve."""
+        """Publish the metrics to Serve."""
 
     @abstractmethod
     def _utilization(self) -> float:
-        """How full it is, 1: as full as can be without refusing."""
+        """How full the replica is; at 1 it cannot take more without refusing."""
 
-    def _cores_of_engine(self, device: str) -> tuple[int, ...]:  # noqa: ARG002 - generation's depend on it
+    def _cores_of_engine(self, device: str) -> tuple[int, ...]:  # noqa: ARG002 - generation's override needs it
         return self._cores
 
     def _in_thread(self, work: Callable[[], T]) -> T:
@@ -110,9 +110,7 @@ class Replica(ABC, Generic[S]):
             logger.warning("%s: not bound to cores: %s", self._pool, problem)
 
     async def record_replica_metadata(self) -> dict[str, Any]:
-        """What the Router learns of this replica from Serve: engine, device, warm-up figures, cores, its node and
-        address.
-        """
+        """What Routers learn about this replica from Serve: engine, device, warm-up figures, cores, node, address."""
         publish_periodically(self._publish)
         return {
             **self._describe(),
@@ -124,10 +122,10 @@ class Replica(ABC, Generic[S]):
         }
 
     async def wake(self) -> None:
-        """Do nothing. A Router calls it once, because a Serve handle follows its deployment only after a first call."""
+        """Do nothing. A Router calls it once because a Serve handle follows its deployment only after a first call."""
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepUtilization`)."""
+        """What Serve's controller reads from this replica for autoscaling (see `autoscaling.KeepUtilization`)."""
         return {UTILIZATION: self._utilization()}
 
     def _failed(self, error: BaseException) -> str:
@@ -136,8 +134,10 @@ class Replica(ABC, Generic[S]):
         return f"the {self._pool} engine failed: {first_line(error)}"
 
     async def check_health(self) -> None:
-        """Called by Serve, which replaces the replica after three failures in a row. Raises where the device is lost,
-        the engine fails whatever it is given, or one run or step has taken `batch_timeout_s`.
+        """Serve calls this and replaces the replica after three failures in a row.
+
+        Raises an error if the device is lost, the engine fails on every input, or one run or step has taken longer than
+        `batch_timeout_s`.
         """
         if self._worker.problem is not None:
             raise RuntimeError(f"{self._worker.problem}: it now fails on inputs that it answered before")
@@ -151,5 +151,5 @@ class Replica(ABC, Generic[S]):
         await asyncio.wait_for(self._probe(), PROBE_TIMEOUT_S)
 
     async def _probe(self) -> None:
-        """Run a little through the model of an idle engine. Raises what that does."""
+        """Run a tiny input through the idle engine's model. Raises whatever the engine raises."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.probe)

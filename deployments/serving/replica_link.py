@@ -1,4 +1,4 @@
-"""A Router's connection to one replica: made, watched, made anew when it breaks, ended when the replica has gone."""
+"""A Router's connection to one replica: opened, watched, reopened when it breaks, closed when the replica is gone."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ray.serve")
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0  # between attempts to connect
-_HUNG_S = 1.5  # in which a replica that is counted out gives its state, if it lives
+_HUNG_S = 1.5  # a draining replica that does not report its state within this time hangs
 
 V = TypeVar("V", bound=ReplicaView[Any])
 C = TypeVar("C", bound=RouterChannel[Any, Any, Any])
 
 
 class ReplicaLink(Generic[V, C]):
-    """A Router's connection to one replica. It reconnects until Serve says that the replica has gone.
+    """A Router's connection to one replica. It reconnects until Serve says that the replica is gone.
 
-    States, by what a Router may do with it:
+    States:
 
-    - `_task` None: the replica has a version of the frames that this Router does not understand. Nothing is sent.
-    - `_channel` None: it connects, again and again. Nothing is sent.
-    - `_channel` set, `view.state` None: it is configured and asked for its state, which ends the wait.
-    - both set: `is_live`. When the connection breaks, it connects again.
+    - `_task` is None: this Router does not understand the replica's version of the frames. Nothing is sent.
+    - `_channel` is None: connecting, with retries. Nothing is sent.
+    - `_channel` is set, `view.state` is None: the replica was sent its policy and asked for its state.
+    - Both are set: `is_live`. When the connection breaks, the link connects again.
 
-    When a connection breaks, its pending offers become suspect: they may still run on the replica. A suspect offer
-    fails with ReplicaLost when one of these is known, and not before, so that nothing runs twice at the same time:
+    When a connection breaks, its pending offers become suspect: they may still run on the replica. So that nothing runs
+    twice at the same time, a suspect offer fails with ReplicaLost only when one of these is known:
 
-    - the replica is reached again and reports: it has then dropped the offers of the old connection
-    - nothing listens at the replica's port: its process is dead
-    - Serve says that the replica is dead
+    - The replica is reached again and reports. It has then dropped the offers of the old connection.
+    - Nothing listens on the replica's port, so its process is dead.
+    - Serve says that the replica is dead.
 
-    A kind of service that offers nothing again has `may_run_on` False: all its suspect offers fail at once.
+    A service that never offers anything twice sets `may_run_on` to False: its suspect offers fail at once.
     """
 
     view_type: type[V]
     may_run_on: ClassVar[bool]
-    at_work: ClassVar[str]  # for the sentence of ReplicaLost
+    at_work: ClassVar[str]  # completes ReplicaLost's message
 
     def __init__(self, pool: ReplicaSet[Any], replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
-        """`about`: what the replica said of itself through Serve, the address and secret of its `channel` among it."""
+        """`about`: the replica's metadata from Serve, including its `channel`'s address and secret."""
         self.view, self.about = self.view_type(replica, rank), about
         self.pool = pool
         self._channel: C | None = None
@@ -70,11 +70,11 @@ class ReplicaLink(Generic[V, C]):
 
     @property
     def is_live(self) -> bool:
-        """It is connected, and the replica has reported its state."""
+        """Whether it is connected and the replica has reported its state."""
         return self._channel is not None and self.view.state is not None
 
     def call_off(self, pending: Any) -> None:
-        """Nobody waits for it any more: the replica frees its room. Does nothing to an offer that has ended."""
+        """Cancel an offer, so that the replica frees its room. Does nothing if the offer has ended."""
         if self._channel is not None:
             self._channel.call_off(pending)
 
@@ -84,19 +84,19 @@ class ReplicaLink(Generic[V, C]):
             self._channel.configure(self.pool.policy)
 
     def describe(self) -> dict[str, Any]:
-        """What `/info` shows of every replica; the channel's secret stays here."""
+        """What `/info` shows about every replica. The channel's secret is left out."""
         ejected_s = max(0.0, self.view.outlier.until - asyncio.get_running_loop().time())
         return {**self.about, "channel": f"port {self.about['channel']['port']}", "ejected_s": round(ejected_s, 1)}
 
-    # --- what it knows of the replica ---------------------------------------------------------------------------------
+    # --- what it knows about the replica ------------------------------------------------------------------------------
 
     @property
     def _is_waiting(self) -> bool:
-        """It has something to say."""
+        """Whether a report is due from the replica."""
         return not self.view.has_read_all
 
     def _watch(self) -> None:
-        """Ask for its state while it says nothing of what it was sent."""
+        """Ask the replica for its state while it owes a report and stays quiet."""
         self._watching = self._channel is not None and self._is_waiting
         if self._channel is None or not self._watching:
             return
@@ -107,7 +107,7 @@ class ReplicaLink(Generic[V, C]):
         loop.call_later(QUIET_S, self._watch, context=contextvars.Context())
 
     def _hear(self, report: Any) -> None:
-        """Take what a report says of the replica."""
+        """Take over the state that a report carries."""
         self.view.hear(asyncio.get_running_loop().time(), report.state, report.seen)
 
     def _on_report(self, report: Any) -> None:
@@ -115,13 +115,13 @@ class ReplicaLink(Generic[V, C]):
         self._hear(report)
         if first:
             self._wait_s = 0.0
-            self._lose_suspect()  # it has dropped them
+            self._lose_suspect()  # the replica has dropped them
             self.pool.changed()
 
     # --- how it ends --------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Serve says that the replica has gone: dead, or drained."""
+        """Close the link: Serve says that the replica is dead or drained."""
         if self._task is not None:
             self._task.cancel()
         if self._channel is not None:
@@ -132,8 +132,8 @@ class ReplicaLink(Generic[V, C]):
         self._lose_suspect()
 
     def drain(self) -> bool:
-        """Serve counts it out; it may still answer what it has: the connection ends with the replica. False where it
-        has nothing, and the link has ended. One that says nothing any more is hung: Serve takes a while to end it.
+        """Serve no longer lists the replica: let it answer what it has. Returns False, with the link closed, if it has
+        nothing. A replica that stays silent hangs; its link is closed before Serve gets around to ending it.
         """
         if self._channel is None or not self._channel.pending:
             self.end()
@@ -160,7 +160,7 @@ class ReplicaLink(Generic[V, C]):
         if self.pool.links.get(self.view.replica) is self:
             self._task = self.pool.spawn(self._connect())
         else:
-            self.pool.drained(self)  # and has ended
+            self.pool.drained(self)
             self._lose_suspect()
 
     def _lose_suspect(self) -> None:
@@ -170,7 +170,7 @@ class ReplicaLink(Generic[V, C]):
             pending.fail(ReplicaLost(f"{who} while {self.at_work}; try again"))
 
     async def _connect(self) -> None:
-        """Until it is reached; its first report ends the wait."""
+        """Connect, with retries, then send the policy and ask for a report. The first report resets the backoff."""
         at = self.about["channel"]
         await asyncio.sleep(self._wait_s)  # 0, unless the last connection broke before its first report
         self._wait_s = min(max(2 * self._wait_s, _FIRST_RETRY_S), _LAST_RETRY_S)
@@ -185,7 +185,7 @@ class ReplicaLink(Generic[V, C]):
 
 
 def learned(state: Any) -> dict[str, Any]:
-    """What `/info` shows of a replica's state, of whichever kind."""
+    """What `/info` shows about the state of any kind of replica."""
     return {
         "opens_s": state.opens_s if math.isfinite(state.opens_s) else None,
         "slowdown": round(state.slowdown, 4),
@@ -194,8 +194,8 @@ def learned(state: Any) -> dict[str, Any]:
 
 
 async def connected(open_channel: Callable[[], Awaitable[C]], who: str, on_refused: Callable[[], None]) -> C:
-    """A channel to a replica, however many attempts that takes. `who`: the replica, in the log's words. `on_refused`:
-    nobody listens there, so that its process is dead.
+    """Open a channel to a replica, retrying until it succeeds. `who` names the replica in the log. `on_refused` is
+    called when nothing listens there, so the replica's process is dead.
     """
     wait_s, told = _FIRST_RETRY_S, False
     while True:
@@ -212,4 +212,4 @@ async def connected(open_channel: Callable[[], Awaitable[C]], who: str, on_refus
             continue
         if channel.is_open:
             return channel
-        await asyncio.sleep(wait_s)  # it broke before it was known here
+        await asyncio.sleep(wait_s)  # the connection broke before it was returned

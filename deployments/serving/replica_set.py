@@ -1,4 +1,4 @@
-"""The replicas of one pool, as Serve tells a Router of them: which live, which drain, which have gone."""
+"""The replicas of one pool, as Serve reports them to a Router: live, draining or gone."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ L = TypeVar("L", bound=ReplicaLink[Any, Any])
 class ReplicaSet(ABC, Generic[L]):
     """A pool's replicas.
 
-    `links`: by replica id, those that Serve counts in. `live`: those of them that are connected and have reported, the
-    preferred first. `policy`: what is in force, as replicas get it.
+    `links`: the replicas that Serve lists, by replica id. `live`: those of them that are connected and have reported,
+    preferred ones first. `policy`: the policy in force, as it is sent to replicas.
     """
 
     link_type: type[L]
@@ -41,7 +41,7 @@ class ReplicaSet(ABC, Generic[L]):
         handle: DeploymentHandle[Any] | None,
         router: str,
         node: str,  # on which the Router runs
-        on_change: Callable[[], None],  # called whenever replicas have come or gone
+        on_change: Callable[[], None],  # called when replicas join or leave, or start or stop answering
     ) -> None:
         self.name, self.router_id = name, router
         self.policy: dict[str, Any] = {}
@@ -64,11 +64,11 @@ class ReplicaSet(ABC, Generic[L]):
         on_report: Callable[[Any], None],
         on_lost: Callable[[list[Any]], None],
     ) -> Any:
-        """Raises OSError or TimeoutError. A simulation has another."""
+        """Connect to a replica. Raises OSError or TimeoutError. A simulation overrides it."""
         return await reach(lambda: self.channel_type(on_report, on_lost), address, secret)
 
     def put_in_force(self, policy: Mapping[str, Any]) -> None:
-        """Send a policy to every replica, and to those that come."""
+        """Send a policy to every replica, and to replicas that join later."""
         self.policy = {"router": self.router_id, **policy}
         for link in self.links.values():
             link.configure()
@@ -80,23 +80,23 @@ class ReplicaSet(ABC, Generic[L]):
             self._loop.call_soon_threadsafe(self.follow, members, died)
 
         membership.watch(self._deployment, changed)
-        # A handle starts to follow its deployment with its first call.
+        # A handle follows its deployment only after its first call.
         self.spawn(self._wake_handle())
 
     async def _wake_handle(self) -> None:
         assert self._handle is not None
         try:
             await self._handle.options(method_name="wake").remote()
-        except Exception as error:  # noqa: BLE001 - it meant nothing; the handle follows its deployment from now on
+        except Exception as error:  # noqa: BLE001 - the result does not matter: the handle follows its deployment now
             logger.info("the %s pool's first call failed: %s", self.name, error)
 
     def changed(self) -> None:
-        """Replicas have come or gone, or have begun or ceased to answer."""
+        """Update `live` after replicas have joined or left, or have started or stopped answering."""
         self.live = sorted((link for link in self.links.values() if link.is_live), key=lambda link: link.view.rank)
         self._on_change()
 
     def follow(self, members: membership.Members, died: str | None) -> None:
-        """Serve says which replicas live, and of one that it is dead for sure."""
+        """Take Serve's list of live replicas. `died`: a replica that is certainly dead."""
         if set(members) != set(self.links):
             logger.info("the %s pool has %d live replicas", self.name, len(members))
         for replica in set(self.links) - set(members):
@@ -108,7 +108,7 @@ class ReplicaSet(ABC, Generic[L]):
             if died in links:
                 links.pop(died).end()
         for replica, about in members.items():
-            if replica in self._draining:  # counted in again
+            if replica in self._draining:  # listed again
                 self.links[replica] = self._draining.pop(replica)
                 self.links[replica].configure()
             elif replica not in self.links and replica != died:
@@ -118,26 +118,26 @@ class ReplicaSet(ABC, Generic[L]):
 
     @property
     def is_open(self) -> bool:
-        """It has replicas that answer."""
+        """Whether any replica answers."""
         return bool(self.live)
 
     def ejected(self) -> list[L]:
-        """The live replicas that are sent nothing because their engines fail."""
+        """The live replicas that get no queries because their engines fail."""
         now = self._loop.time()
         return [link for link in self.live if link.view.outlier.is_ejected(now)]
 
     def heard(self, link: L) -> None:
-        """A replica has reported, was ejected, or is back."""
+        """Called when a replica has reported, was ejected, or is back."""
 
     def drained(self, link: L) -> bool:
-        """Serve had counted it out, and it has ended. False where it had not, or has counted it in again."""
+        """A replica's connection has ended: forget the replica if it was draining. Returns whether it was."""
         drains = self._draining.get(link.view.replica) is link
         if drains:
             del self._draining[link.view.replica]
         return drains
 
     def spawn(self, errand: Any) -> asyncio.Task[None]:
-        """In an empty context: it must not be cancelled with the HTTP request that happens to be at hand."""
+        """Run a coroutine in an empty context, so that it is not canceled with the current HTTP request."""
         task: asyncio.Task[None] = self._loop.create_task(errand, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -145,7 +145,7 @@ class ReplicaSet(ABC, Generic[L]):
 
 
 def rank(replica: str, replica_node: str | None, *, node: str, router: str) -> tuple[bool, int]:
-    """The smallest first: replicas on the Router's own `node`, which the network need not carry anything to; among
-    others in an order of each Router's own, so that several Routers do not all turn to the same one.
+    """A replica's sort key, preferred replicas first: those on the Router's own `node`, which need no network, then the
+    others. Each Router orders equals in its own way, so that Routers do not all turn to the same replica.
     """
     return replica_node != node, zlib.crc32(f"{router} {replica}".encode())

@@ -1,4 +1,4 @@
-"""What every Router has: the config in force, a pool of replicas for each handle, and the trials of a calibration."""
+"""The base of all Routers: the config in force, a pool of replicas for each handle, and a calibration's trials."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Named(Protocol):
 
 
 M = TypeVar("M", bound=Named)  # a card
-T = TypeVar("T")  # what makes tokens of texts
+T = TypeVar("T")  # a tokenizer
 
 
 class RouterContext(NamedTuple, Generic[M, T]):
-    """What a Router finds where it runs: the names of its replica and node, Serve's metrics, and the model's files."""
+    """A Router's environment: the names of its replica and node, Serve's metrics, the model's card and tokenizer."""
 
     replica: str
     node: str
@@ -46,7 +46,7 @@ class RouterContext(NamedTuple, Generic[M, T]):
 
     @classmethod
     def of_serve(cls, card: M, tokenizer: T) -> RouterContext[M, T]:
-        """Within a replica of Serve."""
+        """The environment of the current Serve replica. Call it only inside one."""
         import ray
         from ray import serve
         from ray.serve import metrics
@@ -75,7 +75,7 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
     def __init__(self, settings: S, topology: Topology, handles: Handles, context: RouterContext[M, Any]) -> None:
         self.settings, self.topology = settings, topology
         self.replica, self.card = context.replica, context.card
-        self.config: C  # once `reconfigure` was called
+        self.config: C  # set by `reconfigure`
         self.config_problem: str | None = None
         self.started = time.time()
         self.pools: dict[str, P] = {}
@@ -83,10 +83,10 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
         self._trials = Trials()
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Put a `user_config` in force: at the start, and in place whenever it changes.
+        """Apply a `user_config`. Serve calls this at the start and whenever the config changes.
 
-        At the start a bad config refuses to start (SettingsError names the key). Later it changes nothing: what runs
-        goes on with the config before it, and the log and `/info` say what is wrong with the new one.
+        Raises SettingsError, which names the key, if the first config is bad. A bad config later is ignored: the
+        previous one stays in force, and the log and `/info` report the problem.
         """
         try:
             config = self._parse(user_config)
@@ -96,14 +96,14 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
             self.configure(config)
 
     def refuse(self, error: SettingsError) -> None:
-        """A config that came is bad. Raises the error where none is in force."""
+        """Reject a bad config: keep the one in force and report the error, or raise it if none is in force."""
         if not self.pools:
             raise error
         self.config_problem = str(error)
         logger.error("refused the new user_config; the previous one stays in force: %s", error)
 
     def configure(self, config: C) -> None:
-        """Put a config in force."""
+        """Apply a config. The first one also connects the pools and starts publishing metrics."""
         self.config, self.config_problem = config, None
         self._trials.configure(config.trial)
         first = not self.pools
@@ -129,31 +129,31 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
 
     @abstractmethod
     def _parse(self, user_config: Any) -> C:
-        """Raises SettingsError."""
+        """Parse a `user_config`. Raises SettingsError."""
 
     @abstractmethod
     def _put_in_force(self, config: C) -> str:
-        """Configure the pools; what is promised now, for the log."""
+        """Configure the pools. Returns a description of the new promise for the log."""
 
     @abstractmethod
     def _publish(self) -> None:
-        """Give the metrics to Serve."""
+        """Publish the metrics to Serve."""
 
     def _replicas_changed(self) -> None:
-        """Replicas have come or gone, or have begun or ceased to answer."""
+        """Called when replicas join or leave, or start or stop answering."""
 
     # --- calibration --------------------------------------------------------------------------------------------------
 
     def _enter(self, trial: Trial) -> None:
-        """A calibration asks. Raises Forbidden or InvalidInput."""
+        """Check and note a calibration's request. Raises Forbidden or InvalidInput."""
         self._trials.enter(trial, self.topology.pools, asyncio.get_running_loop().time(), time.time())
 
     @property
     def trial_seconds_ago(self) -> float | None:
-        """Since a calibration asked last: it runs. None: it has not, or its grant was withdrawn."""
+        """Seconds since the last trial request. None: there was none, or its grant was withdrawn."""
         return self._trials.seconds_ago(asyncio.get_running_loop().time())
 
-    # --- how it is ----------------------------------------------------------------------------------------------------
+    # --- status -------------------------------------------------------------------------------------------------------
 
     def describe_pools(self) -> dict[str, dict[str, Any]]:
         """Each pool as `/info` shows it."""
@@ -164,5 +164,5 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
         }
 
     def _about(self, _pool: str) -> dict[str, Any]:
-        """What `/info` says of a pool beside its replicas."""
+        """Additional fields that `/info` shows for a pool."""
         return {}

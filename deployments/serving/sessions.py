@@ -1,4 +1,4 @@
-"""A replica's end of its Routers' connections: what it has of each, and one report a turn of the event loop."""
+"""A replica's sessions with its Routers: what each has there, and one report to each per turn of the event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROBE_TIMEOUT_S = 5.0  # an engine that is well has computed by then what only t
 
 
 class Connection(Protocol):
-    """What a replica needs of its end of a Router's connection (`wire.RouterConnection`)."""
+    """The interface of a Router's connection (`wire.RouterConnection`) that a replica needs."""
 
     @property
     def unsent(self) -> int: ...
@@ -27,10 +27,10 @@ class RouterSession:
 
     connection: Connection
     name: str = ""  # the Router's replica id, from its settings
-    seen: int = 0  # frames that were read
+    seen: int = 0  # frames read
     outbox: Any = None  # the report that is sent at the end of this turn of the event loop
-    reported_opens_at: float = 0.0  # by the last report: when there is room again, on the replica's clock
-    asks: bool = False  # it waits for a report
+    reported_opens_at: float = 0.0  # when there is room again, as last reported; the replica's clock
+    asks: bool = False  # the Router waits for a report
 
 
 S = TypeVar("S", bound=RouterSession)
@@ -40,39 +40,39 @@ R = TypeVar("R")
 class RouterSessions(ABC, Generic[S, R]):
     """The connections of a replica's Routers. All methods are called on the event loop.
 
-    A Router that connects again, before the replica has noticed that the connection before is broken, is known by its
-    name: the old connection is `gone` then.
+    A Router may reconnect before the replica notices that its old connection is broken. The replica then recognizes the
+    Router by its name and drops the old connection (`gone`).
     """
 
     session_type: type[S]
     report_type: type[R]
-    problem: str | None = None  # what the engine fails of, whatever it is given
+    problem: str | None = None  # why the engine fails on every input, if it does
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.now = clock
         self._sessions: dict[Connection, S] = {}
         self._flushing = False
-        self._idle = asyncio.Event()  # something has ended
+        self._idle = asyncio.Event()  # set when something has ended
 
     @property
     @abstractmethod
     def is_busy(self) -> bool:
-        """Something that came has not ended."""
+        """Whether anything that Routers sent has not ended."""
 
     @abstractmethod
     def state(self) -> Any:
-        """What the replica says of itself now."""
+        """The replica's state now, as it reports it to Routers."""
 
     @abstractmethod
     def gone(self, connection: Connection) -> None:
-        """A Router's connection has ended: nobody waits for what it had offered."""
+        """A Router's connection has ended: drop what it had offered."""
 
     @abstractmethod
     def _should_report(self, session: S, opens_at: float) -> bool:
-        """Whether the Router gets a report though nothing became of its offers. `opens_at`: when there is room."""
+        """Whether to report to a Router that has no news about its offers. `opens_at`: when there is room."""
 
     async def drained(self) -> None:
-        """Until all that was admitted has ended."""
+        """Wait until all admitted work has ended."""
         while self.is_busy:
             self._idle.clear()
             await self._idle.wait()
@@ -83,15 +83,15 @@ class RouterSessions(ABC, Generic[S, R]):
         return session
 
     def _identify(self, session: S, name: str) -> None:
-        """A Router has said who it is. An older connection of it broke at the other end only."""
+        """Take a Router's name, and drop its older connection, which only the Router knows to be broken."""
         session.name = name
         for connection, other in list(self._sessions.items()):
             if other is not session and other.name == name:
                 self.gone(connection)
-                connection.hang_up()  # what it still had to say is not heard
+                connection.hang_up()  # nothing more is read from it
 
     def _tell(self, session: S) -> R:
-        """The report that goes to that Router at the end of this turn of the event loop; the caller adds to it."""
+        """The report that the Router gets at the end of this turn of the event loop. The caller adds to it."""
         self.report_soon()
         if session.outbox is None:
             session.outbox = self.report_type()
@@ -99,7 +99,7 @@ class RouterSessions(ABC, Generic[S, R]):
         return report
 
     def report_soon(self) -> None:
-        """At the end of this turn of the event loop."""
+        """Send the pending reports at the end of this turn of the event loop."""
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._send, context=contextvars.Context())
@@ -123,5 +123,5 @@ class RouterSessions(ABC, Generic[S, R]):
 
 
 def later(delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-    """In an empty context: it must not be tied to whatever call happens to be at hand."""
+    """`call_later` in an empty context, so that the callback is not tied to the current call."""
     return asyncio.get_running_loop().call_later(delay_s, callback, context=contextvars.Context())

@@ -1,13 +1,14 @@
 """A TCP connection between each Router and each replica, in place of calls through Serve's handle.
 
-A call through the handle costs both processes about a millisecond of a core. That is thirty times the cost
-of a frame of one query here, and three times where 32 queries share it.
+A call through the handle costs the two processes about a millisecond of a core. That is 30 times the cost of a frame
+with one query here, or 3 times if 32 queries share the call.
 
     Router: RouterChannel  ── offers ──▶  replica: RouterConnection, one for each Router; Server accepts them
                      ◀─ reports ──
 
-Serve tells the Routers which replicas live, their ports and their secrets. A Router's first frame is the secret. Until
-then the replica reads no more bytes than a secret has, and it keeps at most 64 such connections. Imports no ray.
+Serve tells the Routers which replicas are alive, with their ports and secrets. A Router's first frame is the secret.
+Before that, the replica reads no more bytes than a secret takes, and keeps at most 64 such connections. Does not import
+ray.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ logger = logging.getLogger("ray.serve")
 
 _CONNECT_TIMEOUT_S = 5.0
 _SECRET_BYTES = 32
-_MOST_UNAUTHENTICATED = 64  # connections without the secret: a Router shows it at once, so the oldest gives way
+_MOST_UNAUTHENTICATED = 64  # beyond it the oldest is closed: a real Router sends the secret at once
 _KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 6_000}  # s, s, times, ms
 
 
 class Peer(asyncio.Protocol):
-    """Either end: cuts what arrives into frames."""
+    """Either end of a connection: cuts the incoming bytes into frames."""
 
     transport: asyncio.Transport
 
@@ -42,7 +43,7 @@ class Peer(asyncio.Protocol):
         self.largest = LARGEST_FRAME
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's has no such base class
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's lacks this base class
         _keep_alive(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -51,7 +52,7 @@ class Peer(asyncio.Protocol):
         while len(buffer) >= SIZE.size:
             (size,) = SIZE.unpack_from(buffer)
             if not HEAD.size <= size <= self.largest:
-                self.transport.abort()  # not one of ours
+                self.transport.abort()  # not a frame of windve's
                 return
             if len(buffer) < size:
                 return
@@ -63,7 +64,9 @@ class Peer(asyncio.Protocol):
                 return
 
     def _received(self, frame: bytes) -> None:
-        """The other end's fault and ours are told apart. Both end the connection: nobody waits for what was lost."""
+        """Decode and handle a frame. A bad frame and a bug of ours are logged differently. Either one closes the
+        connection, so that nobody waits for what was lost.
+        """
         try:
             message = self.decode(frame)
         except (ValueError, TypeError, LookupError, struct.error) as error:
@@ -77,11 +80,11 @@ class Peer(asyncio.Protocol):
             self.transport.abort()
 
     def decode(self, frame: bytes) -> Any:
-        """Raises ValueError, TypeError, LookupError or struct.error where it is not what it says."""
+        """Decode a frame. Raises ValueError, TypeError, LookupError or struct.error if it is malformed."""
         raise NotImplementedError
 
     def hear(self, message: Any) -> None:
-        """Act on what `decode` gave."""
+        """Handle a message that `decode` returned."""
         raise NotImplementedError
 
 
@@ -89,7 +92,7 @@ P = TypeVar("P", bound=Peer)
 
 
 async def reach(make: Callable[[], P], address: tuple[str, int], secret: str) -> P:
-    """Connect to a replica and show its secret; `make` makes the Router's end. Raises OSError or TimeoutError."""
+    """Connect to a replica and send its secret. `make` creates the Router's end. Raises OSError or TimeoutError."""
     async with asyncio.timeout(_CONNECT_TIMEOUT_S):
         _, end = await asyncio.get_running_loop().create_connection(make, *address)
     shown = secret.encode()
@@ -98,7 +101,7 @@ async def reach(make: Callable[[], P], address: tuple[str, int], secret: str) ->
 
 
 class Frames(Protocol):
-    """What a replica sends: `encode` gives the buffers of each frame."""
+    """What a replica sends. `encode` returns the buffers of each frame."""
 
     def encode(self) -> list[list[bytes]]: ...
 
@@ -138,21 +141,21 @@ class RouterConnection(Peer):
         self.transport.abort()
 
     def send(self, report: Frames) -> None:
-        """Never waits."""
+        """Send a report without waiting."""
         if not self.transport.is_closing():
             for frame in report.encode():
                 self.transport.writelines(frame)
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait until the Router reads."""
+        """Bytes that the Router has not read yet."""
         return self.transport.get_write_buffer_size()
 
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """A replica's end. `secret` and what `start` returns are what a Router must know. `on_offers` gets what `decode`
-    makes of a Router's frame.
+    """A replica's end. To connect, a Router needs `secret` and the port that `start` returns. `on_offers` gets each
+    frame of a Router as `decode` returns it.
     """
 
     host: str
@@ -161,10 +164,10 @@ class Server:
     decode: Callable[[bytes], Any]
     secret: str = field(default_factory=lambda: secrets.token_hex(_SECRET_BYTES))
     _server: asyncio.Server | None = None
-    _unauthenticated: dict[RouterConnection, None] = field(default_factory=dict)  # in the order in which they came
+    _unauthenticated: dict[RouterConnection, None] = field(default_factory=dict)  # oldest first
 
     async def start(self) -> int:
-        """Listen; returns the port."""
+        """Listen. Returns the port."""
         self._server = await asyncio.get_running_loop().create_server(lambda: RouterConnection(self), self.host, 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
@@ -182,12 +185,12 @@ class Server:
             oldest.transport.abort()
 
     def remove_unauthenticated(self, stranger: RouterConnection) -> None:
-        """It has shown the secret, or has gone."""
+        """Forget a connection that has sent the secret or has closed."""
         self._unauthenticated.pop(stranger, None)
 
 
 def _keep_alive(transport: asyncio.BaseTransport) -> None:
-    """A connection that swallows all is found out by the kernel within seconds."""
+    """Let the kernel detect a dead connection within seconds."""
     raw = transport.get_extra_info("socket")
     if raw is None or raw.family not in {socket.AF_INET, socket.AF_INET6}:
         return

@@ -79,9 +79,9 @@ def test_a_setting_has_its_comment_or_those_above_it_as_description():
     kinds = VALIDATOR.schema["$defs"]
     said = {name: kinds[name]["properties"] for name in ("CpuSettings", "ModelSettings", "GenerationCpuSettings")}
     assert said["CpuSettings"]["cores"]["description"] == "for each instance"
-    assert said["CpuSettings"]["engine"]["description"] == "auto: the quickest of those installed"
+    assert said["CpuSettings"]["engine"]["description"] == "auto: the fastest installed one"
     assert said["ModelSettings"]["max_tokens"]["description"].startswith("lowers the model's own limit")
-    assert said["GenerationCpuSettings"]["blocks"]["description"].startswith(
-        "Of the cache, each of 128 tokens; auto: as many"
+    assert said["GenerationCpuSettings"]["blocks"]["description"].startswith("Cache blocks of 128 tokens. auto: 85 %")
+    assert said["GenerationCpuSettings"]["max_num_batched_tokens"]["description"].startswith(
+        "the most tokens in one step"
     )
-    assert said["GenerationCpuSettings"]["max_num_batched_tokens"]["description"].startswith("most in one step")

@@ -1,15 +1,14 @@
 """Admission by predicted finish: a query is admitted if it ends before its deadline. Pure.
 
-Symbols. Work is in planned device seconds, which the cost model says; the others are seconds on the clock:
+Symbols. Work (c, U, W) is in planned device seconds of the cost model. All other times are seconds on the clock.
 
     c           cost of the query
-    U, W        work of the urgent queries that wait; of the next run: U and the deferrable queries that it takes
-    L           time that the running run still needs
-    left, t     time to the query's deadline; time to the earliest deadline in the next run, this query's included
-    s(x)        seconds of a run of work x, as the predictor knows the device; w(t) its inverse; b(t) the part of t that
-                a prediction may fill, beside a margin for its error
-    f           how many times as long all takes just now, by a run that is overdue; else 1
-    rho         work that arrives in a second
+    U, W        work of the waiting urgent queries; work of the next run: U and the deferrable queries that join it
+    L           time until the current run ends
+    left, t     time to the query's deadline; time to the earliest deadline in the next run, including this query's
+    s(x)        predicted seconds of a run of work x; w(t) is its inverse; b(t) is t without the safety margin
+    f           the slowdown that an overdue run shows; else 1
+    rho         work that arrives per second
 
 A query is admitted if the next run still fits into the SLO, and
 
@@ -19,15 +18,15 @@ A query is admitted if the next run still fits into the SLO, and
     answers come pass by pass           L + f s(U + c + pass) <= b(left)
       (on an idle device: as at the end)
     it is bulk                          it may be in the next run; no time is promised
-    it is deferrable                    L + ceil(deferrable work / its share of any run) * SLO <= b(left); one run more
-                                        where urgent queries wait and answers come at the run's end
+    it is deferrable                    L + ceil(deferrable work / its reserved part of a run) * SLO <= b(left); one run
+                                        more if urgent queries wait and answers come at the run's end
 
 - Pass by pass, a new query delays no query with an earlier deadline. Queries with later deadlines are still in time,
   because this query is. So only its own deadline is checked.
 - Without the term with rho, one early query would make the next run short.
-- While tenants ask for more than there is, those over their share leave room to the others (`fair_share`). A query of a
-  tenant that asks for less than its share goes by the rules above, with rho 0.
-- A slow device may refuse every query for ever. So an idle device sometimes admits one as a probe (`probe`).
+- Under contention, tenants over their share leave room to the others (`fair_share`). For tenants under their share, the
+  rules above apply with rho 0.
+- A slow device may refuse every query forever. So an idle device sometimes admits one as a probe (`probe`).
 
 `make bench ARGS=admission` compares these rules with simpler ones.
 """
@@ -51,8 +50,11 @@ _NEVER = math.inf
 
 
 class Opening(NamedTuple):
-    """In `opens_s` seconds a query of the cost `cost_s` (0: any) would be admitted; `room_s`: what has room now.
-    `grows`: answers leave pass by pass, and room comes with each; else it comes at once.
+    """When a device admits a query.
+
+    - `opens_s`: seconds until a query of cost `cost_s` (0: any) would be admitted.
+    - `room_s`: the room now, in planned device seconds.
+    - `grows`: room grows pass by pass; otherwise it comes at once.
     """
 
     opens_s: float
@@ -63,7 +65,7 @@ class Opening(NamedTuple):
 
 @dataclass(slots=True, repr=False, eq=False)
 class Admission(ABC, Generic[Q]):
-    """A rule of admission. What is not abstract is right for a rule that promises no time."""
+    """A rule of admission. The methods that are not abstract suit a rule that promises no finish time."""
 
     limits: Limits
     queue: RunQueue[Q]
@@ -74,57 +76,57 @@ class Admission(ABC, Generic[Q]):
     def fitting(
         self, now: float, queries: Sequence[ScheduledQuery], total_s: float, outlook: Outlook, run_s: float
     ) -> int:
-        """How many of the first of these have room; `total_s`: their cost; `run_s`: the most work of a run."""
+        """How many of the first queries have room. `total_s`: the cost of all; `run_s`: the most work of a run."""
 
     @abstractmethod
     def is_full(self, now: float, outlook: Outlook) -> bool:
-        """No query of the mean cost would be admitted."""
+        """Whether a query of the mean cost would be refused."""
 
     @abstractmethod
     def opening(self, now: float, outlook: Outlook, *, over_share: bool) -> Opening:
-        """When a query of at least the mean cost that allows the SLO would be admitted; in 0 s: now. `over_share`: of a
-        tenant that asks for more than its share.
+        """When a query of at least the mean cost, with the SLO to its deadline, would be admitted. `over_share`: for a
+        tenant over its share.
         """
 
     @property
     @abstractmethod
     def bulk_room_s(self) -> float:
-        """Room for bulk queries."""
+        """Room for bulk queries, in planned device seconds."""
 
     @property
     def over_share(self) -> Sequence[str]:
-        """Tenants to which the device opens later than to others."""
+        """Tenants for which the device opens later than for others."""
         return ()
 
     def promote(self, _now: float, _queries: Sequence[ScheduledQuery], _total_s: float) -> None:
-        """Make deferrable queries urgent where they would be better off."""
+        """Make deferrable queries urgent if that serves them better."""
 
     def never(self, _cost_s: float, _left_s: float) -> bool:
-        """A query of that cost does not end within `left_s` on an idle device either."""
+        """Whether a query of that cost would not end within `left_s` even on an idle device."""
         return False
 
     def most_s(self, _left_s: float) -> float:
-        """The largest cost of a query with so much time left that an idle device admits."""
+        """The largest cost of a query, with this much time left, that an idle device admits."""
         return _NEVER
 
     def may_wait_s(self, _now: float, _query: ScheduledQuery, _f: float) -> float:
-        """Seconds that an idle device may wait before it starts what waits, this query among it."""
+        """Seconds that an idle device may wait before it starts the waiting queries, including this one."""
         return _NEVER
 
     def deferrable_s(self, _now: float, _urgent: Sequence[ScheduledQuery]) -> tuple[float, float]:
-        """Deferrable work that a run takes behind these urgent queries; and the most with their share of any run, which
-        is less only where the urgent ones would wait for it.
+        """Two limits on the deferrable work in a run behind these urgent queries: how far it may fill the run, and the
+        most including its reserved part. The second is finite only where urgent queries would have to wait for it.
         """
         return _NEVER, _NEVER
 
     def bulk_s(self, _now: float, _urgent: Sequence[ScheduledQuery]) -> float:
-        """The most bulk work of a run of these urgent queries."""
+        """The most bulk work in a run with these urgent queries."""
         return _NEVER
 
 
 @dataclass(slots=True, repr=False, eq=False)
 class DeadlineAdmission(Admission[Q]):
-    """By predicted finish. `is_probe`: the running run is a probe, or what waits."""
+    """Admission by predicted finish. `is_probe`: the current run, or the waiting one, is a probe."""
 
     is_probe: bool = False
     _probe: IdleProbe = field(default_factory=IdleProbe)
@@ -139,7 +141,7 @@ class DeadlineAdmission(Admission[Q]):
         if idle:
             self.is_probe = total_s > room_s and self._may_probe(now, queries, total_s)
         if room_s < self.demand.reserve_s > max(q.cost_s for q in queries) and not self.demand.prefers(queries[0]):
-            room_s = 0.0  # it is kept for a long query
+            room_s = 0.0  # it is reserved for a long query
         if total_s <= room_s or (idle and self.is_probe):
             return len(queries)
         taken = 0
@@ -163,7 +165,7 @@ class DeadlineAdmission(Admission[Q]):
 
     @property
     def bulk_room_s(self) -> float:
-        """What the next run takes of it: the rest waits at the Router, for whichever device is free."""
+        """Bulk work that fits into the next run. The rest waits at the Router for whichever device is free first."""
         queue, limits = self.queue, self.limits
         return max(limits.bulk_run_s, limits.bulk_s - queue.deferrable_line.work_s) - queue.bulk_line.work_s
 
@@ -172,7 +174,7 @@ class DeadlineAdmission(Admission[Q]):
         return self.demand.shares.named
 
     def promote(self, now: float, queries: Sequence[ScheduledQuery], total_s: float) -> None:
-        """Where the device is idle, they fit into the SLO, and are more work than the deferrable share of a run."""
+        """Promote the queries if the device is idle and they fit into the SLO, but not into the deferrable room."""
         limits, first = self.limits, queries[0]
         slo_s = limits.policy.slo_s
         if first.bulk or self.run.is_running or self.queue.count or total_s > limits.idle_room_s(slo_s):
@@ -182,7 +184,7 @@ class DeadlineAdmission(Admission[Q]):
                 query.deferrable, query.due = False, min(query.due, now + slo_s)
 
     def never(self, cost_s: float, left_s: float) -> bool:
-        """Eq. 11, as quick as the device is known to be: one that is slow just now may be asked again."""
+        """Eq. 11 at the device's best known speed: a device that is merely slow at the moment may be asked again."""
         limits, policy = self.limits, self.limits.policy
         longest_s = _NEVER if policy.depth is None else policy.slo_s
         return min(limits.predictor.seconds(cost_s), limits.model.beta_s + cost_s) > min(left_s, longest_s)
@@ -207,8 +209,8 @@ class DeadlineAdmission(Admission[Q]):
         return min(fill_s, most_s), most_s
 
     def _may_share_last_pass(self, now: float, urgent: Sequence[ScheduledQuery], ahead_s: float) -> bool:
-        """Those urgent queries that may be in the last pass are in time also where others fill it. `ahead_s`: the work
-        of all urgent ones.
+        """Whether the urgent queries in the last pass stay in time even if others fill it up. `ahead_s`: the work of
+        all urgent ones.
         """
         predictor, pass_s, urgent_s = self.limits.predictor, self.limits.pass_s, ahead_s
         for query in reversed(urgent):
@@ -220,7 +222,7 @@ class DeadlineAdmission(Admission[Q]):
         return True
 
     def bulk_s(self, now: float, urgent: Sequence[ScheduledQuery]) -> float:
-        """Where runs of its own cost bulk little, it lengthens no urgent query's, unless none ran for an SLO."""
+        """See the base. Where bulk's own runs cost little, bulk joins a run of urgent queries at most once per SLO."""
         limits = self.limits
         if not urgent:
             return _NEVER
@@ -229,7 +231,7 @@ class DeadlineAdmission(Admission[Q]):
         return limits.run_s - sum(query.cost_s for query in urgent)
 
     def ended(self, *, whole: bool) -> None:
-        """A run has ended."""
+        """Note that a run has ended, and whether it was a probe."""
         if not self.is_probe:
             self._probe.reset()
         elif whole:
@@ -250,18 +252,18 @@ class DeadlineAdmission(Admission[Q]):
         return self.demand.shared_s(account, room_s, outlook[1], query.cost_s)
 
     def _slo_room_s(self, now: float, outlook: Outlook, rho: float) -> float:
-        """For a query that allows the SLO."""
+        """Room for a query with the SLO to its deadline."""
         return self._room_s(now, self.limits.policy.slo_s, outlook, self.limits.run_s, rho)
 
     def _room_s(self, now: float, left_s: float, outlook: Outlook, run_s: float, rho: float) -> float:
-        """Room for urgent work in a run of at most `run_s`, below 0 where there is none. `left_s`: to the deadline."""
+        """Room for urgent work in a run of at most `run_s`. Below 0: none. `left_s`: time to the deadline."""
         limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
         predictor, work_s = limits.predictor, queue.next_run_s
         room_s = run_s - work_s
-        if limits.micro_batch_tokens and is_running:  # deferrable ones are behind it in the run
+        if limits.micro_batch_tokens and is_running:  # deferrable queries run behind it
             run_s = predictor.work_s((predictor.fill_s(left_s) - until_s) / f)
             return min(room_s, run_s - queue.urgent_line.work_s - limits.pass_s)
-        later_s = f * predictor.seconds(rho * until_s)  # what comes until then
+        later_s = f * predictor.seconds(rho * until_s)  # time for the work that arrives until then
         if is_running and not queue.urgent and until_s + later_s > predictor.fill_s(left_s):
             return 0.0
         for line in (queue.urgent, queue.deferrable_line.queries):
@@ -273,18 +275,18 @@ class DeadlineAdmission(Admission[Q]):
         limits, queue, slo_s, (f, until_s) = self.limits, self.queue, self.limits.policy.slo_s, outlook
         left_s = limits.predictor.fill_s(query.due - now)
         with_it_s = f * limits.predictor.seconds(queue.next_run_s + query.cost_s)
-        longer_s = max(0.0, with_it_s - slo_s)  # the next run than others
+        longer_s = max(0.0, with_it_s - slo_s)  # by which the next run exceeds an SLO
         runs = math.floor(max(0.0, (left_s - until_s - longer_s) / slo_s))
         if queue.urgent and not (limits.micro_batch_tokens and self.run.is_running):
             runs -= 1
         line = queue.deferrable_line
         room_s = runs * limits.deferrable_run_s - line.work_s
         if not line.queries and runs >= 1:
-            room_s = max(room_s, query.cost_s)  # one that is larger than the share is let through by itself
+            room_s = max(room_s, query.cost_s)  # a query larger than the reserved part is admitted alone
         return room_s
 
     def _may_probe(self, now: float, queries: Sequence[ScheduledQuery], total_s: float) -> bool:
-        """Whether an idle device admits these queries as a probe. Several at once must be in time if it is quick."""
+        """Whether an idle device admits these queries as a probe. Several at once must be in time at planned speed."""
         limits = self.limits
         in_time = limits.pacing.pause_s + limits.model.beta_s + total_s <= queries[0].due - now
         if not in_time and len(queries) > 1:
@@ -293,12 +295,12 @@ class DeadlineAdmission(Admission[Q]):
         return now - self.run.since > self._probe.after_s(limits.policy.slo_s, hopeful=hopeful)
 
     def _opening(self, now: float, outlook: Outlook, room_s: float, rho: float) -> Opening:
-        """When a query of the mean cost has room. `room_s`: that there is now."""
+        """When a query of the mean cost has room. `room_s`: the room now."""
         limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
         policy, model, predictor = limits.policy, limits.model, limits.predictor
         cost_s = max(self.demand.long_queries.mean_s, self.demand.reserve_s)
         if model.cost_s(1) <= (idle_s := limits.idle_room_s(policy.slo_s)) < cost_s:
-            cost_s = idle_s  # shorter ones are admitted
+            cost_s = idle_s  # shorter queries are admitted
         missing_s = cost_s - room_s
         if missing_s <= 0:
             return Opening(0.0, cost_s, room_s, grows=limits.micro_batch_tokens > 0)
@@ -315,8 +317,8 @@ class DeadlineAdmission(Admission[Q]):
         beta_s = predictor.seconds(0.0)
         latest_s = (slo_s - f * beta_s) / (
             1 + f * predictor.slope * rho
-        )  # of a run's rest, for somebody to open the next
-        # It opens for much at once: for all that fits into a run that starts so late.
+        )  # the latest end of the current run at which a query may open the next
+        # It then opens for all the work that fits into a run that starts so late.
         cost_s = max(cost_s, min(limits.run_s, predictor.work_s((slo_s - latest_s) / f)))
         if is_running and not queue.urgent and until_s > latest_s:
             return Opening(until_s - latest_s, cost_s, room_s)

@@ -1,4 +1,4 @@
-"""What a query costs a device, in device seconds by its tokens, and what a run of several takes. Pure."""
+"""The cost model: the device seconds of a query, by its tokens, and of a run of several. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 from deployments.admission.least_squares import non_negative
 
-QUERY_TOKENS = 75  # of the paper's query, for which alpha stands
-_LEAST_TOKEN_S = 1e-10  # measured runs may all take the same; alpha, by which others divide, is never 0
+QUERY_TOKENS = 75  # length of the paper's query; alpha is its cost
+_LEAST_TOKEN_S = 1e-10  # keeps alpha, which is used as a divisor, above 0 even if all measured runs take equally long
 
-MeasuredRun = tuple[Sequence[int], float]  # tokens of each query of a run, and the seconds that it took
+MeasuredRun = tuple[Sequence[int], float]  # the tokens of each query of a run, and the run's seconds
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """A query of n tokens costs `query_s + token_s * n + token2_s * n^2` device seconds; a run takes `beta_s` and the
-    sum of its queries' costs. All are seconds, none negative.
+    """A query of n tokens costs `query_s + token_s * n + token2_s * n^2` device seconds. A run takes `beta_s` plus the
+    sum of its queries' costs. All are in seconds, and none is negative.
 
-    It is Eq. 12 of WindVE with queries of any length: alpha is the cost of 75 tokens.
+    It extends Eq. 12 of WindVE to queries of any length: alpha is the cost of 75 tokens.
     """
 
     query_s: float
@@ -33,7 +33,7 @@ class CostModel:
         return self.query_s + (self.token_s + self.token2_s * tokens) * tokens
 
     def work_s(self, lengths: Iterable[int]) -> float:
-        """Device seconds of queries of these lengths together, without beta."""
+        """Total device seconds of queries of these lengths, without beta."""
         return sum(map(self.cost_s, lengths))
 
     @property
@@ -43,13 +43,13 @@ class CostModel:
 
     @classmethod
     def of_curve(cls, alpha_s: float, beta_s: float) -> CostModel:
-        """Eq. 12 alone: the cost grows with the tokens, and is `alpha_s` at 75."""
+        """Eq. 12 alone: the cost is proportional to the tokens, and `alpha_s` at 75."""
         return cls(0.0, alpha_s / QUERY_TOKENS, 0.0, beta_s)
 
     @classmethod
     def fit(cls, runs: Sequence[MeasuredRun]) -> CostModel:
-        """Non-negative least squares over measured runs, each weighted by its own time: a tenth off is as bad for a
-        short run as for a long one. Raises ValueError for no runs.
+        """Fit measured runs by non-negative least squares of relative errors, so that an error of 10 % weighs the same
+        for short and long runs. Raises ValueError without runs.
         """
         if not runs:
             raise ValueError("a cost model needs at least one run")

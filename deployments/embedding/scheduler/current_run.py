@@ -1,4 +1,4 @@
-"""The run that a device computes: how long it still takes, how slow the device is, and what its end teaches. Pure."""
+"""The current run of a device: how long it still takes, how slow the device is, and what is learned from it. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from deployments.embedding.scheduler.cost_fit import CostFit
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.state import ScheduledQuery
 
-_OVERDUE_SHARE = 0.25  # of what a run is late by: how long it is thought to need still
-_LEAST_OVERDUE = 0.25  # of the SLO: a shorter run that is overdue says nothing about longer ones
+_OVERDUE_SHARE = 0.25  # an overdue run is expected to need another quarter of the time by which it is late
+_LEAST_OVERDUE = 0.25  # of the SLO: a shorter overdue run says little about longer ones
 
-Outlook = tuple[float, float]  # f, how many times as long all takes, by a run that is overdue; L, seconds until it ends
+Outlook = tuple[float, float]  # f, the slowdown that an overdue run shows, else 1; L, seconds until the run ends
 
 
 @dataclass(slots=True, repr=False, eq=False)
 class CurrentRun:
-    """The running run, or the last one. `unanswered`: its queries that wait for an answer, `bulk` of them bulk; 0 while
-    the device is idle. `since`: the last sign of progress. `work_s`: of all its queries; `predicted_s`: its time.
-    `bulk_at`: when a run last had bulk.
+    """The current run, or the last one while the device is idle.
+
+    - `unanswered`: its unanswered queries, `bulk` of them bulk; 0 while the device is idle.
+    - `since`: when it last showed progress.
+    - `work_s`: the work of all its queries; `predicted_s`: its predicted time.
+    - `bulk_at`: when a run with bulk queries last began.
     """
 
     limits: Limits
@@ -35,12 +38,12 @@ class CurrentRun:
     lengths: Sequence[int] = ()  # of its queries, in tokens
     _fit: CostFit = field(default_factory=CostFit)
     _began: float = field(init=False)
-    _held_s: float = field(init=False)  # that the device waited for it, though queries were there
-    _done_s: float = field(init=False)  # work of its queries that are answered
-    _rest_s: float = field(init=False)  # what the others take since the last sign of progress
-    _passes_by_s: float = field(init=False)  # since its start: when the next pass should have ended
+    _held_s: float = field(init=False)  # seconds between the end of the run before and its start
+    _done_s: float = field(init=False)  # work of its answered queries
+    _rest_s: float = field(init=False)  # predicted seconds of the others, from the last sign of progress
+    _passes_by_s: float = field(init=False)  # seconds from its start by which the next pass should have ended
     _planned_by: LinePredictor | None = None
-    _answers: list[tuple[float, float]] = field(default_factory=list)  # of each query: predicted, actual seconds
+    _answers: list[tuple[float, float]] = field(default_factory=list)  # for each query: predicted, actual seconds
 
     def begin(self, now: float, queries: Sequence[ScheduledQuery]) -> None:
         self._held_s = now - self.since
@@ -55,20 +58,20 @@ class CurrentRun:
         self._foresee()
 
     def passed(self, now: float, queries: Sequence[ScheduledQuery]) -> None:
-        """These are answered. Their predictions are compared with what happened."""
+        """Note that these queries are answered, and compare their predictions with what happened."""
         self._done_s += sum(query.cost_s for query in queries)
         for query in queries:
             self.unanswered -= 1
             self.bulk -= query.bulk
             if not query.deferrable:
-                joined_s = query.slow * max(0.0, self._done_s - query.ahead_s)  # later, and ran before it
+                joined_s = query.slow * max(0.0, self._done_s - query.ahead_s)  # came later but ran before it
                 since = self._began if query.was_idle else query.admitted_at + self._held_s
                 self._answers.append((query.predicted_s + joined_s, now - since))
         self.since = now
         self._foresee()
 
     def ended(self, now: float, *, whole: bool, probe: bool) -> None:
-        """It has ended; what it took is learned if it was whole and planned by the model in force."""
+        """End the run. Learn from its time if it was whole and planned with the model in force."""
         limits, took_s = self.limits, now - self._began
         if whole and self._planned_by is limits.predictor:
             limits.predictor.ended(now, EndedRun(self.work_s, took_s, self._answers, probe))
@@ -80,17 +83,17 @@ class CurrentRun:
         self.unanswered = self.bulk = 0
 
     def outlook(self, now: float) -> Outlook:
-        """While it runs. An overdue run shows that the device is slower than it was known to be."""
+        """The outlook while it runs. An overdue run shows that the device is slower than predicted."""
         took_s, by_s = now - self._began, self._passes_by_s
         f = 1.0
         if took_s > by_s:
             f += (took_s - by_s) / max(by_s, _LEAST_OVERDUE * self.limits.policy.slo_s)
-        if not self.unanswered:  # all is answered, and the run about to end
+        if not self.unanswered:  # the run is about to end
             return f, 0.0
         return f, max(f * self._rest_s - (now - self.since), _OVERDUE_SHARE * (took_s - self.predicted_s), 0.0)
 
     def _foresee(self) -> None:
-        """What the device should do from now on: `outlook` is asked for with each query."""
+        """Predict the rest of the run in advance, because `outlook` is called for each query."""
         limits, predictor, done_s = self.limits, self.limits.predictor, self._done_s
         self._rest_s = self.predicted_s - (predictor.seconds(done_s) if done_s else 0.0)
         self._passes_by_s = self.predicted_s

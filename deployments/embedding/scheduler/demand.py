@@ -1,4 +1,4 @@
-"""What is asked of a device: work a second, by which tenants, how long queries; and for whom room is kept. Pure."""
+"""The demand on a device: work per second, by tenant and by query length, and for whom room is kept. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.starvation import LongQueries
 from deployments.embedding.scheduler.state import ScheduledQuery
 
-_LEAST_OTHERS = 0.25  # of a run: the others have at least so much of it, also where the SLO is short
-# If no setting says what the others have of a run: half of beta, but no less and no more than these shares of the run.
-# Of more than half, too many queries of a tenant under its share find no room where answers come at a run's end.
+# "Others" are the tenants over their share.
+_LEAST_OTHERS = 0.25  # of a run: a short SLO never limits the others to less
+# Without a setting, the others get half of beta per run, within these shares of a run. With more than half of beta, too
+# many queries of a tenant under its share would find no room on devices that answer at a run's end.
 _BETA_OTHERS, _SHORTEST_OTHERS, _LONGEST_OTHERS = 0.5, 0.1, 0.25
 _FADE_S = 0.01
-_RHO_S = 3.0  # over which the arrival of work is averaged
+_RHO_S = 3.0  # the arrival rate is averaged over this time
 
 
 @dataclass(slots=True, repr=False, eq=False)
 class Demand:
-    """`rho`: work that arrives in a second. `shares`: what tenants asked for and got. `long_queries`: the same for
-    long and short queries.
+    """`rho`: work that arrives per second. `shares`: what tenants asked for and got. `long_queries`: the same for long
+    queries.
     """
 
     limits: Limits
@@ -32,29 +33,29 @@ class Demand:
     _rho_at: float = -math.inf
 
     def arrives(self, now: float, work_s: float, tenant: Tenant | None = None) -> None:
-        """So much work asks for this device. `tenant`: whose, of what a Router has refused by itself."""
+        """Count work that asks for this device. `tenant`: set only for work that a Router has refused itself."""
         if tenant is not None:
             self.shares.account(now, tenant).offered_s += work_s
-        if now - self._rho_at > _FADE_S:  # oftener would only cost
+        if now - self._rho_at > _FADE_S:  # more often would be a waste
             self.rho *= math.exp((self._rho_at - now) / _RHO_S)
             self._rho_at = now
         self.rho += work_s / _RHO_S
 
     def refused(self, now: float, cost_s: float, count: int) -> None:
-        """So many queries of that cost were refused by a Router, for want of room here."""
+        """Count `count` queries of that cost that a Router refused for lack of room here."""
         if cost_s <= self.limits.idle_room_s(self.limits.policy.slo_s):
             self.long_queries.offered(now, cost_s, refused=True, count=count)
 
     def has_urgent(self, now: float) -> bool:
-        """An urgent query came lately."""
+        """Whether an urgent query came lately."""
         return now - self._rho_at < _RHO_S
 
     def offered(
         self, now: float, queries: Sequence[ScheduledQuery], most_s: float, *, tenant: Tenant | None, again: bool
     ) -> None:
-        """These urgent queries ask for this device, but for those that cost more than `most_s`: an idle device refuses
-        them, too. A tenant that asks in vain only has no account: nobody leaves room to it. `again`: another replica of
-        the pool has counted them as arriving.
+        """Count the offered urgent queries, except those that cost more than `most_s`, which even an idle device
+        refuses. A tenant that offers only such queries gets no account, so nobody leaves room to it. `again`: another
+        replica of the pool has counted their arrival.
         """
         asked_s = sum(query.cost_s for query in queries if query.cost_s <= most_s)
         if not asked_s:
@@ -67,8 +68,8 @@ class Demand:
             self.arrives(now, asked_s)
 
     def note(self, now: float, queries: Sequence[ScheduledQuery], taken: int, most_s: float) -> None:
-        """The first `taken` of these were admitted: for the fairness to tenants, and to long queries. No room that is
-        kept would help those that cost more than `most_s`.
+        """Count queries for the fairness to tenants and to long queries. The first `taken` of them were admitted.
+        Refused queries that cost more than `most_s` do not count, because reserved room would not help them.
         """
         used_s, refused = sum(query.cost_s for query in queries[:taken]), queries[taken:]
         wanted_s = [query.cost_s for query in refused if query.cost_s <= most_s]
@@ -80,14 +81,14 @@ class Demand:
 
     @property
     def reserve_s(self) -> float:
-        """Room that is kept for a long query; none for one that an idle device would refuse as well."""
+        """Room that is reserved for a long query. 0 if even an idle device would refuse it."""
         reserve_s = self.long_queries.reserve_s
         return reserve_s if reserve_s and reserve_s <= self.limits.idle_room_s(self.limits.policy.slo_s) else 0.0
 
     def shared_s(self, account: Account, room_s: float, until_s: float, cost_s: float) -> float:
-        """Of that room in the next run, which starts in `until_s`, what a tenant may take that asks for more than its
-        share, with a query of `cost_s`: at least that one, if none of those over their share waits. Long queries would
-        fit into no run else.
+        """How much of `room_s` in the next run, which starts in `until_s`, a tenant over its share may use for a query
+        of `cost_s`. If no tenant over its share has work waiting, one query always fits the limit on their part of a
+        run: otherwise long queries would never run.
         """
         shares = self.shares
         kept_s = shares.kept_s(account, self.long_queries.mean_s, until_s)
@@ -98,8 +99,8 @@ class Demand:
 
     @property
     def _others_run_s(self) -> float:
-        """The most work in one run of tenants over their share: after its start, a query of a tenant under its share is
-        still in time. They have at least a part of each run.
+        """The most work of tenants over their share in one run. A query of a tenant under its share that comes just
+        after the run has started must still be in time. They always get at least a part of each run.
         """
         limits, beta_s, predictor = self.limits, self.limits.model.beta_s, self.limits.predictor
         one_s = self.long_queries.mean_s
@@ -111,6 +112,8 @@ class Demand:
         return min(share * most_s, max(in_time_s, _LEAST_OTHERS * most_s))
 
     def prefers(self, query: ScheduledQuery) -> bool:
-        """It gets room that is kept for long queries: it is deferrable, or its tenant asks for less than its share."""
+        """Whether it may use room that is reserved for long queries: it is deferrable, or its tenant is under its
+        share.
+        """
         account = query.account
         return query.deferrable or (self.shares.has_level and account is not None and not account.is_over_share)

@@ -1,6 +1,6 @@
-"""Admission by count: Algorithm 1 of WindVE, `queries that wait and run < depth`. Pure.
+"""Admission by count: Algorithm 1 of WindVE, `waiting and running queries < depth`. Pure.
 
-It is in force with `admission: depth`, and admits the trial queries of a calibration, each by the depth that it names.
+It applies with `admission: depth`, and to a calibration's trial queries, each with the depth that it names.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from deployments.embedding.scheduler.state import Q, ScheduledQuery
 
 @dataclass(slots=True, repr=False, eq=False)
 class DepthAdmission(Admission[Q]):
-    """`depth`: of the calibration's latest trial query; None: the policy's is in force."""
+    """Admission by count. `depth`: that of the calibration's latest trial query; None: use the policy's."""
 
     depth: int | None = None
 
     def fitting(
         self, _now: float, queries: Sequence[ScheduledQuery], _total_s: float, _outlook: Outlook, _run_s: float
     ) -> int:
-        """Without the places that the queries' tenant leaves to others."""
+        """See the base. Slots that the queries' tenant must leave to others do not count."""
         first = queries[0]
         free, account = self._free(bulk=first.bulk), first.account
         if account is not None and not first.deferrable:
@@ -44,7 +44,7 @@ class DepthAdmission(Admission[Q]):
         return self._free(bulk=True) * self.limits.model.alpha_s
 
     def _free(self, *, bulk: bool) -> int:
-        """Places by Algorithm 1. Bulk queries have a share of them."""
+        """Free slots by Algorithm 1. Bulk queries may use a share of the depth."""
         limit = self.depth if self.depth is not None else self.limits.policy.depth or 0
         free = limit - self.queue.count - self.run.unanswered
         if bulk and limit:

@@ -1,4 +1,4 @@
-"""What one run and one pass may hold, what an idle device admits, which queries are deferrable. Pure."""
+"""Limits: what one run and one pass may hold, what an idle device admits, which queries are deferrable. Pure."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.embedding.scheduler.pacing import Pacing
 from deployments.embedding.scheduler.state import Policy
 
-_DEFERRABLE = 2.0  # SLOs: who allows more than so many waits behind the others
-# Of `bulk_share`: what deferrable queries, and what bulk has of any run, however many others wait.
+_DEFERRABLE = 2.0  # SLOs: a query that allows more waits behind the others
+# Of `bulk_share`: reserved in every run for deferrable and for bulk queries, however many others wait.
 _SURE_DEFERRABLE, _SURE_BULK = 0.2, 0.1
-_BETWEEN_BETAS = 9.0  # deferrable work in a run while urgent queries come: so beta is a tenth of the run
+_BETWEEN_BETAS = 9.0  # betas of deferrable work in a run while urgent queries come, which makes beta a tenth of it
 
 
 def is_deferrable(rule: str, slo_s: float, allowed_s: float, *, trial: bool) -> bool:
-    """Whether a query that allows `allowed_s` waits behind those with early deadlines. A calibration's never does."""
+    """Whether a query that allows `allowed_s` waits behind those with early deadlines. A trial query never does."""
     return rule == "deadline" and allowed_s > _DEFERRABLE * slo_s and not trial
 
 
 @dataclass(slots=True)
 class Limits:
-    """The policy and the cost model in force, and the planned device seconds that follow from them.
+    """The policy and the cost model in force, and limits derived from them, in planned device seconds.
 
-    The parts of a schedule share one object. Whoever sets one of the first four fields, or teaches the predictor, calls
-    `refresh`.
+    All parts of a scheduler share one object. After setting one of the first four fields, or after the predictor has
+    learned, call `refresh`.
     """
 
     model: CostModel
@@ -33,10 +33,10 @@ class Limits:
     micro_batch_tokens: int
     predictor: LinePredictor
     run_s: float = field(init=False)  # the most work that one run may hold
-    # Work of deferrable queries, and of bulk, that every run takes, however many others wait.
+    # Deferrable and bulk work for which every run has room, however many others wait.
     deferrable_run_s: float = field(init=False)
     bulk_run_s: float = field(init=False)
-    between_s: float = field(init=False)  # the most deferrable work of a run that urgent queries may have to wait for
+    between_s: float = field(init=False)  # the most deferrable work in a run while urgent queries come
     bulk_s: float = field(init=False)  # the most bulk work that waits here
     pass_s: float = field(init=False)  # work of one pass
     pacing: Pacing = field(init=False)
@@ -45,7 +45,7 @@ class Limits:
         self.refresh()
 
     def refresh(self) -> None:
-        """Derive the other fields."""
+        """Recompute the derived fields."""
         policy, alpha_s, predictor = self.policy, self.model.alpha_s, self.predictor
         self.run_s = self.run_within_s(policy.slo_s)
         self.deferrable_run_s = _SURE_DEFERRABLE * policy.bulk_share * self.run_s
@@ -57,17 +57,17 @@ class Limits:
         self.pacing = Pacing.of_beta(self.model.beta_s)
 
     def run_within_s(self, slo_s: float) -> float:
-        """The most work of a run that ends within `slo_s` of its start."""
+        """The most work that a run may hold to end within `slo_s` of its start."""
         allowed_s = self.predictor.work_s(self.predictor.fill_s(slo_s))
         if self.policy.depth is not None:
             allowed_s = min(allowed_s, self.policy.depth * self.model.alpha_s)
         return max(0.0, allowed_s)
 
     def is_slow(self, work_s: float) -> bool:
-        """A run of that work takes longer than the model says."""
+        """Whether a run of that work takes longer than the cost model says."""
         return self.predictor.seconds(work_s) > self.model.beta_s + work_s
 
     def idle_room_s(self, left_s: float) -> float:
-        """Work with `left_s` to its deadline that an idle device admits; below 0 where it admits none."""
+        """The most work with `left_s` to its deadline that an idle device admits. Below 0: none."""
         predictor = self.predictor
         return min(self.run_s, predictor.work_s(predictor.fill_s(left_s) - self.pacing.pause_s))

@@ -1,4 +1,4 @@
-"""Queries that a device has admitted and does not run yet, each class in the order of its deadlines. Pure."""
+"""The waiting queries of a device, by class, each class in the order of its deadlines. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _by_deadline = attrgetter("due")
 
 @dataclass(slots=True, repr=False, eq=False)
 class Line(Generic[Q]):
-    """Queries of one class, in the order of their deadlines. `work_s`: their work; `largest_s`: of the largest."""
+    """Queries of one class, sorted by deadline. `work_s`: their total work; `largest_s`: the work of the largest."""
 
     queries: list[Q] = field(default_factory=list)
     work_s: float = 0.0
@@ -35,11 +35,13 @@ class Line(Generic[Q]):
         self.largest_s = max((query.cost_s for query in self.queries), default=0.0)
 
     def most_s(self, sure_s: float) -> float:
-        """At most so much of it is in a run that has no room but for its sure part."""
+        """The most work of this class in a run that has room only for its reserved part."""
         return min(self.work_s, sure_s + self.largest_s)
 
     def first(self, sure_s: float, fill_s: float, most_s: float) -> tuple[list[Q], float]:
-        """The first that run, and their work: `fill_s` of it, or their sure part; at most `most_s`."""
+        """The first queries for a run, and their work: as much as fits `fill_s` or, if that is more, the reserved part
+        `sure_s`, but at most `most_s`.
+        """
         taken, work_s = list[Q](), 0.0
         for query in self.queries:
             if work_s + query.cost_s > (fill_s if work_s >= sure_s and work_s else most_s):
@@ -51,13 +53,17 @@ class Line(Generic[Q]):
 
 @dataclass(slots=True, repr=False, eq=False)
 class RunQueue(Generic[Q]):
-    """Three classes: urgent queries, deferrable ones that run behind them, and bulk behind both. The tenants' shares
-    hear what waits of whom.
+    """Three classes: urgent queries, deferrable ones behind them, and bulk behind both. It tells the tenants' shares
+    how much urgent work of each tenant waits.
 
-    A class behind others has a sure part of runs, however much waits before it, as in deficit round robin (Shreedhar,
-    Varghese, SIGCOMM 1995): deferrable queries `limits.deferrable_run_s` of each run; bulk `limits.bulk_run_s` of each,
-    or once in an SLO where its own runs cost little (`DeadlineAdmission.bulk_s`), if the run has so much room. What the
-    urgent ones leave beyond that, deferrable queries fill first, and then bulk.
+    Part of each run is reserved for the classes that run behind others, however much waits before them, as in deficit
+    round robin (Shreedhar, Varghese, SIGCOMM 1995):
+
+    - Deferrable queries get `limits.deferrable_run_s` of each run.
+    - Bulk gets `limits.bulk_run_s` of each run with enough room; where runs of its own cost little, only once per SLO
+      (`DeadlineAdmission.bulk_s`).
+
+    Deferrable queries, and then bulk, also fill what urgent queries leave.
     """
 
     limits: Limits
@@ -72,22 +78,22 @@ class RunQueue(Generic[Q]):
 
     @property
     def urgent_s(self) -> float:
-        """Their work."""
+        """Work of the urgent queries."""
         return self.urgent_line.work_s
 
     @property
     def deferrable_s(self) -> float:
-        """Work of all that is not urgent."""
+        """Work of all deferrable and bulk queries."""
         return self.deferrable_line.work_s + self.bulk_line.work_s
 
     @property
     def count(self) -> int:
-        """Queries that wait."""
+        """How many queries wait."""
         return len(self.urgent_line.queries) + len(self.deferrable_line.queries) + len(self.bulk_line.queries)
 
     @property
     def next_deferrable_s(self) -> float:
-        """At most so much work that is not urgent is in the next run, however full."""
+        """The most deferrable and bulk work in the next run, if urgent queries leave no room."""
         limits = self.limits
         return self.deferrable_line.most_s(limits.deferrable_run_s) + self.bulk_line.most_s(limits.bulk_run_s)
 
@@ -111,15 +117,16 @@ class RunQueue(Generic[Q]):
                 self.shares.waits(query.account, query.cost_s)
 
     def remove(self, gone: AbstractSet[int]) -> None:
-        """Those with these ids do not wait any more."""
+        """Remove queries by their `id()`."""
         for line in self._lines:
             line.remove(gone)
         if self.shares.accounts:
             self.shares.wait((query.account, query.cost_s) for query in self.urgent if query.account is not None)
 
     def deferrable_first(self, fill_s: float, most_s: float, bulk_s: float) -> Sequence[Q]:
-        """The deferrable queries and the bulk of the next run: `fill_s` of work, or their sure parts; at most `most_s`,
-        and `bulk_s` of bulk. Beside deferrable queries it makes the run no longer than it may be.
+        """The deferrable and bulk queries of the next run: work up to `fill_s` or, if that is more, their reserved
+        parts; at most `most_s`, and at most `bulk_s` of bulk. Next to deferrable queries, bulk never exceeds the run's
+        limit.
         """
         limits, bulk = self.limits, self.bulk_line
         kept_s = max(0.0, min(bulk.work_s, limits.bulk_run_s, bulk_s))

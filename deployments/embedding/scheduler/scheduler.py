@@ -3,21 +3,21 @@
 Pure: it imports neither ray nor torch and reads no clock; the time is an argument. One `Scheduler` belongs to one
 replica, and one thread calls all its methods. Its parts:
 
-    `limits`              what is in force: policy, cost model, and what a run may hold by them
-    `demand`              what is asked for: work a second, tenants, long queries
+    `limits`              policy, cost model, and the limits of a run that follow from them
+    `demand`              the demand: work per second, tenants, long queries
     `admission`           the rule by predicted finish
     `depth_admission`     the rule by count: Algorithm 1, and a calibration's trials
-    `run_queue`           what waits
-    `current_run`         what runs
+    `run_queue`           the waiting queries
+    `current_run`         the running queries
 
 Three classes of queries wait:
 
     urgent      The deadline is at most two SLOs away. They run in the order of their deadlines.
-    deferrable  The deadline is later. They run behind the urgent ones. In a run that they lengthen they and bulk take
-                at most `bulk_share` of the SLO. A fifth of that share is theirs in every run.
-    bulk        They run behind both, and are promised no time. A tenth of that share is theirs in every run. While
-                urgent queries come, those behind them fill up at most nine times beta of a run; where that is less than
-                the share, bulk runs by itself, and once in an SLO beside urgent queries.
+    deferrable  The deadline is later. They run behind the urgent ones. They and bulk may lengthen a run up to
+                `bulk_share` of the SLO. A fifth of that share is reserved for them in every run.
+    bulk        They run behind both, and are promised no time. A tenth of that share is reserved for them. While urgent
+                queries come, deferrable and bulk queries fill at most nine betas of a run. Where that is less than the
+                share, bulk runs by itself, and only once per SLO beside urgent queries.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from deployments.embedding.scheduler.run_queue import RunQueue
 from deployments.embedding.scheduler.starvation import LongQueries
 from deployments.embedding.scheduler.state import Policy, Q, Refusals, ReplicaState, ScheduledQuery
 
-_NOW_S = 0.0005  # who would wait for less starts: the loop's timers count milliseconds
-_HOLD_SLO = 0.01  # of the SLO: so long a run waits for what becomes of a part of a request
+_NOW_S = 0.0005  # a shorter wait counts as none, because the loop's timers count whole milliseconds
+_HOLD_SLO = 0.01  # of the SLO: how long a run waits until the rest of a request is placed
 _NEVER = math.inf
 
 
 class Scheduler(Generic[Q]):
     """The queue of one device: `offer` admits, `start_in_s` and `start` begin a run, `passed` and `ended` follow it.
 
-    `most`: most queries in flight at once since the start. `runs`: since then.
+    Since the start, `most` counts the most queries in flight at once, and `runs` the runs.
 
-    Of a request that is spread over replicas, each admits a part. While the rest is being offered elsewhere (`hold`,
-    `release`), the next run waits for the outcome: a hundredth of the SLO at most, and only while all that waits stays
-    in time. Then it takes the part along. If nobody admits the rest, its answers are computed in vain.
+    If a request is spread over replicas, each admits a part. While the rest is being offered elsewhere (`hold`,
+    `release`), the next run waits for the outcome: at most a hundredth of the SLO, and only while all waiting queries
+    stay in time. After that the run includes the part. If nobody admits the rest, its answers are wasted.
     """
 
     def __init__(
@@ -65,21 +65,22 @@ class Scheduler(Generic[Q]):
         self._by_finish, self._by_depth = DeadlineAdmission(*parts), DepthAdmission(*parts)
         self._by_trial = DepthAdmission(*parts)
         self.admission: Admission[Q]
-        self._held: dict[Hashable, float] = {}  # parts, and until when the next run waits for their outcome
-        self._trials: list[Q] = []  # a calibration's, admitted by the depth that they name, that wait
-        # Of what waits for an idle device: its first and last arrival, and when it starts or somebody would be late.
+        self._held: dict[Hashable, float] = {}  # for each held part, until when the next run waits
+        self._trials: list[Q] = []  # waiting trial queries that were admitted by the depth that they name
+        # For queries that wait for an idle device: first arrival, last arrival, and the latest start that keeps them in
+        # time.
         self._first = self._last = self._start_by = _NEVER
         self._apply()
 
-    # --- what is in force ---------------------------------------------------------------------------------------------
+    # --- configuration ------------------------------------------------------------------------------------------------
 
     def set_pass_tokens(self, tokens: int) -> None:
-        """So many tokens leave together from now on."""
+        """Set the size of a pass in tokens; 0: all answers leave at the run's end."""
         self.limits.micro_batch_tokens = tokens
         self._apply()
 
     def configure(self, policy: Policy, model: CostModel) -> None:
-        """Take over another promise, rule or model, in place. What waits stays, by the costs it was admitted by."""
+        """Apply a new promise, rule or model in place. Waiting queries keep the costs at which they were admitted."""
         if model != self._given:
             self._given = self.limits.model = model
             self.demand.long_queries = LongQueries(model.alpha_s)
@@ -90,18 +91,18 @@ class Scheduler(Generic[Q]):
         self._apply()
 
     def _apply(self) -> None:
-        """Another policy, model or prediction: what follows from it."""
+        """Update what depends on the policy, the model and the predictor."""
         self.limits.refresh()
         self.admission = self._by_depth if self.limits.policy.admission == "depth" else self._by_finish
 
     @property
     def planned_s(self) -> float:
-        """What the running run, or the last one, takes by the configured model: not by what was learned."""
+        """Seconds of the current or last run by the configured model, without what was learned."""
         return self._given.beta_s + self._given.work_s(self.run.lengths)
 
     @property
     def in_flight(self) -> int:
-        """Queries that are admitted and not answered."""
+        """How many admitted queries are unanswered."""
         return self.queue.count + self.run.unanswered
 
     # --- admission ----------------------------------------------------------------------------------------------------
@@ -116,11 +117,11 @@ class Scheduler(Generic[Q]):
         depth: int | None = None,
         slo_s: float | None = None,
     ) -> int:
-        """Admit these queries of one request, which have one deadline: all or none; where `partial`, as many of the
-        first as there is room for. Returns how many were admitted.
+        """Decide on queries of one request, which share a deadline. Admits all or none or, if `partial`, as many of the
+        first as have room. Returns how many it admitted.
 
-        `again`: another replica of the pool has counted their work already. A calibration's trial is admitted by the
-        count `depth` instead, or as though the SLO were `slo_s`.
+        `again`: another replica of the pool has counted their work already. `depth`, `slo_s`: admit a calibration's
+        trial by that count, or as if the SLO were `slo_s`.
         """
         model, total_s = self.limits.model, 0.0
         for query in queries:
@@ -151,11 +152,11 @@ class Scheduler(Generic[Q]):
         return taken
 
     def hold(self, now: float, part: Hashable) -> None:
-        """The rest of a request, of which this part is admitted, is being offered elsewhere."""
+        """Delay the next run: the rest of this part's request is being offered elsewhere."""
         self._held[part] = now + self._hold_s
 
     def release(self, part: Hashable) -> None:
-        """The rest is admitted, or nobody wants the part any more."""
+        """End the delay: the rest is admitted, or the part is not wanted any more."""
         self._held.pop(part, None)
 
     @property
@@ -189,26 +190,26 @@ class Scheduler(Generic[Q]):
         else:
             self.refusals.full += count
 
-    # --- what runs ----------------------------------------------------------------------------------------------------
+    # --- runs ---------------------------------------------------------------------------------------------------------
 
     def start_in_s(self, now: float) -> float | None:
-        """Seconds until the next run should start; None where none can: one runs, or nothing waits."""
+        """Seconds until the next run should start. None if a run is running or nothing waits."""
         if self.run.is_running or not self.queue.count:
             return None
         return max(self._pause_s(now), self._held_s(now))
 
     def _pause_s(self, now: float) -> float:
-        """For a burst to end."""
+        """Seconds to wait for a burst to end."""
         admission = self._by_trial if self._trials else self.admission
         if admission.is_full(now, self._outlook(now)):
             return 0.0
-        if self._trials:  # a calibration's burst, which is to be one run
+        if self._trials:  # a calibration's burst must be one run
             return max(0.0, min(self._start_by, self._first + self.limits.pacing.longest_s) - now)
         wait_s = self._start_at(self.queue.count, self._last) - now
         return wait_s if wait_s > _NOW_S else 0.0
 
     def _held_s(self, now: float) -> float:
-        """For the outcome of parts, while all that waits stays in time."""
+        """Seconds to wait until held parts are decided, while all waiting queries stay in time."""
         if not self._held:
             return 0.0
         wait_s = min(max(self._held.values()), self._start_by) - now
@@ -218,7 +219,7 @@ class Scheduler(Generic[Q]):
         return min(self._start_by, self.limits.pacing.start_at(waiting, first=self._first, last=last))
 
     def start(self, now: float) -> list[Q]:
-        """Begin the next run: its queries in the order of their deadlines, the deferrable ones and bulk last."""
+        """Begin the next run. Returns its queries in the order of their deadlines, deferrable and bulk ones last."""
         run = self.queue.urgent.copy()
         admission = self.admission
         run += self.queue.deferrable_first(*admission.deferrable_s(now, run), admission.bulk_s(now, run))
@@ -229,31 +230,31 @@ class Scheduler(Generic[Q]):
         return run
 
     def passed(self, now: float, queries: Iterable[ScheduledQuery]) -> None:
-        """These queries of the running run are answered."""
+        """Note that these queries of the current run are answered."""
         self.run.passed(now, list(queries))
 
     def ended(self, now: float, *, whole: bool = True) -> None:
-        """The running run has ended; not `whole`: it failed or was stopped, and its time teaches nothing."""
-        # Of a device that is not slow a probe shows no more than any run.
+        """End the current run. If not `whole`, it failed or was stopped, and nothing is learned from its time."""
+        # On a device that is not slow, a probe is like any other run.
         probe = self._by_finish.is_probe and self.limits.is_slow(self.run.work_s)
         self.run.ended(now, whole=whole, probe=probe)
         self._by_finish.ended(whole=whole)
         self._apply()
         self._first = self._last = now
-        if self.queue.count:  # what waits has waited already: no pause
+        if self.queue.count:  # these have waited already, so there is no pause
             self._first = now - self.limits.pacing.longest_s
             heads = [line[0] for line in (self.queue.urgent, self.queue.deferrable_line.queries) if line]
             waits_s = (self.admission.may_wait_s(now, query, 1.0) for query in heads)
             self._start_by = now + max(0.0, min(waits_s, default=_NEVER))
 
     def remove(self, queries: Iterable[ScheduledQuery]) -> None:
-        """Nobody wants these any more."""
+        """Remove queries that nobody wants any more."""
         self._forget(queries)
         if not (self.queue.count or self.run.is_running):
             self._by_finish.is_probe = False  # it was called off
 
     def _forget(self, queries: Iterable[ScheduledQuery]) -> None:
-        """These do not wait any more."""
+        """Take these out of the queue."""
         gone = set(map(id, queries))
         if gone:
             self.queue.remove(gone)
@@ -269,7 +270,7 @@ class Scheduler(Generic[Q]):
         return 1.0, max(0.0, self._start_at(waiting + 1, now) - now)
 
     def opens_s(self, now: float) -> float:
-        """Seconds until a query of the mean cost that allows the SLO would be admitted; 0: now; inf: closed."""
+        """Seconds until a query of the mean cost that allows the SLO would be admitted. 0: now. Inf: closed."""
         return self._opening(now, self._outlook(now)).opens_s
 
     def _opening(self, now: float, outlook: Outlook) -> Opening:
@@ -278,14 +279,14 @@ class Scheduler(Generic[Q]):
         return self.admission.opening(now, outlook, over_share=False)
 
     def _free_s(self, outlook: Outlook) -> float:
-        """Seconds until all is done that runs or waits."""
+        """Seconds until all running and waiting queries are done."""
         free_s = outlook[1] if self.run.is_running else 0.0
         if self.queue.count:
             free_s += outlook[0] * self.limits.predictor.seconds(self.queue.urgent_s + self.queue.deferrable_s)
         return free_s
 
     def state(self, now: float) -> ReplicaState:
-        """What Routers go by until they hear again."""
+        """The state that Routers rely on until the next report."""
         model, predictor, outlook = self.limits.model, self.limits.predictor, self._outlook(now)
         waiting, refusals, slowdown = self.queue.count, self.refusals, outlook[0] * predictor.slope
         admission, opening, under_share_opens_s = self.admission, self._opening(now, outlook), 0.0
@@ -304,7 +305,7 @@ class Scheduler(Generic[Q]):
         )  # fmt: skip
 
     def utilization(self, now: float) -> float:
-        """How full the queue is: the share of its depth, or of an SLO, that is taken. Autoscaling goes by it."""
+        """How full the queue is: the used share of its depth or of an SLO. Autoscaling follows it."""
         if self.admission is self._by_depth:
             return self.in_flight / max(1, self.limits.policy.depth or 0)
         return self._free_s(self._outlook(now)) / self.limits.policy.slo_s

@@ -1,9 +1,10 @@
 """Keeps short queries from starving long ones. Pure.
 
-Under overload a short query fits into the little room that becomes free, and a long one does not. So while a device
-has lately admitted less than `_AIM` times as large a share of the long queries' work as of all work, it reserves room
-for one of them: it admits a shorter query only if a long one would have room as well. Over 20 s and more, at any load,
-long queries then get `SHARE` of what all get of the work that they ask for, if an idle device would admit them.
+Under overload, a short query fits into the little room that becomes free, and a long one does not. So the device
+compares two ratios: the admitted share of the long queries' work, and that of all work. While the first is less than
+`_AIM` times the second, the device reserves room for a long query: it admits a shorter one only if a long one would
+have room as well. Over 20 s and more, at any load, this keeps the first ratio at `SHARE` of the second or above, for
+long queries that an idle device would admit.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-SHARE = 0.5  # of all work's admitted share: so much at least of the long queries' work is admitted
-_AIM = 0.72  # below it room is kept: it takes a while to tell
-_LONG = 2.0  # of the mean cost: more is long
+SHARE = 0.5  # the least ratio between the admitted shares of long queries' work and of all work
+_AIM = 0.72  # the ratio below which room is reserved; above SHARE because it takes effect with a delay
+_LONG = 2.0  # times the mean cost: a query that costs more is long
 _MEMORY_S = 10.0  # how long a query is remembered
-_FADE_EVERY = 0.01  # of the memory: oftener would only cost
-_FEW = 3.0  # long ones that must be remembered before they have a say
-_MEAN, _LONG_MEAN = 0.02, 0.1  # of the way to a query's cost: how far it moves the mean, and that of long ones
+_FADE_EVERY = 0.01  # of the memory: fading more often would be a waste
+_FEW = 3.0  # long queries that must be remembered before room is reserved
+_MEAN, _LONG_MEAN = 0.02, 0.1  # how far one query moves the mean cost, and that of long queries, towards its own
 
 
 @dataclass(slots=True)
 class _Work:
-    """Device seconds that were offered, and those of them that were admitted."""
+    """Device seconds that were offered, and how many of them were admitted."""
 
     offered_s: float = 0.0
     admitted_s: float = 0.0
@@ -38,25 +39,25 @@ class _Work:
 
 @dataclass(slots=True)
 class LongQueries:
-    """Remembers what was offered and admitted, by cost. `mean_s`: the mean cost of an offered query."""
+    """Remembers the offered and admitted work, of all and of long queries. `mean_s`: the mean cost of a query."""
 
     mean_s: float
-    long_s: float = 0.0  # mean cost of the long ones
+    long_s: float = 0.0  # the mean cost of long queries
     _all: _Work = field(default_factory=_Work)
     _long: _Work = field(default_factory=_Work)
     _at: float = 0.0
 
     @property
     def reserve_s(self) -> float:
-        """Planned device seconds that admission keeps for a long query; 0 while they get their share. A shorter query
-        is admitted only if at least so much room is free.
+        """Planned device seconds that admission reserves for a long query; 0 while long queries get their share. A
+        shorter query is admitted only if at least this much room is free.
         """
         work, long = self._all, self._long
         starve = long.admitted_s * work.offered_s < _AIM * work.admitted_s * long.offered_s
         return self.long_s if starve and long.offered_s >= _FEW * self.long_s else 0.0
 
     def offered(self, now: float, cost_s: float, *, refused: bool, count: int = 1) -> None:
-        """So many queries of that cost were admitted, or refused for want of room."""
+        """Count `count` queries of that cost that were admitted, or refused for lack of room."""
         long = self._long_of(cost_s, count)
         self.mean_s = _towards(cost_s, self.mean_s, _MEAN, count)
         if now - self._at > _FADE_EVERY * _MEMORY_S:
@@ -70,7 +71,7 @@ class LongQueries:
             self.long_s = _towards(cost_s, self.long_s or cost_s, _LONG_MEAN, long)
 
     def _long_of(self, cost_s: float, count: int) -> int:
-        """How many of them are long: few, as each moves the mean towards itself."""
+        """How many of `count` queries of that cost are long. Each moves the mean, so the later ones may not be."""
         long = 0
         while long < count and cost_s > _LONG * _towards(cost_s, self.mean_s, _MEAN, long + 1):
             long += 1
@@ -78,5 +79,5 @@ class LongQueries:
 
 
 def _towards(cost_s: float, mean_s: float, share: float, count: int) -> float:
-    """The mean after so many queries of that cost."""
+    """The mean after `count` queries of that cost."""
     return cost_s + (mean_s - cost_s) * (1 - share) ** count

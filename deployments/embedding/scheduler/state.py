@@ -1,4 +1,4 @@
-"""What goes into the queue of a device, and what it says of itself. Pure."""
+"""A queue's policy and queries, and the state that a replica reports. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from deployments.admission.fair_share import Account, Tenant
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The promise and the rule in force.
+    """The promise and the admission rule in force.
 
-    - `max_batch_fraction`: of the most work of a run, what tenants over their share have of each run while there are
-      others; None: by the device's beta.
-    - `depth`: of the queue with `admission: depth`; with `deadline` a bound on the work of one run (depth * alpha).
-      None: no bound. 0 closes the queue.
+    - `max_batch_fraction`: the share of a run's most work that tenants over their share may use while tenants under
+      their share send queries. None: derived from the device's beta.
+    - `depth`: with `admission: depth`, the most queries in flight; with `deadline`, a limit on the work of one run
+      (depth * alpha). None: no limit. 0 closes the queue.
     """
 
     slo_s: float
@@ -28,8 +28,8 @@ class Policy:
 
 @dataclass(slots=True, eq=False)
 class ScheduledQuery:
-    """One query that is offered. `due` is its deadline, by the schedule's clock, in s. A caller adds fields of its own
-    in a subclass, Q, and gets its queries back as such.
+    """An offered query. `due` is its deadline on the scheduler's clock, in s. Callers may add fields in a subclass Q;
+    the scheduler then returns queries of that class.
     """
 
     tokens: int
@@ -39,22 +39,25 @@ class ScheduledQuery:
     tenant: Tenant | None = None
     account: Account | None = None  # the tenant's, from admission on
     cost_s: float = 0.0
-    # Set by admission. What it predicts, `passed` compares with what happens.
+    # Set at admission. `passed` compares the prediction with what happens.
     admitted_at: float = field(init=False, repr=False)
-    predicted_s: float = field(init=False, repr=False)  # from admission (`was_idle`: from the start of the run) to the
-    # end of the work ahead
-    ahead_s: float = field(init=False, repr=False)  # planned seconds of work that waited then, this query's included
-    slow: float = field(init=False, repr=False)  # seconds for a second of work that joins the run
-    was_idle: bool = field(init=False, repr=False)  # the device was, and later arrivals may still delay its start
+    # Seconds from admission (`was_idle`: from the start of the run) to the end of the work ahead.
+    predicted_s: float = field(init=False, repr=False)
+    ahead_s: float = field(init=False, repr=False)  # planned seconds of work that waited then, including this query's
+    slow: float = field(init=False, repr=False)  # seconds for each second of work that joins the run
+    was_idle: bool = field(init=False, repr=False)  # the device was idle, so later arrivals could delay the run's start
 
 
 Q = TypeVar("Q", bound=ScheduledQuery)
 
 
 class ReplicaState(NamedTuple):
-    """What a replica says of itself: seconds from now, and counts. `opens_s`: until a query of the mean cost would be
-    admitted (0: now, inf: closed); `free_s`: until all that it holds is done; `bulk_s`: planned device seconds of
-    room for bulk queries. A run takes about `slowdown` times what `model` says; its beta_s is as learned.
+    """A replica's state, as reported to Routers. Times are seconds from now.
+
+    - `opens_s`: until a query of the mean cost would be admitted (0: now, inf: closed).
+    - `free_s`: until everything that it holds is done.
+    - `bulk_s`: room for bulk queries, in planned device seconds.
+    - `slowdown`: a run takes about this many times what `model` says. The beta_s in `model` is the learned one.
     """
 
     opens_s: float
@@ -62,21 +65,21 @@ class ReplicaState(NamedTuple):
     bulk_s: float
     in_flight: int
     waiting: int
-    most: int  # in flight at once, since the start
+    most: int  # the most in flight at once since the start
     runs: int  # since the start
     model: Sequence[float]  # query_s, token_s, token2_s, beta_s
     slowdown: float
     margin: float
     refusals: Sequence[int]  # full, never, closed
-    # While tenants are told apart and more is asked for than there is: `opens_s` for those who ask for less than their
-    # share, and the names of the others, for whom `opens_s` counts.
+    # Under contention between tenants: `over_share` names the tenants over their share, to whom `opens_s` applies.
+    # `under_share_opens_s` applies to all others.
     under_share_opens_s: float = 0.0
     over_share: Sequence[str] = ()
     routers: int = 1  # connected to it
-    depth: int | None = None  # that bounds it; one that goes by its own model has none
-    # Room by predicted finish, in planned device seconds. `opens_cost_s`: the cost for which `opens_s` counts; 0: any.
-    # `room_s`: what has room now. `reserve_s`: there must be so much for a shorter query, too (`LongQueries`).
-    # `room_grows`: as the device works, a second of room in `slowdown` seconds; else much of it comes at `opens_s`.
+    depth: int | None = None  # the limit in force; None if it goes by its own model
+    # Room by predicted finish, in planned device seconds. `opens_cost_s`: the cost to which `opens_s` applies; 0: any.
+    # `room_s`: the room now. `reserve_s`: even a shorter query needs this much room (`LongQueries`). `room_grows`: room
+    # grows steadily, by a second in `slowdown` seconds; otherwise much of it comes at once, at `opens_s`.
     opens_cost_s: float = 0.0
     room_s: float = 0.0
     reserve_s: float = 0.0

@@ -1,7 +1,7 @@
-"""The packed form: transformers over tokens without padding. Queries of a pass follow one another in one row of tokens;
-only attention knows where one ends.
+"""The packed form: transformers without padding. The queries of a pass are concatenated, and only attention
+distinguishes them.
 
-`families/` says how a family's model is made of the shared parts: `layers.py`, `attention.py`, `positions.py`.
+`families/` builds each family's models from the shared parts: `layers.py`, `attention.py`, `positions.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FAMILIES = {  # the config's model_type -> the module in families/
 
 
 class Family(Protocol):
-    """What a module of `families/` has."""
+    """The interface of a module in `families/`."""
 
     def unsupported(self, config: Any) -> str | None: ...
 
@@ -50,9 +50,9 @@ def unsupported(config: Any) -> str | None:
 
 
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
-    """The parts of a model that is not `unsupported`. `weights` are under the base model's names.
+    """The parts of a model that is not `unsupported`. `weights`: named as in the base model.
 
-    Raises MissingWeight where a tensor is missing, as soon as a part needs it.
+    Building a part raises MissingWeight if a tensor that it needs is missing.
     """
     return _family(config).build(config, weights, types=types)
 

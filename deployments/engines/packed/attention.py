@@ -1,8 +1,8 @@
-"""Attention over packed tokens: which tokens see each other, and the quickest way to compute it on a device.
+"""Attention over packed tokens: which tokens attend to each other, and the fastest way to compute it on a device.
 
-On a CPU that is a race at start: two products with a softmax between, or torch's fused kernel for all queries or for
-each. On CUDA it is flash attention over queries of different lengths; where a bias is added to the scores, the fused
-kernel over padded queries. Imports torch.
+On a CPU a race at start decides: two products with a softmax in between, or torch's fused kernel for all queries
+together or for each. On CUDA it is flash attention over queries of different lengths or, with a bias on the scores, the
+fused kernel over padded queries. Imports torch.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from deployments.engines.packed.race import is_quicker
 from deployments.engines.packed.tensors import Place
 
 _DENSE_LENGTHS = (75, 128, 256, 512)  # tokens; the scores of longer queries would not stay in the caches
-_DENSE_TOKENS = 1024  # of a pass
-_SHORT = 48  # tokens; of so short queries it is quicker to pad many than to call the kernel for each
-_BLOCK = 256  # rows of the scores at once, of a longer query whose scores are masked: what memory a mask takes
+_DENSE_TOKENS = 1024  # tokens in a pass of the race
+_SHORT = 48  # tokens; for queries this short, padding is faster than calling the kernel for each
+_BLOCK = 256  # rows of masked scores at a time, to limit the memory of the mask
 _PADDED = 1024  # tokens; masked scores of longer queries are computed in blocks on every device
-_COMPRESSED = 2048  # rows and columns of the mask that Ascend's fused attention takes for causal and window alike
+_COMPRESSED = 2048  # size of the mask that Ascend's fused attention takes for causal and windowed attention alike
 
 # [tokens + spare, heads + 2 groups, size]: query (with the scale in it), key, value -> [tokens + spare, heads * size]
 Attention = Callable[[torch.Tensor, Layout], torch.Tensor]
-Bias = Callable[[torch.Tensor], torch.Tensor]  # int64 [distances], key less query -> float32 [heads, distances]
+Bias = Callable[[torch.Tensor], torch.Tensor]  # int64 [distances], key minus query -> float32 [heads, distances]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """`heads` of the query, `groups` of key and value (fewer: several heads share one), numbers of each."""
+    """`heads` of the query; `groups` of key and value (if fewer, several heads share one); `size`: numbers in each."""
 
     heads: int
     groups: int
@@ -46,17 +46,17 @@ class HeadLayout:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How many tokens before and after itself a token sees; None is all of them."""
+    """How many tokens before and after itself a token attends to. None: all of them."""
 
     before: int | None = None
     after: int | None = None
 
     def within(self, tokens: int) -> Reach:
-        """The same among so many tokens, where a wide window is none."""
+        """The reach among `tokens` tokens. A window that is wide enough becomes None."""
         return Reach(*(None if side is None or side >= tokens - 1 else side for side in (self.before, self.after)))
 
     def sees(self, distances: torch.Tensor) -> torch.Tensor:
-        """Whether a key so far behind (negative: before) a query is seen."""
+        """Whether a query attends to keys at these distances. Negative: the key comes first."""
         seen = torch.ones_like(distances, dtype=torch.bool)
         if self.before is not None:
             seen &= distances >= -self.before
@@ -69,8 +69,8 @@ ALL, CAUSAL = Reach(), Reach(after=0)
 
 
 class Ways:
-    """The ways to compute one kind of attention, `Attention` each. `bias` is added to the scores by the distance of key
-    and query alone, so that one row of numbers says it for every length.
+    """Several ways to compute one kind of attention. Each is an `Attention`. `bias` depends only on the distance of key
+    and query, so that one row of numbers covers every length.
     """
 
     def __init__(self, heads: HeadLayout, place: Place, reach: Reach = ALL, bias: Bias | None = None) -> None:
@@ -78,18 +78,18 @@ class Ways:
         self._by_distance = torch.empty(0)
 
     def is_causal(self, tokens: int) -> bool:
-        """Whether the scores among so many tokens are masked by that alone."""
+        """Whether the scores among `tokens` tokens have a causal mask and nothing else."""
         return self.bias is None and self.reach.within(tokens) == CAUSAL
 
     def _is_plainly_causal(self, layout: Layout) -> bool:
         return self.is_causal(layout.longest) and layout.hidden is None
 
     def is_masked(self, tokens: int) -> bool:
-        """Whether anything is added to the scores of a query of so many tokens."""
+        """Whether anything is added to the scores of a query of `tokens` tokens."""
         return self.bias is not None or self.reach.within(tokens) != ALL
 
     def added(self, rows: slice, columns: slice) -> torch.Tensor:
-        """[heads or 1, rows, columns]: what is added to these scores of a query."""
+        """What is added to these scores of a query, [heads or 1, rows, columns]."""
         width = columns.stop - columns.start
         table = self._distances(max(rows.stop, columns.stop))
         zero = table.shape[1] // 2
@@ -97,7 +97,7 @@ class Ways:
         return here.unfold(1, width, 1).flip(1)
 
     def _distances(self, tokens: int) -> torch.Tensor:
-        """[heads or 1, 2 n - 1] for some n of at least `tokens`: the bias, and -inf where nothing is seen."""
+        """The bias by distance, and -inf out of reach, [heads or 1, 2 n - 1] for some n of at least `tokens`."""
         table = self._by_distance
         if table.dim() < 2 or table.shape[1] < 2 * tokens - 1:
             most = 1 << (tokens - 1).bit_length()
@@ -105,26 +105,26 @@ class Ways:
             made = torch.zeros(1, len(distances)) if self.bias is None else self.bias(distances)
             hidden = ~self.reach.sees(distances).to(made.device)
             table = made.masked_fill(hidden, -torch.inf).to(self.place.device, self.place.dtype)
-            self._by_distance = table  # whole at once: other passes may be reading
+            self._by_distance = table  # assigned once: other passes may be reading it
         return table
 
     def _among(self, layout: Layout) -> torch.Tensor:
-        """[heads or 1, longest, longest]."""
+        """What is added to the scores of the longest query, [heads or 1, longest, longest]."""
         whole = slice(0, layout.longest)
         return layout.once((self, "among"), lambda: self.added(whole, whole))
 
     def _mask(self, layout: Layout) -> torch.Tensor | None:
-        """For the fused kernel, [queries or 1, heads or 1, longest or 1, longest]; None where it needs none."""
+        """The mask for the fused kernel, [queries or 1, heads or 1, longest or 1, longest]. None if it needs none."""
         masked = self.is_masked(layout.longest) and not self._is_plainly_causal(layout)
         among = self._among(layout) if masked else None
         looks_ahead = self.reach.after != 0 or layout.hidden is not None
-        ended = layout.ended() if looks_ahead else None  # behind a query's last token
+        ended = layout.ended() if looks_ahead else None  # masks what comes after a query's last token
         if among is None or ended is None:
             return ended if among is None else among[None]
         return layout.once((self, "mask"), lambda: among + ended)
 
     def dense(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """Two batched products with the softmax between, which on some CPUs beat the fused kernel on short queries."""
+        """Two batched products with a softmax in between: on some CPUs the fastest way for short queries."""
         heads, groups, size = self.heads.heads, self.heads.groups, self.heads.size
         n, longest = layout.queries, layout.longest
         q, k, v = (part.reshape(n * groups, -1, size) for part in _parts(layout.pad(qkv).transpose(1, 2), self.heads))
@@ -134,7 +134,7 @@ class Ways:
             by_head.add_(self._among(layout))
         if self.reach.after != 0 and (ended := layout.ended()) is not None:
             by_head.add_(ended)
-        shares = scores.softmax(-1, dtype=torch.float32).to(qkv.dtype)  # in bfloat16 it is slower, and coarser
+        shares = scores.softmax(-1, dtype=torch.float32).to(qkv.dtype)  # bfloat16 would be slower and less precise
         mixed = torch.bmm(shares, v).view(n, heads, longest, size).transpose(1, 2)
         return layout.unpad(mixed.reshape(n, longest, heads * size))
 
@@ -145,7 +145,7 @@ class Ways:
         return layout.unpad(mixed.transpose(1, 2).flatten(2))
 
     def one_by_one(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """Each query alone through the fused kernel. It wants a batch: without one torch takes a slow way round."""
+        """Each query alone through the fused kernel, as a batch of one: without a batch, torch takes a slow path."""
         mixed = []
         for one in torch.split(qkv[: layout.tokens], layout.lengths):
             q, k, v = _parts(one.transpose(0, 1).unsqueeze(0), self.heads)
@@ -158,7 +158,7 @@ class Ways:
         return layout.add_spare(torch.cat(mixed).flatten(1))
 
     def _block(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: slice) -> torch.Tensor:
-        """These rows of one query, with the keys that any of them sees."""
+        """These rows of one query, with the keys to which any of them attends."""
         before, after, length = self.reach.before, self.reach.after, q.shape[2]
         first = 0 if before is None else max(0, rows.start - before)
         end = length if after is None else min(length, rows.stop + after)
@@ -173,8 +173,8 @@ class Ways:
         )
 
     def varlen_cuda(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """Flash attention over queries of different lengths, nothing padded. Needs half precision, Ampere or newer, and
-        no bias.
+        """Flash attention over queries of different lengths, without padding. Needs half precision, an Ampere or newer
+        GPU, and no bias.
         """
         from torch.nn.attention.varlen import varlen_attn
 
@@ -192,17 +192,17 @@ class Ways:
             window_size=(_or_all(reach.before), _or_all(reach.after)),
             enable_gqa=self.heads.heads != self.heads.groups,
         )
-        assert isinstance(mixed, torch.Tensor)  # not asked for anything beside
+        assert isinstance(mixed, torch.Tensor)  # no additional outputs were requested
         return mixed.flatten(1)
 
     def varlen_npu(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """Ascend's fused attention in its layout for packed tokens (TND). Not run yet: no NPU was at hand."""
+        """Ascend's fused attention in its layout for packed tokens (TND). Not run yet, because no NPU was at hand."""
         import torch_npu
 
         q, k, v = (part.contiguous() for part in _parts(qkv, self.heads))
         ends = np.cumsum(layout.lengths).tolist()
         reach, masked = self.reach.within(layout.longest), {}
-        if reach != ALL:  # mode 3 is causal, mode 4 a band; both take this one mask of what is hidden
+        if reach != ALL:  # mode 3 is causal, mode 4 a band; both take this mask of hidden tokens
             hidden = layout.once("hidden", lambda: torch.ones(_COMPRESSED, _COMPRESSED, device=q.device).triu(1).bool())
             masked = {"atten_mask": hidden, "sparse_mode": 3 if reach == CAUSAL else 4}
             if reach != CAUSAL:
@@ -215,11 +215,11 @@ class Ways:
         return mixed.flatten(1)
 
     def unless_hidden(self, quickest: Attention, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """The quickest way, or where tokens are hidden the one that can leave them out."""
+        """The fastest way, or, if tokens are hidden, the one that can mask them."""
         return quickest(qkv, layout) if layout.hidden is None else self.padded(qkv, layout)
 
     def by_length(self, longest_dense: int, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """For CPUs."""
+        """Attention on CPUs, by the lengths of the queries."""
         if layout.longest <= longest_dense:
             return self.dense(qkv, layout)
         if layout.longest > _SHORT and (layout.ragged or self._wants_blocks(layout.longest, _BLOCK)):
@@ -227,7 +227,7 @@ class Ways:
         return self.padded(qkv, layout)
 
     def by_padding(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """For devices without a kernel that knows where queries end."""
+        """Attention on devices without a kernel for packed queries."""
         if self._wants_blocks(layout.longest, _PADDED):
             return self.one_by_one(qkv, layout)
         return self.padded(qkv, layout)
@@ -237,7 +237,7 @@ class Ways:
 
 
 def _parts(qkv: torch.Tensor, heads: HeadLayout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Query, key and value of [any, heads + 2 groups, ...]."""
+    """Split [any, heads + 2 groups, ...] into query, key and value."""
     q, k, v = torch.split(qkv, [heads.heads, heads.groups, heads.groups], 1)
     return q, k, v
 
@@ -251,7 +251,7 @@ def _or_all(side: int | None) -> int:
 
 
 def attention_for(heads: HeadLayout, place: Place, reach: Reach = ALL, bias: Bias | None = None) -> Attention:
-    """The quickest way on that place."""
+    """The fastest way on that place."""
     ways = Ways(heads, place, reach, bias)
     return partial(ways.unless_hidden, _quickest(ways))
 
@@ -270,7 +270,7 @@ def _quickest(ways: Ways) -> Attention:
 
 @cache
 def longest_dense(heads: HeadLayout, dtype: torch.dtype, reach: Reach, *, biased: bool) -> int:
-    """Up to how many tokens a query `dense` is quicker than the fused kernel on this CPU; 0 where it never is."""
+    """The longest query, in tokens, for which `dense` is faster than the fused kernel on this CPU. 0: it never is."""
 
     def zeros(distances: torch.Tensor) -> torch.Tensor:
         return torch.zeros(heads.heads, len(distances))

@@ -1,4 +1,4 @@
-"""What comes after the tokens of a model that does not pool: scores, and SPLADE's words. Imports torch."""
+"""The heads of models that do not pool: scores, and SPLADE's words. Imports torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from deployments.engines.packed.model import Head, pool
 from deployments.engines.packed.tensors import Weights
 
 _SCORES, _WORDS = "ForSequenceClassification", "ForMaskedLM"
-_WORD_TOKENS = 2048  # whose numbers, one for each word of the vocabulary, are in memory at once
+_WORD_TOKENS = 2048  # tokens at a time: each has a number for every word of the vocabulary
 _OF_ROBERTA = ("classifier.dense", "classifier.out_proj", "tanh")
-_SCORED = {  # a class's beginning: the first token's product, the product behind it, and the activation between
+_SCORED = {  # by the class name's beginning: the first token's layer, the output layer, and the activation between
     "Bert": ("bert.pooler.dense", "classifier", "tanh"),
     "Camembert": _OF_ROBERTA,
     "DistilBert": ("pre_classifier", "classifier", "relu"),
@@ -42,7 +42,7 @@ def unsupported(name: str) -> str | None:
 
 
 def build_head(name: str, config: Any, weights: Weights) -> Head:
-    """The head of a class of that name, which is not `unsupported`; `weights` are under that class's names."""
+    """The head of a class of that name that is not `unsupported`. `weights`: named as in that class."""
     if name.endswith(_WORDS):
         return _words(name.removesuffix(_WORDS), config, weights)
     if name == f"ModernBert{_SCORES}":
@@ -67,7 +67,7 @@ def _words(kin: str, config: Any, weights: Weights) -> Words:
 
 
 class Hidden:
-    """A product of few rows, one for each query, and its activation."""
+    """A layer for few rows, one for each query, with its activation."""
 
     def __init__(self, weights: Weights, name: str, activation: str) -> None:
         self._weight, self._bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
@@ -78,7 +78,7 @@ class Hidden:
 
 
 class Scores:
-    """Logits float32 [queries, labels] of each query's first token, or of the mean of its tokens, behind `hidden`."""
+    """Logits, float32 [queries, labels], of each query's first token or of the mean of its tokens, after `hidden`."""
 
     def __init__(self, weights: Weights, out: str, hidden: Layer, pooling: str = "cls") -> None:
         self._weight, self._bias = weights[f"{out}.weight"], weights[f"{out}.bias"]
@@ -90,8 +90,8 @@ class Scores:
 
 
 class Words:
-    """SPLADE's weights float32 [queries, vocabulary]: of each word the largest logit that any token gives it, as
-    log(1 + relu(logit)). Both functions grow with the logit, so that the largest is taken first.
+    """SPLADE's weights, float32 [queries, vocabulary]: log(1 + relu(logit)) of the largest logit that any token gives a
+    word. Both functions are monotonic, so the largest logit is taken first.
     """
 
     def __init__(self, transform: Dense, norm: Layer, decoder: Dense) -> None:

@@ -1,8 +1,8 @@
-"""What transformers are made of: products, norms, attention and MLP blocks, over packed tokens. Imports torch.
+"""The layers of transformers over packed tokens: products, norms, attention and MLP blocks. Imports torch.
 
-`dense(weights, "a", "b")` and its like read tensors `a.weight`, `a.bias` by name; what a model does without (a bias) is
-simply not there. On a CPU what follows a product (residual, activation, another product's result) is fused into it by
-oneDNN, gelu only where a race at start shows that to be quicker.
+`dense(weights, "a", "b")` and similar functions read tensors `a.weight`, `a.bias` by name. A missing bias is simply
+left out. On a CPU, oneDNN fuses what follows a product (residual, activation, another product's result) into it; gelu
+only if a race at start shows that this is faster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.race import is_quicker
 from deployments.engines.packed.tensors import Weights
 
-ACTIVATIONS = {  # the model's word for it -> (oneDNN's name, its algorithm)
+ACTIVATIONS = {  # the config's name -> (oneDNN's name, its algorithm)
     "gelu": ("gelu", "none"),
     "gelu_fast": ("gelu", "tanh"),
     "gelu_new": ("gelu", "tanh"),
@@ -39,7 +39,7 @@ Block = Callable[[torch.Tensor, Layout], torch.Tensor]  # of tokens [tokens + sp
 
 
 class Dense:
-    """A product with a model's weights [out, in], laid out for the device once, and the activation behind it."""
+    """A product with weights [out, in], which are laid out for the device once, followed by an activation."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None) -> None:
         self._fused = weight.device.type == "cpu" and _has_fused(weight.dtype)
@@ -65,7 +65,7 @@ class Dense:
         return self(x).float()
 
     def times(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        """The product times `factor`, number by number."""
+        """The product times `factor`, element by element."""
         if self._fused:
             return self._with(x, factor, "mul")
         return functional.linear(x, self._weight, self._bias).mul_(factor)
@@ -76,7 +76,7 @@ class Dense:
 
 
 class Product(Protocol):
-    """As `Dense` with no activation behind it."""
+    """The interface of `Dense` without an activation."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
@@ -94,8 +94,8 @@ class LayerNorm:
 
 
 class RmsNorm:
-    """By the root of the mean square of the last dimension, which is summed in float32 (arXiv:1910.07467). The weight
-    is [..., size]: of several heads, one row each.
+    """Divides by the root mean square of the last dimension, which is summed in float32 (arXiv:1910.07467). The weight
+    is [..., size], with a row for each head if there are several.
     """
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
@@ -108,13 +108,13 @@ class RmsNorm:
         x.mul_(self._factor(x)).mul_(self.weight)
 
     def _factor(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., 1]. torch's own rms_norm takes two to seven times as long on a CPU."""
+        """The inverse root mean square, [..., 1]. torch's own rms_norm takes two to seven times as long on a CPU."""
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         return length.square_().div_(x.shape[-1]).add_(self.eps).rsqrt_().to(x.dtype)
 
 
 class Mlp:
-    """down(up(x)); the activation is in `up`."""
+    """down(up(x)), with the activation in `up`."""
 
     def __init__(self, up: Layer, down: Product) -> None:
         self._up, self._down = up, down
@@ -140,15 +140,15 @@ class GatedMlp:
 
 
 class HeadNorm(Protocol):
-    """Normalises query and key, [rows, heads + groups, size]."""
+    """Normalizes query and key, [rows, heads + groups, size]."""
 
     def in_place(self, x: torch.Tensor) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SelfAttention:
-    """Query, key and value of a token as one product; then their norm by head and their rotation, where a model has
-    them; the attention; and the product behind it. The scale is in the query's weights, or in its norm's.
+    """Self-attention: one product for query, key and value; their norm by head and their rotation, if a model has them;
+    the attention; and the output product. The scale is in the query's weights, or in its norm's.
     """
 
     heads: HeadLayout
@@ -159,7 +159,7 @@ class SelfAttention:
     rotary: Rotary | None = None
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """The attention to `x`, and `residual`, of the rows that are wanted."""
+        """The self-attention of `x` plus `residual`, for the wanted rows."""
         return self.out.plus(layout.pick(self.mix(self.project(x), layout)), layout.pick(residual))
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
@@ -167,7 +167,7 @@ class SelfAttention:
         return self.qkv(x).view(-1, self.heads.total, self.heads.size)
 
     def mix(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """The attention of `project`'s, [tokens + spare, heads * size]."""
+        """The attention of what `project` returned, [tokens + spare, heads * size]."""
         if self.norm is not None or self.rotary is not None:
             turned = qkv[:, : self.heads.heads + self.heads.groups]
             if self.norm is not None:
@@ -179,7 +179,7 @@ class SelfAttention:
 
 @dataclass(frozen=True, slots=True)
 class PostNorm:
-    """A block that normalises after each sum, as BERT."""
+    """A block that normalizes after each sum, as in BERT."""
 
     attention: SelfAttention
     norm: Layer
@@ -193,11 +193,11 @@ class PostNorm:
 
 @dataclass(frozen=True, slots=True)
 class PreNorm:
-    """A block that normalises before attention and MLP, and, as Gemma, perhaps behind them too. No `norm`: the first
-    block of a model whose embeddings are normalised already.
+    """A block that normalizes before attention and MLP and, as in Gemma, perhaps after them, too. `norm` is None in the
+    first block of a model whose embeddings are normalized already.
 
-    It comes apart at its attention, which others may compute, elsewhere or later: `before` is all that comes before,
-    and `after` all that comes behind.
+    `before` and `after` compute the parts before and after the attention, so that the attention can be computed
+    elsewhere or later.
     """
 
     norm: Layer | None
@@ -211,39 +211,39 @@ class PreNorm:
         return self.after(layout.pick(self.attention.mix(self.before(x), layout)), layout.pick(x))
 
     def before(self, x: torch.Tensor) -> torch.Tensor:
-        """Of tokens [tokens, width] query, key and value: [tokens, heads + 2 groups, size]."""
+        """[tokens, width] -> query, key and value, [tokens, heads + 2 groups, size]."""
         return self.attention.project(x if self.norm is None else self.norm(x))
 
     def after(self, mixed: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """What the block makes of the tokens `x`, or some of them, and of their attention [tokens, heads * size]."""
+        """The block's result, from the tokens `x`, or some of them, and their attention, [tokens, heads * size]."""
         if self.behind_attention is None:
             x = self.attention.out.plus(mixed, x)
         else:
             x = self.behind_attention(self.attention.out(mixed)).add_(x)
-        del mixed  # the MLP takes its memory
+        del mixed  # free its memory for the MLP
         inner = self.mlp_norm(x)
         return self.mlp.plus(inner, x) if self.behind_mlp is None else self.behind_mlp(self.mlp(inner)).add_(x)
 
 
 def dense(weights: Weights, *names: str, scales: Sequence[float] = (), activation: str | None = None) -> Dense:
-    """The products of these names as one, below one another, each times its scale."""
+    """The products of these names as one, concatenated, each times its scale."""
     return Dense(*weight_and_bias(weights, *names, scales=scales), activation)
 
 
 def weight_and_bias(
     weights: Weights, *names: str, scales: Sequence[float] = ()
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Those of `dense`."""
+    """The weight and bias of `dense`."""
     weight = weights.joined([f"{name}.weight" for name in names], scales)
     biases = [f"{name}.bias" for name in names]
     return weight, weights.joined(biases, scales) if any(one in weights for one in biases) else None
 
 
 class Products(Protocol):
-    """What makes a decoder's products."""
+    """Creates a decoder's products."""
 
     def dense(self, weights: Weights, *names: str, scales: Sequence[float] = ()) -> Product:
-        """As the function `dense`."""
+        """See the function `dense`."""
         ...
 
     def gated(self, weights: Weights, gate: str, up: str, activation: str) -> Layer:
@@ -252,7 +252,7 @@ class Products(Protocol):
 
 
 class TorchProducts:
-    """`Products` of torch."""
+    """`Products` that torch computes."""
 
     def dense(self, weights: Weights, *names: str, scales: Sequence[float] = ()) -> Product:
         return dense(weights, *names, scales=scales)
@@ -263,12 +263,14 @@ class TorchProducts:
 
 
 def dense_qkv(weights: Weights, heads: HeadLayout, *names: str) -> Dense:
-    """Query, key and value, the attention's scale in the query's weights. One name: all three lie in that tensor."""
+    """The product for query, key and value, with the attention's scale in the query's weights. A single name: one
+    tensor holds all three.
+    """
     return dense(weights, *names, scales=(heads.size**-0.5, 1.0, 1.0))
 
 
 def dense_halves(weights: Weights, name: str, *activations: str | None) -> tuple[Dense, Dense]:
-    """The products of a tensor's upper and lower half, each with its activation."""
+    """The products with a tensor's upper and lower half, each with its activation."""
     halves = weights[f"{name}.weight"].chunk(2)
     bias = weights.get(f"{name}.bias")
     biases = (None, None) if bias is None else bias.chunk(2)
@@ -281,12 +283,12 @@ def layer_norm(weights: Weights, name: str, eps: float) -> LayerNorm:
 
 
 def rms_norm(weights: Weights, name: str, eps: float, *, offset: float = 0.0) -> RmsNorm:
-    """`offset`: what is added to the weight, 1 for Gemma."""
+    """`offset`: added to the weight; 1 for Gemma."""
     return RmsNorm(weights.cast(weights.exact(f"{name}.weight") + offset), eps)
 
 
 def _has_fused(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has this CPU's products, with what follows them, in this number format."""
+    """Whether oneDNN has fused products for this CPU in this number format."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     narrow = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
@@ -296,7 +298,7 @@ def _has_fused(dtype: torch.dtype) -> bool:
 def _product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: tuple[str, str] = _NONE
 ) -> torch.Tensor:
-    """oneDNN's, of weights that are laid out for it."""
+    """The product by oneDNN, with weights that are laid out for it."""
     name, algorithm = activation
     y: torch.Tensor = _FUSED._linear_pointwise.default(x, weight, bias, name, [], algorithm)  # noqa: SLF001 - torch's
     return y
@@ -308,7 +310,7 @@ def _laid_out(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _activate(y: torch.Tensor, activation: tuple[str, str]) -> torch.Tensor:
-    """In place: no memory is touched for the first time."""
+    """Apply an activation in place, which touches no new memory."""
     name, algorithm = activation
     if name == "gelu":
         return torch.ops.aten.gelu_(y, approximate=algorithm)  # type: ignore[no-any-return]
@@ -319,8 +321,8 @@ def _activate(y: torch.Tensor, activation: tuple[str, str]) -> torch.Tensor:
 
 @cache
 def is_quicker_fused(activation: tuple[str, str], dtype: torch.dtype, shape: tuple[int, int]) -> bool:
-    """Whether oneDNN is quicker with gelu in the product than with torch's after it, on this CPU: on one with AVX2 its
-    gelu took three times as long as torch's.
+    """Whether, on this CPU, oneDNN's product with fused gelu is faster than the product followed by torch's gelu. On a
+    CPU with AVX2, oneDNN's gelu took three times as long as torch's.
     """
     x = torch.ones(_RACE_ROWS, shape[1], dtype=dtype)
     weight, bias = _laid_out(torch.ones(shape, dtype=dtype)), torch.ones(shape[0], dtype=dtype)

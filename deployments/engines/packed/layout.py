@@ -1,4 +1,4 @@
-"""Where the queries of one pass lie in its packed tokens, and what every layer of the pass shares. Imports torch."""
+"""The layout of a pass: where its queries lie in the packed tokens, and what its layers share. Imports torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from torch.nn import functional
 from deployments.engines.micro_batches import Lengths
 from deployments.engines.packed.tensors import Place
 
-_ROWS = 32  # oneDNN prepares a product anew for each number of rows that it has not met
+_ROWS = 32  # rows are padded to multiples of it, since oneDNN prepares a new product for each new number of rows
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class Layout:
-    """Of one pass. The queries follow one another; `spare` rows after the last token only make products' shapes few."""
+    """The layout of one pass. The queries are concatenated. After the last token come `spare` rows, which only reduce
+    the number of different shapes.
+    """
 
     place: Place
     queries: int
@@ -31,8 +33,8 @@ class Layout:
     bounds: torch.Tensor  # int32 [queries + 1]: where each begins, and the end
     lengths: list[int]
     _starts: npt.NDArray[np.int32]  # the same bounds, on the host
-    wanted: torch.Tensor | None = None  # rows, where the last block may leave out all others behind its attention
-    hidden: torch.Tensor | None = None  # bool [tokens]: those that no token attends to, if there are any
+    wanted: torch.Tensor | None = None  # the only rows that the last block computes after its attention; None: all
+    hidden: torch.Tensor | None = None  # bool [tokens]: tokens to which no token attends; None: there are none
     _kept: dict[Hashable, object] = field(default_factory=dict)
 
     @classmethod
@@ -54,7 +56,7 @@ class Layout:
         )
 
     def once(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """What `make` gives the first time: a mask or a table that the layers of this pass share."""
+        """The result of the first call of `make` for this key: a mask or a table that the pass's layers share."""
         if key not in self._kept:
             self._kept[key] = make()
         return cast("_T", self._kept[key])
@@ -70,7 +72,7 @@ class Layout:
         return (counts - before.repeat_interleave(self.bounds.diff(), output_size=self.tokens)) * some
 
     def pad(self, packed: torch.Tensor) -> torch.Tensor:
-        """[tokens + spare, ...] -> [queries, longest, ...]; what a query lacks is some other finite row of its own."""
+        """[tokens + spare, ...] -> [queries, longest, ...]. A query is padded with copies of one of its own rows."""
         packed = packed.index_select(0, self._rows()[0]) if self.ragged else packed[: self.tokens]
         return packed.view(self.queries, self.longest, *packed.shape[1:])
 
@@ -86,17 +88,19 @@ class Layout:
         return functional.pad(packed, (0, 0, 0, self.spare)) if self.spare else packed
 
     def only(self, rows: torch.Tensor) -> None:
-        """From now on blocks compute nothing but these rows, one for each query, behind their attention."""
+        """Have blocks compute only these rows, one for each query, after their attention."""
         spare = -len(rows) % _ROWS if self.place.device.type == "cpu" else 0
         if len(rows) + spare < self.tokens:
             self.wanted = functional.pad(rows, (0, spare))
 
     def pick(self, x: torch.Tensor) -> torch.Tensor:
-        """Of [tokens + spare, width] the rows that are wanted: all of them, or one for each query and some spare."""
+        """The wanted rows of [tokens + spare, width]: all, or one for each query plus some spare rows."""
         return x if self.wanted is None else x.index_select(0, self.wanted)
 
     def ended(self) -> torch.Tensor | None:
-        """[queries, 1, 1, longest]: 0, or -inf where a query has ended or a token is hidden; None where none is."""
+        """A mask, [queries, 1, 1, longest]: -inf after a query's end and for hidden tokens, else 0. None if it would be
+        all 0.
+        """
         if not self.ragged and self.hidden is None:
             return None
 
@@ -115,7 +119,9 @@ class Layout:
         return valid
 
     def _rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64: the padded form's rows among the packed ones, and the packed rows, the spare too, among the padded."""
+        """Two indices, int64: for each padded row the packed one, and for each packed row, spare ones included, the
+        padded one.
+        """
 
         def make() -> tuple[torch.Tensor, torch.Tensor]:
             valid, starts = self._valid(), self._starts[:-1, None]

@@ -21,9 +21,11 @@ Head = Callable[[torch.Tensor, Layout], torch.Tensor]  # [tokens, width] -> floa
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Token ids -> [tokens, width]. `words` and `positions` are tables; what all tokens of the first kind get beside
-    them is in one of the two. `second`, [width], is how the second text's tokens differ from the first's. `padding`:
-    the token, and the row of `positions`, behind which positions are counted (RoBERTa); that token is not counted.
+    """Token ids -> [tokens, width].
+
+    - `words`, `positions`: tables. One of them includes the embedding of the first token type.
+    - `second`: [width], the difference of the second text's token type from the first's.
+    - `padding`: the padding token (RoBERTa). Positions are counted from its number on, and it is not counted itself.
     """
 
     words: torch.Tensor
@@ -32,7 +34,7 @@ class Embeddings:
     second: torch.Tensor | None = None
     scale: float = 1.0
     padding: int | None = None
-    hides: bool = False  # there may be tokens that no token attends to: their ids carry `late.UNSEEN`
+    hides: bool = False  # there may be tokens to which no token attends; their ids carry `colbert.UNSEEN`
 
     def __call__(self, ids: torch.Tensor, layout: Layout) -> torch.Tensor:
         if self.hides and bool((hidden := ids >= UNSEEN).any()):
@@ -58,20 +60,20 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A family's model, each part built when it is asked for: of a large one, one block at a time."""
+    """A model whose parts are built on request, so that a large one can be built one block at a time."""
 
     embeddings: Callable[[], Embeddings]
     blocks: Sequence[Callable[[], Block]]
     norm: Callable[[], Layer] | None = None  # after the last block
 
     def hiding(self) -> Parts:
-        """The same, where there may be tokens that no token attends to."""
+        """The same, but allowing for tokens to which no token attends."""
         return replace(self, embeddings=lambda: replace(self.embeddings(), hides=True))
 
 
 class PackedModel:
-    """(ids int32 [tokens], lengths [queries]) -> float32 [queries, dimension]: pooled and not normalised, or what
-    `head` makes of the tokens; or the vector of each token, [tokens, dimension].
+    """(ids int32 [tokens], lengths [queries]) -> float32 [queries, dimension], pooled but not normalized, or the head's
+    result. With `each_token`, the vector of each token, [tokens, dimension].
     """
 
     padded = False
@@ -95,13 +97,13 @@ class PackedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """[tokens, width] -> float32: what a model makes of its tokens."""
+    """[tokens, width] -> float32: the pooling or head of a model."""
 
     pooling: str
     head: Head | None = None
 
     def narrow(self, layout: Layout) -> None:
-        """Tell the last block that only one token of each query counts, where that is so."""
+        """Tell the last block if only one token of each query is needed."""
         pooling = self.pooling if self.head is None else getattr(self.head, "pooling", "")
         if pooling in _TOKENS:
             layout.only(_TOKENS[pooling](layout.bounds))
@@ -113,7 +115,7 @@ class ModelOutput:
 
 
 class Recorded:
-    """What a model that is gone made of one batch: for that batch it answers as the model."""
+    """The result of a model that no longer exists, for one batch. For that batch it answers like the model."""
 
     padded = False
 
@@ -125,7 +127,7 @@ class Recorded:
 
 
 class Shadow:
-    """A float32 model that computes one batch while a narrow one is built: each part in turn, and none is kept."""
+    """A float32 model that computes one batch while a narrow model is built, part by part. No part is kept."""
 
     def __init__(self, exact: Parts, ids: torch.Tensor, lengths: Lengths, place: Place) -> None:
         self._exact, self._ids = exact, ids
@@ -133,7 +135,7 @@ class Shadow:
         self._x = torch.empty(0)
 
     def beside(self, parts: Parts) -> Parts:
-        """The same parts; with each that is built, its float32 one computes the batch."""
+        """The same parts. When one is built, its float32 counterpart computes the batch."""
         return Parts(
             partial(self._embed, parts.embeddings),
             [partial(self._step, *both) for both in zip(self._exact.blocks, parts.blocks, strict=True)],
@@ -141,7 +143,7 @@ class Shadow:
         )
 
     def recorded(self, answer: ModelOutput) -> Recorded:
-        """Once all parts are built."""
+        """The recorded result. Call it after all parts are built."""
         x = self._x[: self._layout.tokens]
         return Recorded(x if self._exact.norm is None else self._exact.norm()(x), self._layout, answer)
 
@@ -154,15 +156,15 @@ class Shadow:
         return build()
 
 
-_TOKENS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {  # of each query, by the bounds of the queries
+_TOKENS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {  # each query's token, by the bounds of the queries
     "cls": lambda bounds: bounds[:-1],
     "last": lambda bounds: bounds[1:] - 1,
 }
 
 
 def pool(x: torch.Tensor, layout: Layout, pooling: str) -> torch.Tensor:
-    """[tokens, width], or [queries, width] where only their tokens are wanted, -> float32 [queries, width], by "cls",
-    "last" or "mean".
+    """Pool by "cls", "last" or "mean": [tokens, width], or [queries, width] if only those rows were computed -> float32
+    [queries, width].
     """
     if layout.wanted is not None:
         return x.float()

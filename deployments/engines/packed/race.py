@@ -1,4 +1,4 @@
-"""Which of two ways to compute the same is quicker on the machine at hand. Imports torch."""
+"""Compares two ways to compute the same by their speed on this machine. Imports torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _RACES = 7
 
 
 def is_quicker(one: Callable[[], object], other: Callable[[], object]) -> bool:
-    """Whether `one` takes no longer than `other`, taking turns; the quickest of a few counts."""
+    """Whether `one` takes no longer than `other`. They take turns, and the fastest of a few runs counts."""
     seconds = [float("inf"), float("inf")]
     with torch.inference_mode():
         for _ in range(_RACES):

@@ -1,4 +1,4 @@
-"""A model's tensors by name, ready for a device: from a module of the transformers library, or straight from its files.
+"""A model's tensors by name, ready for a device: from a loaded transformers module, or straight from its files.
 
 Imports torch.
 """
@@ -17,20 +17,20 @@ from deployments.models.weights import find_weights
 
 
 class MissingWeight(KeyError):
-    """A model's weights lack a tensor; the argument is its name."""
+    """A model's weights lack a tensor. The argument is its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a model computes, and in which number format."""
+    """The device and the number format in which a model computes."""
 
     device: torch.device
     dtype: torch.dtype
 
 
 class Weights:
-    """Tensors under a prefix, by the names of a state dict. `read` gives one as it is stored; what is handed out is a
-    copy of it on the place.
+    """Tensors under a prefix, by the names of a state dict. `read` returns a tensor as it is stored. Callers get copies
+    of it on the place.
     """
 
     def __init__(self, names: Iterable[str], read: Callable[[str], torch.Tensor], place: Place) -> None:
@@ -39,14 +39,14 @@ class Weights:
 
     @classmethod
     def of_module(cls, module: Any, place: Place) -> Weights:
-        """Those of a loaded module, which may be changed afterwards."""
+        """The weights of a loaded module, which may be changed afterwards."""
         state = module.state_dict()
         return cls(state, state.__getitem__, place)
 
     @classmethod
     def of_files(cls, folder: Path, place: Place) -> Weights:
-        """Those of a model's safetensors files, each tensor read when it is asked for and kept by nobody. Its file is
-        opened anew for it: what is read of a file that stays open counts as memory.
+        """The weights in a model's safetensors files. Each tensor is read on request and not kept. Its file is opened
+        again each time, because data read from a file that stays open count as used memory.
         """
         holders: dict[str, Path] = {}
         for path in find_weights(folder):
@@ -61,9 +61,7 @@ class Weights:
         return cls(holders, read, place)
 
     def of_class(self, sizes: Mapping[str, torch.Size]) -> Weights:
-        """The same with the names that a class has, which asks for nothing else. Where one is not there, or of another
-        size, reading it raises MissingWeight.
-        """
+        """The weights by the names of a class. Reading a missing one, or one of another size, raises MissingWeight."""
 
         def read(name: str) -> torch.Tensor:
             tensor = self._read(name) if name in self._names else None
@@ -74,7 +72,7 @@ class Weights:
         return Weights(sizes, read, self.place)
 
     def within(self, prefix: str) -> Weights:
-        """The same, with `prefix` and a dot before every name; of no prefix the same."""
+        """The weights under `prefix` and a dot. An empty prefix changes nothing."""
         inner = Weights(self._names, self._read, self.place)
         inner._prefix = f"{self._prefix}{prefix}." if prefix else self._prefix
         return inner
@@ -83,11 +81,11 @@ class Weights:
         return self._prefix + name in self._names
 
     def has(self, prefix: str) -> bool:
-        """Whether any tensor lies within that prefix."""
+        """Whether there is any tensor under that prefix."""
         return any(name.startswith(f"{self._prefix}{prefix}.") for name in self._names)
 
     def exact(self, name: str) -> torch.Tensor:
-        """In float32, where it is stored: to be computed with before `cast`. Raises MissingWeight."""
+        """A tensor in float32, on its original device, for computations before `cast`. Raises MissingWeight."""
         if name not in self:
             raise MissingWeight(self._prefix + name)
         return self._read(self._prefix + name).detach().float()
@@ -102,14 +100,14 @@ class Weights:
         return self.cast(self._read(self._prefix + name))
 
     def get(self, name: str) -> torch.Tensor | None:
-        """None where there is none: a bias that a model does without."""
+        """The tensor, or None if there is none, such as a bias that a model lacks."""
         if name in self:
             return self[name]
         return None
 
     def joined(self, names: Sequence[str], scales: Sequence[float] = ()) -> torch.Tensor:
-        """Tensors one below the other, or the equal parts of one tensor, each times its scale where scales are given.
-        Raises MissingWeight.
+        """Concatenate tensors. With `scales`, multiply each by its scale; a single tensor is then split into equal
+        parts. Raises MissingWeight.
         """
         if len(names) == 1 and not scales:
             return self[names[0]]

@@ -1,1 +1,1 @@
-"""What computes steps: a causal language model and its cache of keys and values, or an emulated device."""
+"""Computes steps: a causal language model with its cache of keys and values, or an emulated device."""

@@ -11,8 +11,8 @@ from deployments.generation.scheduler.step import Copy
 
 
 class BlockCopies:
-    """Copies of blocks, within the caches and between them, layer by layer, so that a layer waits for its own alone:
-    on CUDA on a stream of their own, elsewhere at once.
+    """Copies blocks within the caches and between them. On CUDA this runs layer by layer on a separate stream, and a
+    layer waits only for its own copies. On other devices it runs at once.
     """
 
     def __init__(self, model: CausalModel) -> None:
@@ -20,10 +20,10 @@ class BlockCopies:
         self._stream: torch.cuda.Stream | None = None
         if model.place.device.type == "cuda":
             self._stream = torch.cuda.Stream(model.place.device)  # type: ignore[no-untyped-call]
-        self._copied: list[torch.cuda.Event] = []  # of each layer, in this step
+        self._copied: list[torch.cuda.Event] = []  # for each layer, the end of this step's copies
 
     def begin(self, copies: Sequence[Copy]) -> None:
-        """All that come before a step, in their order; those of the step before have ended."""
+        """Begin all copies that precede a step, in order. Those of the step before have ended."""
         self._copied = []
         if self._stream is None:
             self._copy(copies, range(len(self._caches[0])))
@@ -39,12 +39,12 @@ class BlockCopies:
     def _copy(self, copies: Sequence[Copy], layers: Iterable[int]) -> None:
         for layer in layers:
             for source, target, from_host, to_host in copies:
-                for kind in range(2):  # keys, then values: each lies in one piece
+                for kind in range(2):  # keys, then values: each is contiguous
                     read, written = self._caches[from_host][layer, kind], self._caches[to_host][layer, kind]
                     written[target].copy_(read[source], non_blocking=self._stream is not None)
 
     def wait(self, layer: int, *, here: bool) -> None:
-        """For those of this layer: the accelerator, and `here` this thread too."""
+        """Make the accelerator wait for the copies of this layer. `here`: make this thread wait, too."""
         if self._copied:
             torch.cuda.current_stream().wait_event(self._copied[layer])
             if here:

@@ -1,4 +1,4 @@
-"""Keys and values of all tokens of all sequences, and the attention to them. Imports torch."""
+"""The cache of keys and values of all sequences, and the attention to it. Imports torch."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 
 
 class Cache:
-    """Memory for `blocks` blocks, made once: [layers, 2 (keys, values), blocks, groups, BLOCK, size]."""
+    """Memory for `blocks` blocks, allocated once: [layers, 2 (keys, values), blocks, groups, BLOCK, size]."""
 
     def __init__(self, layers: int, heads: HeadLayout, blocks: int, place: Place, *, pinned: bool = False) -> None:
-        """`pinned`: in pages of a host that a CUDA device copies from and to by itself."""
+        """`pinned`: use page-locked memory of the host, which a CUDA device can copy asynchronously."""
         shape = (layers, 2, blocks, heads.groups, BLOCK, heads.size)
         on_cpu = place.device.type == "cpu"
         empty = (
             native.empty(shape, place.dtype) if on_cpu else torch.empty(shape, device=place.device, dtype=place.dtype)
         )
         self.tensor = empty.zero_()
-        if pinned and blocks:  # pinned where it lies: torch's own pinned memory takes the next power of two bytes
+        if pinned and blocks:  # pinned in place, because torch's pinned memory rounds up to a power of two
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             torch.cuda.check_error(runtime.cudaHostRegister(self.tensor.data_ptr(), self.tensor.nbytes, 0))
         self._kernel = decode_kernel(heads, place)
@@ -43,14 +43,16 @@ class Cache:
 
 
 class Turned:
-    """Query and key with their norm, where a model has one, and turned by their positions."""
+    """The norm of query and key, if a model has one, and their rotation by position."""
 
     def __init__(self, heads: HeadLayout, norm: RmsNorm | None, rotary: Rotary, place: Place) -> None:
         self._heads, self._norm, self._rotary = heads, norm, rotary
         self._kernel = turn_kernel(heads, norm, place)
 
     def put(self, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> None:
-        """Turn them in place, in [tokens + spare, heads + 2 groups, size], and put keys and values into the cache."""
+        """Apply norm and rotation to `qkv`, [tokens + spare, heads + 2 groups, size], in place, and put keys and values
+        into the cache.
+        """
         if self._kernel is not None:
             self._kernel.turn(qkv, self._rotary.angles(step), keys, values, step.slots)
             return
@@ -58,7 +60,7 @@ class Turned:
         put(self._heads, qkv, keys, values, step)
 
     def turn(self, qkv: torch.Tensor, step: StepLayout) -> None:
-        """Turn them in place, alone."""
+        """Apply norm and rotation in place, without the cache."""
         turned = qkv[:, : self._heads.heads + self._heads.groups]
         if self._norm is not None:
             self._norm.in_place(turned)
@@ -66,19 +68,19 @@ class Turned:
 
 
 def put(heads: HeadLayout, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> None:
-    """Put keys and values of [tokens + spare, heads + 2 groups, size] into the cache."""
+    """Put the keys and values of `qkv`, [tokens + spare, heads + 2 groups, size], into the cache."""
     blocks, places = step.slots
     keys[blocks, :, places], values[blocks, :, places] = torch.split(qkv[: step.tokens, heads.heads :], heads.groups, 1)
 
 
 def plain(heads: HeadLayout) -> Paged:
-    """As torch's operations compute it, chunk by chunk."""
+    """Attention by torch's operations, chunk by chunk."""
     return lambda q, keys, values, step: CachedAttention(heads, keys, values).attend(q, step)
 
 
 class CachedAttention:
-    """One layer's: puts the keys and values of a step's tokens into the cache, and lets each token see those of its
-    sequence up to itself.
+    """The attention of one layer: puts keys and values of a step's tokens into the cache, and lets each token attend to
+    its sequence up to itself.
     """
 
     def __init__(
@@ -91,8 +93,8 @@ class CachedAttention:
         kernel: DecodeKernel | None = None,
         paged: Paged | None = None,
     ) -> None:
-        """`turned` is what is done to query and key first; `paged` computes all chunks, `kernel` the rows of one token,
-        torch the others and all where there is neither.
+        """`turned`: the norm and rotation of query and key. `paged` computes all chunks, if there is one. Otherwise
+        `kernel` computes chunks of one token, if there is one, and torch the others.
         """
         self._heads, self._keys, self._values, self._turned = heads, keys, values, turned
         self._kernel, self._paged = kernel, paged
@@ -103,14 +105,14 @@ class CachedAttention:
         return step.add_spare(self.attend(qkv, step))
 
     def put(self, qkv: torch.Tensor, step: StepLayout) -> None:
-        """Put keys and values of [tokens + spare, heads + 2 groups, size] into the cache."""
+        """Put the keys and values of `qkv`, [tokens + spare, heads + 2 groups, size], into the cache."""
         if self._turned is None:
             put(self._heads, qkv, self._keys, self._values, step)
         else:
             self._turned.put(qkv, self._keys, self._values, step)
 
     def attend(self, qkv: torch.Tensor, step: StepLayout) -> torch.Tensor:
-        """[tokens, heads * size], of what was put. Of `qkv` only the queries are read."""
+        """The attention to what was put, [tokens, heads * size]. Reads only the queries of `qkv`."""
         heads = self._heads
         q = qkv[: step.tokens, : heads.heads]
         if self._paged is not None:
@@ -125,7 +127,7 @@ class CachedAttention:
         return mixed
 
     def attend_elsewhere(self, qkv: torch.Tensor, step: StepLayout) -> torch.Tensor:
-        """The same on the device that has `qkv`, to which it brings the keys and values before each chunk."""
+        """The same, on the device of `qkv`. Copies the keys and values before each chunk to that device."""
         heads, parts = self._heads, []
         for chunk, table, own in zip(step.chunks, step.tables, torch.split(qkv, step.lengths), strict=True):
             q, *new = torch.split(own, [heads.heads, heads.groups, heads.groups], 1)
@@ -138,14 +140,14 @@ class CachedAttention:
         return torch.cat(parts)
 
     def _for_torch(self, step: StepLayout) -> list[tuple[int, slice]]:
-        """The chunks that the kernel does not compute: their numbers, and where their tokens are."""
+        """The chunks that the kernel does not compute: their indices, and where their tokens lie."""
         ends = np.cumsum(step.lengths).tolist()
         found = enumerate(zip(ends, step.lengths, strict=True))
         return [(at, slice(end - count, end)) for at, (end, count) in found if self._kernel is None or count > 1]
 
     def _attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
-        """[tokens, heads, size] of a sequence, from position `start` on, and [1, groups, start + tokens, size] ->
-        [tokens, heads * size].
+        """Attention of one sequence: queries [tokens, heads, size] from position `start` on, keys and values
+        [1, groups, start + tokens, size] -> [tokens, heads * size].
         """
         tokens, groups, size = len(q), self._heads.groups, self._heads.size
         # The heads that share keys are rows of one product: [groups, heads / groups * tokens, size].
@@ -159,6 +161,6 @@ class CachedAttention:
 
     @staticmethod
     def _of(table: torch.Tensor, tokens: int, stored: torch.Tensor) -> torch.Tensor:
-        """The first tokens of a sequence, [1, groups, tokens, size]."""
+        """The keys or values of a sequence's first `tokens` tokens, [1, groups, tokens, size]."""
         blocks = stored.index_select(0, table).transpose(0, 1)
         return blocks.reshape(1, blocks.shape[0], -1, blocks.shape[-1])[:, :, :tokens]

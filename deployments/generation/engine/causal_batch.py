@@ -1,4 +1,4 @@
-"""One batch of a step that is computed half a layer at a time: its tensors between two halves. Imports torch."""
+"""A batch of a step that is computed half a layer at a time: its tensors between two halves. Imports torch."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ _CPU = torch.device("cpu")
 
 
 class CausalBatch:
-    """`hybrid_steps.Batch`. `x`, [tokens, width], has the tokens of three kinds of chunks, one kind behind the other:
-    `_own` of the accelerator's cache; `_long`, chunks of several tokens whose cache the host has, but whose attention
-    the accelerator computes; `_ones`, host rows: one token each, whose attention the host computes.
+    """`hybrid_steps.Batch`. `x`, [tokens, width], holds the tokens of three kinds of chunks, in this order.
+
+    - `_own`: chunks in the accelerator's cache.
+    - `_long`: chunks of several tokens in the host's cache. The accelerator computes their attention.
+    - `_ones`: host rows, of one token each. The host computes their attention.
     """
 
     attention: Future[torch.Tensor]  # of `_ones`, in the layer that was begun: [rows, heads * size]
     _qkv: torch.Tensor  # in that layer, [tokens, heads + 2 groups, size]
-    _arriving: list[tuple[_Part, torch.Tensor]]  # of it, what the host gets
+    _arriving: list[tuple[_Part, torch.Tensor]]  # the parts of it that are on their way to the host
 
     def __init__(self, model: CausalModel, chunks: Sequence[Chunk]) -> None:
         self._model, self._chunks = model, list(chunks)
-        self._kept: torch.Tensor | None = None  # rows of `attention` that are still wanted, if not all
-        self._mixed: list[torch.Tensor] = []  # [tokens, heads * size], of the first two
+        self._kept: torch.Tensor | None = None  # the rows of `attention` that are still wanted; None: all
+        self._mixed: list[torch.Tensor] = []  # the attention of `_own` and `_long`, [tokens, heads * size]
         self._own: _Part | None
         self._long: _Part | None
         self._ones: _Part | None
@@ -60,7 +62,7 @@ class CausalBatch:
         return self._long is not None or self._ones is not None
 
     def rows(self, is_last: bool) -> int:
-        """How many there are behind that layer."""
+        """How many rows there are after that layer."""
         return len(self._last) if is_last else len(self.x)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -74,7 +76,9 @@ class CausalBatch:
         self._lay_out()
 
     def send(self, layer: int, qkv: torch.Tensor) -> None:
-        """Turn query and key of [tokens, heads + 2 groups, size]; those of the host's rows are sent to it."""
+        """Apply norm and rotation to query and key in `qkv`, [tokens, heads + 2 groups, size], and send the host's rows
+        to the host.
+        """
         self._qkv, self._arriving = qkv, []
         if self._own is not None:
             self._model.attention[layer].put(qkv[self._own.at], self._own.layout)
@@ -84,7 +88,7 @@ class CausalBatch:
                 self._arriving.append((part, qkv[part.at].to(_CPU, non_blocking=qkv.is_cuda)))
 
     def hand_over(self, layer: int, host: HostAttention) -> None:
-        """What has arrived at the host is put into its cache; the attention of its rows goes to its thread."""
+        """Put what has arrived at the host into its cache, and submit the attention of its rows to its thread."""
         attention = self._model.host_attention[layer]
         for part, qkv in self._arriving:
             attention.put(qkv, part.stored)
@@ -93,7 +97,7 @@ class CausalBatch:
         self._arriving = []
 
     def attend(self, layer: int) -> None:
-        """On the accelerator."""
+        """Compute attention on the accelerator."""
         self._mixed = []
         if self._own is not None:
             self._mixed.append(self._model.attention[layer].attend(self._qkv[self._own.at], self._own.layout))
@@ -103,7 +107,7 @@ class CausalBatch:
         del self._qkv
 
     def behind(self, is_last: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """The attention, [tokens, heads * size], which is waited for, and `x`. In the last layer only those of the
+        """Wait for the attention. Returns it, [tokens, heads * size], and `x`. In the last layer, they have only the
         tokens whose logits are wanted, in the order of the chunks.
         """
         mixed = self._mixed
@@ -118,16 +122,16 @@ class CausalBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The chunks of one kind in a batch; `at`: where their tokens are in it."""
+    """The chunks of one kind in a batch. `at`: where their tokens lie in the batch."""
 
-    layout: StepLayout  # at the accelerator
-    stored: StepLayout  # where the cache is
+    layout: StepLayout  # on the accelerator
+    stored: StepLayout  # on the device that holds the cache
     at: slice
 
     @classmethod
     def of_chunks(cls, chunks: Sequence[Chunk], start: int, place: Place, stored: Place) -> Self:
         layout = StepLayout.of_chunks(chunks, place)
-        layout.spare = 0  # others may follow
+        layout.spare = 0  # other parts may follow
         return cls(
             layout,
             layout if place.device == stored.device else StepLayout.of_chunks(chunks, stored),
@@ -136,5 +140,5 @@ class _Part:
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One behind the other; a single one is not copied."""
+    """Concatenate the parts. A single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))

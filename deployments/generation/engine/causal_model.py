@@ -1,5 +1,5 @@
-"""A causal language model that computes steps: the decoder of `engines.packed`, its attention to the cache, and the
-head that says how likely each word of the vocabulary comes next. Imports torch.
+"""A causal language model that computes steps: the decoder of `engines.packed`, attention to the cache, and the head
+that computes the logits of the next token. Imports torch.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ def unsupported(config: Any) -> str | None:
 
 
 class CausalModel:
-    """Of a config that is not `unsupported`, with a cache of `blocks` blocks, and one of `num_cpu_blocks` in the host's
-    memory, if there are any.
+    """A model, from a config that is not `unsupported`, with a cache of `blocks` blocks and one of `num_cpu_blocks`
+    blocks in the host's memory.
     """
 
     def __init__(
         self, config: Any, weights: Weights, blocks: int, products: Products | None = None, num_cpu_blocks: int = 0
     ) -> None:
-        """`weights` are under the names of the class with a head; `products` are the quicker ones of this machine, if
-        they are not given. Raises MissingWeight.
+        """`weights`: named as in the class with a head. `products`: None picks the faster ones on this machine. Raises
+        MissingWeight.
         """
         self.place, self.vocabulary = weights.place, config.vocab_size
         made: list[Cache] = []
-        self.turned: list[Turned] = []  # of each layer, what is done to query and key
+        self.turned: list[Turned] = []  # for each layer, the norm and rotation of query and key
         self.attention: list[CachedAttention] = []
         self.host_attention: list[CachedAttention] = []
 
         def attend(layer: int, heads: HeadLayout, _: Reach, norm: RmsNorm | None, rotary: Rotary) -> Attention:
-            if not made:  # who has how many heads is known here
+            if not made:  # the heads are known only here
                 made.append(Cache(config.num_hidden_layers, heads, blocks, self.place))
                 on_host = Place(_CPU, self.place.dtype)
                 pinned = self.place.device.type == "cuda"
@@ -75,8 +75,8 @@ class CausalModel:
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Put the chunks' tokens into the cache, no two of one sequence. Returns float32 [chunks that are wanted,
-        vocabulary]: the logits of each one's next token.
+        """Compute chunks, at most one per sequence, and put their keys and values into the cache. Returns the logits of
+        the next tokens, float32 [wanted chunks, vocabulary].
         """
         layout = StepLayout.of_chunks(chunks, self.place)
         x = layout.add_spare(self.embed(chunks, layout))
@@ -87,10 +87,10 @@ class CausalModel:
         return self.head(x)[: len(layout.last)]
 
     def embed(self, chunks: Sequence[Chunk], layout: StepLayout) -> torch.Tensor:
-        """[tokens, width]."""
+        """The embeddings of the chunks' tokens, [tokens, width]."""
         ids = torch.from_numpy(np.concatenate([chunk.ids for chunk in chunks])).to(self.place.device)
         return self._embeddings(ids, layout)
 
     def head(self, x: torch.Tensor) -> torch.Tensor:
-        """What comes behind the last layer: of [tokens, width] float32 [tokens, vocabulary]."""
+        """The norm and head after the last layer: [tokens, width] -> logits float32 [tokens, vocabulary]."""
         return self._head.floats(self._norm(x))

@@ -1,4 +1,6 @@
-"""A causal language model half a layer at a time, beside a host that computes attention of rows. Imports torch."""
+"""Runs a causal language model half a layer at a time, with a host that computes the attention of some rows. Imports
+torch.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,21 @@ from deployments.generation.scheduler.step import Chunk, ComputeSeconds, Copy, D
 
 
 class CausalStages:
-    """`hybrid_steps.Stages` of a model that has a cache in the host's memory.
+    """`hybrid_steps.Stages` for a model that has a cache in the host's memory.
 
-    The engine's thread calls all methods. On CUDA it tells the accelerator what to compute, and waits only for numbers
-    that it needs itself: the queries, keys and values of the host's rows. It alone writes into the host's cache; the
-    host's thread only reads there, so attention that nobody wants any more does no harm. Blocks are copied from cache
-    to cache on a CUDA stream of their own.
+    The engine's thread calls all methods. On CUDA it submits work to the accelerator, and waits only for numbers that
+    it needs itself: the queries, keys and values of the host's rows. Only this thread writes to the host's cache. The
+    host's thread only reads it, so abandoned attention does no harm. Blocks are copied between the caches on a separate
+    CUDA stream.
     """
 
     def __init__(self, model: CausalModel, cores: Sequence[int] = ()) -> None:
-        """`cores`: to which the host's attention is bound, a thread each; else it has as many threads as torch."""
+        """`cores`: the host's attention runs one thread on each. Empty: it has as many threads as torch."""
         self._model, self._logits = model, logits_of(model.place.device)
         self._host = HostAttention(cores)
         self._copies = BlockCopies(model)
         self._stopwatch = stopwatch_for(model.place.device)
-        self._arrived: torch.cuda.Event | None = None  # what the last `begin` had to bring to the host
+        self._arrived: torch.cuda.Event | None = None  # set when the last `begin`'s data have reached the host
         if model.place.device.type == "cuda":
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
@@ -64,7 +66,7 @@ class CausalStages:
             batch.attend(layer)
         self._stopwatch.end()
         if self._arrived is not None and on_host:
-            self._arrived.synchronize()  # while the accelerator computes its attention
+            self._arrived.synchronize()  # meanwhile the accelerator computes its attention
             self._hand_over(layer, batches)
 
     def _hand_over(self, layer: int, batches: Sequence[CausalBatch]) -> None:
@@ -80,7 +82,7 @@ class CausalStages:
             x = self._model.layers[layer].after(mixed, x)
         self._stopwatch.end()
         for batch, own in zip(batches, torch.split(x, [batch.rows(is_last) for batch in batches]), strict=True):
-            batch.x = own if batch is batches[0] else own.clone()  # one that parks keeps no others alive
+            batch.x = own if batch is batches[0] else own.clone()  # a parked batch must not keep others' memory alive
 
     def ready(self, batches: Sequence[CausalBatch]) -> Sequence[CausalBatch]:
         if self._arrived is not None:

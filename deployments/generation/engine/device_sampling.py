@@ -1,24 +1,24 @@
-"""Tokens drawn where the logits are, as `text.sampling` draws them in the host's memory. Imports torch.
+"""Draws tokens on the device of the logits, with the same results as `text.sampling` on the host. Imports torch.
 
 What `TorchLogits.pick` does with a row of logits, [vocabulary]:
 
-1. On the host, each answer that goes on from the row becomes a `Draw`: what its request asks for, and the answer's
-   next random number.
-2. Draws that are computed in the same way come to the device together, as a `DrawBatch`: each with its row's logits. A
+1. On the host, each answer that continues from the row becomes a `Draw`: its request's options, and the answer's next
+   random number.
+2. Draws that are computed in the same way go to the device together, as a `DrawBatch`, each with its row's logits. A
    token's share is `exp((logit - largest logit) / temperature)`.
-   - `ARGMAX`, at a temperature of 0: the token is that of the largest logit.
-   - `ALL`, without `top_k` and `top_p`: shares are summed up in the vocabulary's order. The token is the one at which
-     the sum exceeds the random number times the sum of all.
-   - `SORTED`: the `LIKELIEST` tokens are sorted; first `top_k`, then `top_p` say which of them is the last that may
-     come. Among these the token is found in the same manner.
-3. Where logprobs are asked for, those of the token and of the likeliest tokens are looked up.
-4. Of each draw comes one line of numbers (`_FINITE` and those behind it). All lines are copied to the host in one
-   piece: only here the host waits for the device.
-5. Draws whose line says `_TOO_FEW` go through 2 to 4 once more, with the whole vocabulary sorted.
-6. Each line becomes a `Picked`. A row whose largest logit is no finite number gives None.
+   - `ARGMAX`, at a temperature of 0: the token with the largest logit.
+   - `ALL`, without `top_k` and `top_p`: shares are summed in the vocabulary's order. The token is the one at which the
+     sum exceeds the random number times the total.
+   - `SORTED`: the `LIKELIEST` tokens are sorted. `top_k` and then `top_p` determine the last one that may come. The
+     token is found among these in the same way.
+3. If logprobs are wanted, those of the token and of the likeliest tokens are looked up.
+4. Each draw yields one line of numbers (`_FINITE` and so on). All lines are copied to the host at once. Only here does
+   the host wait for the device.
+5. Draws whose line says `_TOO_FEW` repeat steps 2 to 4 with the whole vocabulary sorted.
+6. Each line becomes a `Picked`. A row whose largest logit is not finite becomes None.
 
-Not run yet on any accelerator: no GPU and no NPU was at hand. So it is tried at a replica's start on made-up logits;
-where it fails, or draws other tokens, logits are copied to the host.
+Not run on any accelerator yet, because no GPU or NPU was at hand. So it is tried on made-up logits when a replica
+starts. If it fails or draws other tokens, logits are copied to the host instead.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from deployments.generation.text.sampling import LIKELIEST, Picked, RowSamplers,
 
 logger = logging.getLogger("ray.serve")
 
-_AT_ONCE = 2**22  # shares that are computed at once: 32 rows of 128,000 tokens, so that they take little memory
+_AT_ONCE = 2**22  # shares that are computed at once, to limit memory: 32 rows of 128,000 tokens
 _TRIED = (Sampling(0.0), Sampling(seed=1), Sampling(0.7, seed=2), Sampling(1.0, 40, 0.9, 3), Sampling(9.0, 0, 0.9, 4))
 
 _FINITE, _TOO_FEW, _TOKEN, _LOGPROB, _ALTERNATIVES = range(
     5
-)  # places in a line: from the last on alternatives, then their logprobs
+)  # indices in a line: from the last one on, the alternatives and then their logprobs
 
 
 def logits_of(device: torch.device) -> Callable[[torch.Tensor], Logits | DeviceLogits]:
-    """What a step on this device gives of its logits, float32 [rows, vocabulary]: in the host's memory on a CPU, where
-    numpy is quicker, and where tokens cannot be drawn on the device.
+    """How a step on this device returns its logits, float32 [rows, vocabulary]. They come in the host's memory on a
+    CPU, where numpy is faster, and if tokens cannot be drawn on the device.
     """
     if device.type == "cpu":
         return lambda logits: logits.numpy()
     try:
         problem = _problem(device)
-    except Exception as error:  # noqa: BLE001 - whatever it is, there is another way
+    except Exception as error:  # noqa: BLE001 - whatever it is, the host can draw instead
         problem = (str(error).strip() or type(error).__name__).splitlines()[0]
     if problem is None:
         return TorchLogits
@@ -71,7 +71,7 @@ def logits_of(device: torch.device) -> Callable[[torch.Tensor], Logits | DeviceL
 
 
 def _problem(device: torch.device) -> str | None:
-    """Draw from made-up logits there and in numpy. Raises what the device raises."""
+    """Draw from made-up logits on the device and in numpy. Returns a problem or None. Raises what the device raises."""
     rows = np.random.default_rng(1).standard_normal((len(_TRIED), 4 * LIKELIEST)).astype(np.float32) * 3
     here, there = (
         [RowSamplers([Sampler(asked, answer) for answer in range(4)], 2) for asked in _TRIED] for _ in range(2)
@@ -90,8 +90,8 @@ def _ids(picked: Picked) -> list[int]:
 class TorchLogits:
     """`step.DeviceLogits`: logits, float32 [rows, vocabulary], on their device.
 
-    `floats`: in which shares and their sums are computed. float64 as in numpy, where the device has it (CUDA); else
-    float32 (NPU), which now and then draws a neighbour of the token that float64 would.
+    `floats`: the dtype for shares and their sums. It is float64, as in numpy, if the device has it (CUDA). Otherwise it
+    is float32 (NPU), which occasionally draws a neighbor of the token that float64 would draw.
     """
 
     def __init__(self, logits: torch.Tensor, floats: torch.dtype | None = None) -> None:
@@ -100,9 +100,9 @@ class TorchLogits:
 
     @torch.inference_mode()
     def pick(self, samplers: Sequence[RowSamplers]) -> list[list[Picked] | None]:
-        """See `sampling.pick`. One copy to the host; a second one where the `LIKELIEST` were too few.
+        """See `sampling.pick`. Copies to the host once, or twice if the `LIKELIEST` were too few.
 
-        Raises ValueError where there are more or fewer rows.
+        Raises ValueError unless there is one of `samplers` per row.
         """
         if len(samplers) != len(self._logits):
             raise ValueError(f"{len(self._logits)} rows of logits, and how to draw from {len(samplers)}")
@@ -123,7 +123,7 @@ class TorchLogits:
         return picked
 
     def _lines(self, draws: Sequence[Draw], sort: int) -> list[list[float]]:
-        """The line of each draw, in the host's memory. `sort`: how many of the likeliest tokens are to be sorted."""
+        """The line of each draw, in the host's memory. `sort`: how many of the likeliest tokens to sort."""
         if not draws:
             return []
         vocabulary = self._logits.shape[1]
@@ -139,8 +139,8 @@ class TorchLogits:
         return [line for _, line in sorted(zip(order, lines, strict=True))]
 
     def _batch_lines(self, draws: Sequence[Draw], sort: int, named: int) -> torch.Tensor:
-        """[draws, `_ALTERNATIVES` + 2 `named`], on the device: the lines of draws of one kind. `named`: how many
-        alternatives a line has room for.
+        """The lines of draws of one kind, on the device, [draws, `_ALTERNATIVES` + 2 `named`]. `named`: the number of
+        alternatives in a line.
         """
         way, with_logprobs = draws[0].kind
         batch = DrawBatch.of(self._logits, draws, self._floats)

@@ -1,13 +1,13 @@
-"""A device that is not on anyone's desk: each step takes the time that a table says, and its tokens are true. Pure.
+"""An emulated device for generation: each step takes the time of a model, and its tokens can be checked. Pure.
 
 A token follows from all tokens before it by a rule that a test can compute (`following`). The device reads those tokens
-from a cache of its own, block by block, as a model reads keys and values: an answer whose blocks were mixed up, lost or
-written by another goes on with a wrong token.
+from its own cache, block by block, as a model reads keys and values. So if an answer's blocks are mixed up, lost or
+overwritten by another, the answer continues with a wrong token.
 
-Where a host is beside it, steps go layer by layer through the same `HybridSteps` as a model's. Accelerator and host
-each do one thing after another, and are known by when they will have done all that was begun so far. The engine's
-thread sleeps where a real one waits for them: what it does not wait for goes on beside it. Times are reckoned from the
-ends of what was waited for, so that a sleep that lasts too long adds up to nothing.
+With a host, steps go layer by layer through the same `HybridSteps` as a real model's. Accelerator and host each do one
+thing at a time, and each is represented by the time at which it will have done everything begun so far. The engine's
+thread sleeps where it would wait for a real device; everything else goes on in parallel. Times are counted from the
+planned end of each wait, so sleeps that last too long do not accumulate.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.step import Chunk, Computed, ComputeSeconds, Copy, Logits, Work, load_of
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 
-_SURE = 100.0  # a logit beside which all others are nothing, whatever the temperature
+_SURE = 100.0  # a logit that dominates all others at any temperature
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that all its powers differ
-_BEFORE = 0.25  # of a layer's linear work, what comes before its attention
+_BEFORE = 0.25  # the share of a layer's linear work that precedes its attention
 
 
 @dataclass(eq=False)
 class EmulatedSteps:
-    """Of a device with `blocks` blocks of cache whose steps take as long as `model` says, slept for real; and, with
-    `host`, of one whose host has `num_cpu_blocks` more, and takes as long as it says.
+    """The steps of a device with `blocks` cache blocks. They really take as long as `model` says. With `host`, its host
+    has `num_cpu_blocks` more blocks, and takes as long as `host` says.
 
-    `noise`: standard deviation of a step's time, as a share of it. `sleep` and `clock` are those of virtual time, where
-    a test has such.
+    `noise`: standard deviation of a step's time, as a share of it. `sleep` and `clock`: a test may pass virtual time.
     """
 
     model: StepTime
@@ -62,7 +61,7 @@ class _Rows:
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = list(chunks)
-        self.following: list[int] = []  # the token that comes next, of each chunk that is wanted
+        self.following: list[int] = []  # the next token of each wanted chunk
         self._sum_up()
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -73,7 +72,7 @@ class _Rows:
     def _sum_up(self) -> None:
         self.load = load_of(self.chunks)
         own = [chunk for chunk in self.chunks if not chunk.on_host or len(chunk.ids) > 1]
-        self.own = load_of(own)  # of it, what the accelerator attends
+        self.own = load_of(own)  # the part of it whose attention the accelerator computes
         self.hosts = load_of([chunk for chunk in self.chunks if chunk.on_host and len(chunk.ids) == 1])
 
 
@@ -85,10 +84,10 @@ class _Stages:
         self._caches = tuple(np.zeros((count, BLOCK), np.uint64) for count in (of.blocks, of.num_cpu_blocks))
         self._logits = np.zeros((0, of.vocabulary), np.float32)
         self._random, self._slow = np.random.default_rng(of.seed), 1.0
-        self._now = 0.0  # of the engine's thread
-        self._free_at = self._host_free_at = 0.0  # when accelerator and host will have done all that was begun
-        self._begun_at = 0.0  # when the accelerator will have got to the attention of what was begun last
-        self._accelerator_s = self._host_s = 0.0  # that all takes them which was begun, copies and waiting apart
+        self._now = 0.0  # the engine thread's time
+        self._free_at = self._host_free_at = 0.0  # when accelerator and host will have done everything begun
+        self._begun_at = 0.0  # when the accelerator will reach the attention of the last `begin`
+        self._accelerator_s = self._host_s = 0.0  # computing time of everything begun, without copies and waits
 
     @property
     def layers(self) -> int:
@@ -122,7 +121,7 @@ class _Stages:
                 self._host_s += seconds
         self._compute(self._of.model.attention_s(_sum(batch.own for batch in batches)) / self.layers)
 
-    def end(self, layer: int, batches: Sequence[_Rows]) -> None:  # noqa: ARG002 - a model asks for it
+    def end(self, layer: int, batches: Sequence[_Rows]) -> None:  # noqa: ARG002 - a real model needs it
         self._wait_until(max(batch.ready_at for batch in batches))
         self._compute((1 - _BEFORE) * self._linear_s(batches))
 
@@ -147,16 +146,16 @@ class _Stages:
         return ComputeSeconds(self._accelerator_s, self._host_s - max(0.0, self._host_free_at - self._now))
 
     def _linear_s(self, batches: Sequence[_Rows]) -> float:
-        """In one layer."""
+        """Seconds of linear work in one layer."""
         return self._of.model.linear_s(_sum(batch.load for batch in batches)) / self.layers
 
     def _compute(self, seconds: float) -> None:
-        """The accelerator computes for so long, behind all that was begun before."""
+        """Let the accelerator compute for so long, after everything begun before."""
         self._free_at = max(self._free_at, self._now) + self._slow * seconds
         self._accelerator_s += self._slow * seconds
 
     def _wait_until(self, then: float) -> None:
-        """Here, in the engine's thread."""
+        """Sleep in the engine's thread until that time."""
         self._now = max(self._now, then)
         if (left_s := self._now - self._of.clock()) > 0:
             self._of.sleep(left_s)
@@ -176,7 +175,7 @@ def _sum(loads: Iterable[StepLoad]) -> StepLoad:
 
 
 def following(ids: Sequence[int] | np.ndarray, vocabulary: int) -> int:
-    """The token that comes after these: by a sum that counts every one of them, and its place."""
+    """The token that follows these, by a sum that depends on each of them and its position."""
     tokens = np.asarray(ids).astype(np.uint64) + np.uint64(1)
     with np.errstate(over="ignore"):
         places = _FACTOR * (np.arange(len(tokens), dtype=np.uint64) * np.uint64(2) + np.uint64(1))

@@ -1,4 +1,4 @@
-"""What computes steps at a replica, by its settings: a causal language model on one device, or an emulated device."""
+"""Creates a replica's engine by its settings: a causal language model on one device, or an emulated device."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from deployments.generation.settings import EmulatedWithHost, GenerationAccelera
 from deployments.generation.text.model_card import GenerationCard
 from deployments.hardware.device_detector import quick_cpu_dtype
 
-_CPU_SHARE, _ACCELERATOR_SHARE = 0.5, 0.85  # of the memory that the weights leave, for the cache
-_MOST_ON_CPU = 32  # texts as long as the model takes: more rows would read the cache too slowly anyway
+_CPU_SHARE, _ACCELERATOR_SHARE = 0.5, 0.85  # the cache's share of the memory that the weights leave free
+_MOST_ON_CPU = 32  # full-length texts in a CPU's cache: reading more would be too slow anyway
 
 PoolOfDevices = GenerationAcceleratorSettings | GenerationCpuSettings
 
 
 @dataclass(frozen=True, slots=True)
 class StepEngine:
-    """`steps` computes; `blocks` of the cache are there. The rest says what it is."""
+    """An engine: `steps` computes, with `blocks` cache blocks. The other fields describe it."""
 
     steps: Steps
     blocks: int
@@ -34,9 +34,9 @@ class StepEngine:
     dtype: str
     emulated: bool
     why: str
-    model: StepTime | None = None  # that is known without measuring
-    num_cpu_blocks: int = 0  # of the cache, in the host's memory
-    host: HostTime | None = None  # that is known without measuring
+    model: StepTime | None = None  # if known without measuring
+    num_cpu_blocks: int = 0  # cache blocks in the host's memory
+    host: HostTime | None = None  # if known without measuring
     layers: int = 1
 
     def describe(self) -> dict[str, Any]:
@@ -47,9 +47,9 @@ class StepEngine:
 def create_step_engine(
     card: GenerationCard, settings: PoolOfDevices, device: str, threads: int, host_cores: Sequence[int] = ()
 ) -> StepEngine:
-    """`host_cores`: on which the host of an accelerator computes attention.
+    """Create the engine. `host_cores`: the cores on which an accelerator's host computes attention.
 
-    Raises SettingsError where the model or the device cannot be used.
+    Raises SettingsError if the model or the device cannot be used.
     """
     if settings.emulated is None:
         return _Loaded(card, settings, device, threads, host_cores).engine()
@@ -87,10 +87,10 @@ class _Causal(Protocol):
 
 
 class ModelSteps:
-    """A causal model's steps as `step.Steps` has them."""
+    """`step.Steps` with a causal model."""
 
     def __init__(self, model: _Causal, logits: Callable[[Any], Logits | DeviceLogits]) -> None:
-        """`logits`: `device_sampling.logits_of` its device."""
+        """`logits`: from `device_sampling.logits_of` for its device."""
         self._model, self._logits = model, logits
 
     def step(self, work: Work) -> Computed:
@@ -102,7 +102,7 @@ class ModelSteps:
 
 
 class _Loaded:
-    """A model from its files, on a device."""
+    """Loads a model from its files onto a device."""
 
     def __init__(
         self, card: GenerationCard, settings: PoolOfDevices, device: str, threads: int, host_cores: Sequence[int]
@@ -157,7 +157,7 @@ class _Loaded:
         return "float16", "the fastest format of accelerators without bfloat16"
 
     def _check_host(self, block_bytes: int, own_bytes: int) -> None:
-        """Raises SettingsError where the host has no memory for its blocks; beside what a CPU as accelerator takes."""
+        """Raises SettingsError if the host lacks the memory for its blocks, besides what a CPU as accelerator uses."""
         left = _free_memory() - (own_bytes if self._device.type == "cpu" else 0)
         if self._host_blocks and self._host_blocks * block_bytes > left:
             raise SettingsError(
@@ -167,7 +167,7 @@ class _Loaded:
             )
 
     def _blocks(self, block_bytes: int, weights_bytes: int) -> int:
-        """As many as the memory holds that the weights leave."""
+        """How many cache blocks fit into the memory that the weights leave free. Raises SettingsError if too few."""
         free, share = _free_memory(), _CPU_SHARE
         if self._device.type != "cpu":
             free, share = getattr(self._torch, self._device.type).mem_get_info()[0], _ACCELERATOR_SHARE
@@ -191,7 +191,7 @@ def _block_bytes(config: Any, itemsize: int) -> int:
 
 
 def _free_memory() -> int:
-    """Bytes, of the machine or of the container, whichever has less."""
+    """Free bytes of the machine or the container, whichever has less."""
     import psutil
 
     free = int(psutil.virtual_memory().available)

@@ -17,26 +17,28 @@ logger = logging.getLogger("ray.serve")
 
 
 class HostAttention:
-    """One thread that computes attention to the host's cache, in the order in which it is asked for."""
+    """A thread that computes attention to the host's cache, in the order of `submit`."""
 
     def __init__(self, cores: Sequence[int]) -> None:
         """`cores`: see `CausalStages`."""
-        self.seconds = 0.0  # that it has computed so far
+        self.seconds = 0.0  # its computing time so far
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="host-attention")
         if cores:
             threads = torch.get_num_threads()
             self._thread.submit(self._bind, cores).result()
-            torch.set_num_threads(threads)  # of threads that begin later
+            torch.set_num_threads(threads)  # restores the number for threads that start later
 
     @staticmethod
     def _bind(cores: Sequence[int]) -> None:
         if problem := pin_thread(cores):
             logger.warning("the host's attention is not bound to cores: %s", problem)
-        torch.get_num_threads()  # whoever asks first in a thread sets them to the process's number
+        torch.get_num_threads()  # the first call in a thread resets it to the process's number, so make it here
         torch.set_num_threads(len(cores))
 
     def submit(self, attention: CachedAttention, qkv: torch.Tensor, layout: StepLayout) -> Future[torch.Tensor]:
-        """`qkv`: [tokens, heads + 2 groups, size], turned. The future has [tokens, heads * size]."""
+        """Compute attention. `qkv`: [tokens, heads + 2 groups, size], with its norm and rotation applied. The future's
+        result is [tokens, heads * size].
+        """
         return self._thread.submit(self._attend, attention, qkv, layout)
 
     @torch.inference_mode()

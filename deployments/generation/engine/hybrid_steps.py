@@ -1,15 +1,15 @@
-"""Steps of an accelerator whose host computes the attention of some rows: who goes through which layer when. Pure.
+"""Orders the work of a step on an accelerator whose host computes the attention of some rows. Pure.
 
-A step's tokens are one *batch* or two. A batch goes through the layers, each a half at a time: `begin` computes what
-comes before the attention and starts it, `end` takes what it gave and computes what comes behind. Between the two
-another may use the accelerator. There are two ways to hide the host's attention there:
+A step's tokens form one *batch* or two. A batch passes through the layers, half a layer at a time: `begin` computes
+what precedes the attention and starts it; `end` takes its result and computes the rest. Between the two, another batch
+may use the accelerator. This hides the host's attention in two ways:
 
 - Two batches take turns (NEO, arXiv:2411.01142, Section 3.2): while the host computes for one, the accelerator computes
   the other. The accelerator's order is begin 0, begin 1, end 0, begin 0, end 1, begin 1, ...
 - A row *parks* in a layer while the host computes its attention there, and nobody waits for it (APEX, arXiv:2506.03296,
-  Section 3.3, asynchronous overlap). It *joins* the first batch of a later step: from behind the attention of this
-  layer to that of the next one, where it parks again. Behind the last layer it *arrives*: its token takes as many
-  steps as the model has layers, or more.
+  Section 3.3, asynchronous overlap). It *joins* the first batch of a later step, from after the attention of this layer
+  to the attention of the next, where it parks again. After the last layer it *arrives*. Its token takes at least as
+  many steps as the model has layers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from deployments.generation.scheduler.step import Chunk, Computed, ComputeSecond
 
 
 class Batch(Protocol):
-    """Tokens of some chunks on their way through the layers."""
+    """The tokens of some chunks on their way through the layers."""
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Of a parked one only these rows, by their places in it, go on. Of none, its attention need not be computed.
-        What the host still computes for the others may read any block, and writes none.
+        """Keep only these rows of a parked batch, by index. Without rows, its attention need not be computed. What the
+        host still computes for the others may read any block, but writes none.
         """
 
 
@@ -40,31 +40,35 @@ class Stages(Protocol[B]):
     def layers(self) -> int: ...
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Before anything else of a step."""
+        """Copy blocks. Called before anything else in a step."""
 
     def batch(self, chunks: Sequence[Chunk]) -> B:
-        """Of at least one chunk, their tokens embedded."""
+        """A batch of at least one chunk, with its tokens embedded."""
         ...
 
     def begin(self, layer: int, batches: Sequence[B]) -> None:
-        """Of all together: up to query, key and value; key and value into their cache; the attention is started."""
+        """Compute query, key and value of all batches together, put keys and values into the caches, and start the
+        attention.
+        """
 
     def end(self, layer: int, batches: Sequence[B]) -> None:
-        """Of all together: what comes behind the attention, which is waited for. Raises what the host's thread did."""
+        """Wait for the attention, and compute the rest of the layer for all batches together. Raises what the host's
+        thread raised.
+        """
 
     def ready(self, batches: Sequence[B]) -> Sequence[B]:
-        """Those for which the host has computed the attention when the accelerator has done all that was begun."""
+        """Wait for what the accelerator has begun. Returns the batches whose attention the host has done by then."""
         ...
 
     def wait(self, batches: Sequence[B]) -> None:
-        """Until the first of them is ready."""
+        """Wait until the first of them is ready."""
 
     def logits(self, batches: Sequence[B]) -> Logits | DeviceLogits:
-        """Behind the last layer, float32 [wanted chunks of each in turn, vocabulary]."""
+        """The logits after the last layer, float32 [wanted chunks of each batch in turn, vocabulary]."""
         ...
 
     def compute_s(self) -> ComputeSeconds:
-        """Since the start, up to now. It waits for what the accelerator has begun."""
+        """Computing time since the start. Waits for what the accelerator has begun."""
         ...
 
 
@@ -79,8 +83,8 @@ class _Parked(Generic[B]):
 
 
 class HybridSteps(Generic[B]):
-    """`step.Steps` of such stages. After a step that failed nothing is parked any more: rows that have not arrived are
-    to be computed anew.
+    """`step.Steps` on these stages. After a failed step nothing is parked any more: rows that have not arrived must be
+    computed again.
     """
 
     def __init__(self, stages: Stages[B]) -> None:
@@ -118,7 +122,9 @@ class HybridSteps(Generic[B]):
     def _walk(
         self, batch: Sequence[B], parking: Sequence[tuple[int, Chunk]] = (), *, joins: bool = False
     ) -> Iterator[bool]:
-        """The way of one batch, or none, and of those whom it takes along; yields where another may go on."""
+        """Take a batch, or none, and the parked rows that join it, through the layers. Yields when another batch may
+        continue.
+        """
         beside: list[_Parked[B]] = []
         if parking:
             numbers, chunks = zip(*parking, strict=True)
@@ -136,7 +142,7 @@ class HybridSteps(Generic[B]):
         self._arrived += beside
 
     def _joining(self, layer: int) -> list[_Parked[B]]:
-        """Those parked in this layer that can go on; they are parked no more."""
+        """Take out those parked in this layer that can go on."""
         here = {parked.batch: parked for parked in self._parked if parked.layer == layer and parked.since < self._count}
         joining = [here[batch] for batch in self._stages.ready(list(here))] if here else []
         self._parked = [parked for parked in self._parked if parked not in joining]

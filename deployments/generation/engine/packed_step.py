@@ -1,4 +1,4 @@
-"""What one step computes: chunks of sequences, packed, and where their keys and values lie. Imports torch."""
+"""The layout of a step: its packed chunks, and where their keys and values lie in the cache. Imports torch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from deployments.generation.kernels.decode_kernel import DecodeRows
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.step import Chunk
 
-_ROWS = (1, 2, 4, 8, 16, 24, 32)  # of a product: oneDNN prepares one anew for each number of rows; above, multiples
+# Numbers of rows to which products are padded, since oneDNN prepares a new kernel for each number; above 32, multiples.
+_ROWS = (1, 2, 4, 8, 16, 24, 32)
 
 
 @dataclass(slots=True, kw_only=True)
 class StepLayout(Layout):
-    """Where the chunks lie in a step's packed tokens. All tensors are int64."""
+    """Where the chunks lie in a step's packed tokens. All tensors of this class are int64."""
 
     chunks: Sequence[Chunk]
-    slots: torch.Tensor  # [2, tokens]: block of the cache, and place in it, of each token
-    tables: list[torch.Tensor]  # of each chunk, [blocks that hold it and what is before it]
+    slots: torch.Tensor  # [2, tokens]: each token's block of the cache, and its position in the block
+    tables: list[torch.Tensor]  # for each chunk, the blocks that hold it and all tokens before it
     last: torch.Tensor  # the rows whose next token is wanted
     decoding: DecodeRows
 

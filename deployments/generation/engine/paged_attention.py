@@ -1,7 +1,8 @@
-"""Attention of all of a step's chunks to a cache in blocks, in one call of an accelerator's own kernel. Imports torch.
+"""Attention of all of a step's chunks to a cache in blocks, in one call of an accelerator's kernel. Imports torch.
 
-Not run yet on any: no GPU and no NPU was at hand. So each way is tried at a replica's start on made-up chunks and held
-against torch's plain operations; one that fails, or is wrong, is left out with a line in the log.
+Not run on any accelerator yet, because no GPU or NPU was at hand. So when a replica starts, each way is tried on
+made-up chunks and compared with torch's plain operations. A way that fails or is wrong is skipped, with a line in the
+log.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ logger = logging.getLogger("ray.serve")
 # q [tokens, heads, size], keys and values [blocks, groups, BLOCK, size] -> [tokens, heads * size]
 Paged = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, StepLayout], torch.Tensor]
 
-_TRIED = ((0, 40), (BLOCK + 4, 1), (0, BLOCK + 9), (2 * BLOCK, 30), (0, 1))  # (start, tokens) of chunks
-_NEAR = 0.03  # of the numbers' own spread, root mean square: half precision sums in another order
+_TRIED = ((0, 40), (BLOCK + 4, 1), (0, BLOCK + 9), (2 * BLOCK, 30), (0, 1))  # (start, tokens) of the made-up chunks
+_NEAR = 0.03  # the largest RMS error, relative to the numbers' spread: half precision sums in another order
 
 
 def paged_attention(heads: HeadLayout, place: Place, plain: Paged) -> Paged | None:
-    """The first way that this place has and that does as `plain` does; None where there is none."""
+    """The first way of this device that agrees with `plain`. None if there is none."""
     if place.dtype not in {torch.bfloat16, torch.float16}:
         return None
     for way in _ways(heads, place):
@@ -53,7 +54,7 @@ def _ways(heads: HeadLayout, place: Place) -> Iterator[Paged]:
 
 
 def _error(way: Paged, plain: Paged, heads: HeadLayout, place: Place) -> float:
-    """How far a step's attention is off, as a share of the spread of its numbers."""
+    """The RMS error of a step's attention, relative to the spread of its numbers."""
     draw, device = torch.Generator().manual_seed(1), place.device
     tables = np.random.default_rng(1).permutation(4 * len(_TRIED)).reshape(len(_TRIED), 4)
     chunks = [
@@ -69,8 +70,8 @@ def _error(way: Paged, plain: Paged, heads: HeadLayout, place: Place) -> float:
 
 
 def by_tables(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
-    """Flash attention that reads the blocks where they lie. Flash attention 2 wants blocks of a multiple of 256 tokens
-    (Dao-AILab/flash-attention, issue 828) and refuses; 3 takes any.
+    """Flash attention that reads the blocks in place. Flash attention 2 refuses, because it needs blocks of a multiple
+    of 256 tokens (Dao-AILab/flash-attention, issue 828). Flash attention 3 accepts any size.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -89,7 +90,7 @@ def by_tables(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: S
         seqused_k=ends,
         block_table=tables,
     )
-    assert isinstance(found, torch.Tensor)  # not asked for anything beside
+    assert isinstance(found, torch.Tensor)  # no additional outputs were requested
     return found.flatten(1)
 
 
@@ -110,7 +111,7 @@ def gathered(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: St
         window_size=(-1, 0),
         enable_gqa=q.shape[1] != keys.shape[1],
     )
-    assert isinstance(found, torch.Tensor)  # not asked for anything beside
+    assert isinstance(found, torch.Tensor)  # no additional outputs were requested
     return found.flatten(1)
 
 
@@ -142,7 +143,7 @@ def _by_tables_on_npu(heads: HeadLayout) -> Paged:
 
 
 def _tables(step: StepLayout) -> torch.Tensor:
-    """int32 [chunks, most blocks]."""
+    """The block tables as one tensor, int32 [chunks, most blocks]."""
     return torch.nn.utils.rnn.pad_sequence(step.tables, batch_first=True).int()
 
 
@@ -151,7 +152,9 @@ def _ints(step: StepLayout, numbers: Sequence[int]) -> torch.Tensor:
 
 
 def _all_before(step: StepLayout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each chunk's tokens and all before: block and place in it, int64; and where each chunk's begin, int32."""
+    """For each chunk, its tokens and all before them: their blocks and positions in the blocks, int64; and where each
+    chunk's tokens begin, int32.
+    """
     ends = [chunk.end for chunk in step.chunks]
     places = torch.cat([torch.arange(end) for end in ends]).to(step.place.device)
     blocks = torch.cat([table.repeat_interleave(BLOCK)[:end] for table, end in zip(step.tables, ends, strict=True)])

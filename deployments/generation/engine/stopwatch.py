@@ -1,4 +1,4 @@
-"""How long an accelerator computes, without what lies between. Imports torch."""
+"""Measures how long an accelerator computes, without the time between. Imports torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Stopwatch:
-    """Adds up the seconds between each `begin` and its `end`. What they enclose is done when it ends."""
+    """Adds up the seconds between each `begin` and its `end`, for work that is done when `end` is called."""
 
     def __init__(self) -> None:
         self._seconds, self._began = 0.0, 0.0
@@ -20,12 +20,12 @@ class Stopwatch:
         self._seconds += time.perf_counter() - self._began
 
     def seconds(self) -> float:
-        """Since it was made."""
+        """The total so far."""
         return self._seconds
 
 
 class CudaStopwatch(Stopwatch):
-    """Adds up the seconds that a CUDA device computes what is submitted between each `begin` and its `end`."""
+    """Adds up the seconds for which a CUDA device computes the work submitted between each `begin` and its `end`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,25 +42,25 @@ class CudaStopwatch(Stopwatch):
         self._pieces.append((self._begun, ended))
 
     def seconds(self) -> float:
-        """Since it was made. Waits until the device has done the last piece."""
+        """The total so far. Waits until the device has done the last piece."""
         if self._pieces:
-            self._pieces[-1][1].synchronize()  # they end in their order
-        self._seconds += sum(began.elapsed_time(ended) for began, ended in self._pieces) / 1000  # it gives milliseconds
+            self._pieces[-1][1].synchronize()  # pieces end in order
+        self._seconds += sum(began.elapsed_time(ended) for began, ended in self._pieces) / 1000  # from milliseconds
         self._pieces = []
         return self._seconds
 
 
 class NoStopwatch(Stopwatch):
-    """0 seconds, which stand for untimed (`step.ComputeSeconds`): of a device that computes later than it is told, and
-    whose events nobody here has tried (NPU).
+    """Always 0 seconds, which means untimed (`step.ComputeSeconds`): for an asynchronous device whose timing events are
+    untested (NPU).
     """
 
     def end(self) -> None:
-        """Nothing is added."""
+        """Add nothing."""
 
 
 def stopwatch_for(device: torch.device) -> Stopwatch:
-    """That of a device of this type."""
+    """The stopwatch for a device of this type."""
     return {"cpu": Stopwatch, "cuda": CudaStopwatch}.get(device.type, NoStopwatch)()
 
 

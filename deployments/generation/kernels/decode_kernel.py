@@ -1,5 +1,5 @@
-"""Attention of a step's rows that go on by one token, on a CPU: `decode_attention.c`, where it was built at the
-installation. Imports torch.
+"""Attention of a step's chunks of one token on a CPU, by `decode_attention.c` if it was built at installation. Imports
+torch.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class _Attention(ctypes.Structure):
 class DecodeRows:
     """The chunks of one token in a step, the longest rows first. All arrays are int64."""
 
-    tokens: npt.NDArray[np.int64]  # [rows], where they are in the step
-    lengths: npt.NDArray[np.int64]  # [rows], with this token
+    tokens: npt.NDArray[np.int64]  # [rows], their indices among the step's tokens
+    lengths: npt.NDArray[np.int64]  # [rows], including this token
     tables: npt.NDArray[np.int64]  # [rows, most blocks]
 
     @classmethod
     def of_chunks(cls, chunks: Sequence[Chunk], starts: npt.NDArray[np.int32]) -> DecodeRows:
-        """`starts` says where each chunk's first token is in the step."""
+        """`starts`: the index of each chunk's first token in the step."""
         found = [(chunk, start) for chunk, start in zip(chunks, starts.tolist(), strict=True) if len(chunk.ids) == 1]
         found.sort(key=lambda one: -one[0].end)
         tables = np.zeros((len(found), max((len(chunk.table) for chunk, _ in found), default=0)), np.int64)
@@ -75,12 +75,12 @@ class DecodeKernel:
 
 
 def forms() -> list[str]:
-    """Those that this processor runs, the best first; none where the kernel was not built."""
+    """The forms that this processor runs, best first. Empty if the kernel was not built."""
     return native.forms(_NAME)
 
 
 def decode_kernel(heads: HeadLayout, place: Place) -> DecodeKernel | None:
-    """None where torch's own operations are used: on other devices, for other sizes and dtypes, or not built."""
+    """The kernel. None on other devices, for other sizes and dtypes, or if it was not built: use torch's operations."""
     if place.device.type != "cpu" or place.dtype not in native.DTYPES or heads.size % _SIZES:
         return None
     return DecodeKernel(forms()[0], heads) if forms() else None

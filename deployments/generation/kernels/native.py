@@ -1,4 +1,4 @@
-"""Functions in C that were built at the installation, and torch's own threads to call them on. Imports torch."""
+"""C functions that were built at installation, and torch's own threads to run them on. Imports torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # the enum dty
 
 @functools.cache
 def library(name: str) -> ctypes.CDLL | None:
-    """Built of `name`.c beside this file; None, and torch computes instead, where that was not built."""
+    """The library built from `name`.c beside this file. None if it was not built; torch computes instead."""
     try:
         found = ctypes.CDLL(str(Path(__file__).with_name(f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}")))
     except OSError as error:
@@ -34,7 +34,7 @@ def library(name: str) -> ctypes.CDLL | None:
 
 @functools.cache
 def forms(name: str) -> list[str]:
-    """Of the functions `name`_FORM those that this processor runs, the best first; none where it was not built."""
+    """The forms of the function `name`_FORM that this processor runs, best first. Empty if it was not built."""
     found = library(name)
     if found is None:
         return []
@@ -46,13 +46,13 @@ def forms(name: str) -> list[str]:
 
 @functools.cache
 def function(name: str, form: str) -> Any:
-    """`form` is one of `forms(name)`."""
+    """The C function in that form, one of `forms(name)`."""
     return getattr(library(name), f"{name}_{form}")
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on the CPU, of whatever numbers. A large one lies in pages of 2 MiB where Linux has such: what is read
-    from its first byte to its last comes quicker so.
+    """An uninitialized tensor on the CPU. On Linux a large one uses pages of 2 MiB, which makes reading it sequentially
+    faster.
     """
     size = math.prod(shape) * dtype.itemsize
     if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -66,11 +66,11 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 @functools.cache
 def on_threads() -> Callable[[Any, Any, int], object]:
-    """Calls a C function with one argument on so many threads: those of torch's own OpenMP, so that there are no more
-    threads than cores. On the caller's alone where torch has another kind.
+    """A callable that runs a C function with one argument on a number of threads. They are those of torch's own OpenMP,
+    so that there are never more threads than cores. Without GNU OpenMP in torch, it runs on the caller's thread only.
     """
     try:
-        linked = ctypes.CDLL(torch.__path__[0] + "/lib/libtorch_cpu.so")  # and what that is linked with
+        linked = ctypes.CDLL(torch.__path__[0] + "/lib/libtorch_cpu.so")  # and the libraries it links
         parallel = linked.GOMP_parallel
     except (AttributeError, OSError):
         return lambda run, argument, _: run(argument)

@@ -1,5 +1,5 @@
-"""Products of a step's rows with a model's weights on a CPU: `decode_products.c`, where it was built at the
-installation. Imports torch.
+"""Products of a step's rows with a model's weights on a CPU, by `decode_products.c` if it was built at installation.
+Imports torch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ logger = logging.getLogger("ray.serve")
 
 _NAME = "decode_products"
 _COLUMNS, _PAD = 32, 32  # as in the C file
-_SHARES = 16  # of a product's blocks, for each thread: they end together
-_SHARE_BYTES = 2**20  # at most: what stays in a core's cache while row after row is multiplied with it
+_SHARES = 16  # shares of a product's blocks per thread, so that all threads end at about the same time
+_SHARE_BYTES = 2**20  # the most of a share: it must stay in a core's cache while row after row is multiplied
 _RACE_WIDTH, _RACE_INNER, _RACE_LAYERS = 1024, 4096, 4  # more weights than a core's caches hold
-_RACE_ROWS = (1, 8, 32, 1, 8, 32, 128)  # of answers that go on, and of a prompt
+_RACE_ROWS = (1, 8, 32, 1, 8, 32, 128)  # steps with running answers, and one with a prompt
 
 
 class _Product(ctypes.Structure):
@@ -46,7 +46,7 @@ class _Product(ctypes.Structure):
 
 
 class PackedProducts:
-    """`Products` in one form."""
+    """`Products` by one form of the kernel."""
 
     def __init__(self, form: str) -> None:
         self._form = form
@@ -63,12 +63,12 @@ class PackedProducts:
 
 
 class PackedDense:
-    """A product with weights [outputs, width] of float32 or bfloat16, packed once; or, of a gate's and others of the
-    same shape, silu(gate(x)) * up(x).
+    """A product with weights [outputs, width], float32 or bfloat16, which are packed once. With two weights of the same
+    shape, a gate's and another's, it is silu(gate(x)) * up(x).
     """
 
     def __init__(self, form: str, *weights: torch.Tensor, biases: tuple[torch.Tensor | None, ...] = ()) -> None:
-        """`form` is one of `forms` of the weights' dtype. Of each weight, `biases` [outputs] or None."""
+        """`form`: one of `forms` for the weights' dtype. `biases`: for each weight, [outputs] or None."""
         self._run = native.function(_NAME, form)
         self._outputs, self._dtype = len(weights[0]), weights[0].dtype
         self._gated = len(weights) > 1
@@ -84,11 +84,11 @@ class PackedDense:
         return self._multiply(x, None)
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The product and `residual`."""
+        """The product plus `residual`."""
         return self._multiply(x, residual.contiguous())
 
     def floats(self, x: torch.Tensor) -> torch.Tensor:
-        """The product in float32, not rounded."""
+        """The product in float32, not rounded to the weights' dtype."""
         return self._multiply(x, None, torch.float32)
 
     def _multiply(
@@ -121,7 +121,7 @@ class PackedDense:
 
 
 def products_for(place: Place) -> Products:
-    """The quicker ones of this machine: torch's, or the best form's."""
+    """The faster products on this machine: torch's or the kernel's best form."""
     if (
         place.device.type != "cpu"
         or not forms(place.dtype)
@@ -133,7 +133,7 @@ def products_for(place: Place) -> Products:
 
 @cache
 def is_quicker_packed(dtype: torch.dtype, threads: int) -> bool:  # noqa: ARG001 - another race for each number
-    """Whether the best form is quicker than torch on this CPU, over a few layers of answers and of prompts together."""
+    """Whether the kernel's best form is faster than torch on this CPU, in a race over a few layers."""
     shapes = dict.fromkeys(("gate.weight", "up.weight"), (_RACE_INNER, _RACE_WIDTH))
     shapes["down.weight"] = (_RACE_WIDTH, _RACE_INNER)
     weights = Weights(shapes, lambda name: torch.zeros(shapes[name]), Place(torch.device("cpu"), dtype))
@@ -159,7 +159,7 @@ def is_quicker_packed(dtype: torch.dtype, threads: int) -> bool:  # noqa: ARG001
 
 
 def forms(dtype: torch.dtype) -> list[str]:
-    """Those that this processor runs for it, the best first."""
+    """The forms that this processor runs for a dtype, best first."""
     if dtype not in {torch.float32, torch.bfloat16}:
         return []
     found = native.forms(_NAME)
@@ -167,7 +167,7 @@ def forms(dtype: torch.dtype) -> list[str]:
 
 
 def _packed(weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """[blocks, width, COLUMNS], or in bfloat16 [blocks, width / 2, COLUMNS, 2]."""
+    """The weights for the kernel: [blocks, width, COLUMNS], or in bfloat16 [blocks, width / 2, COLUMNS, 2]."""
     blocks = _in_blocks(weights)
     if blocks.dtype == torch.bfloat16:
         blocks = functional.pad(blocks, (0, -blocks.shape[2] % _PAD))
@@ -177,7 +177,7 @@ def _packed(weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def _in_blocks(weights: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """[outputs, width] each -> [blocks, COLUMNS, width], in each block as many outputs of each."""
+    """Weights [outputs, width] each -> [blocks, COLUMNS, width]. Each block has equally many outputs of each weight."""
     columns = _COLUMNS // len(weights)
     padded = (functional.pad(weight, (0, 0, 0, -len(weight) % columns)) for weight in weights)
     return torch.cat([weight.reshape(-1, columns, weight.shape[1]) for weight in padded], 1)

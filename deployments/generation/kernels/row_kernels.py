@@ -1,4 +1,4 @@
-"""What a step does to its tokens' rows between two products on a CPU: `decode_rows.c`, where it was built at the
+"""Norms and rotations of a step's rows between two products on a CPU, by `decode_rows.c` if it was built at
 installation. Imports torch.
 """
 
@@ -40,7 +40,7 @@ class _Turn(ctypes.Structure):
 
 
 class NormKernel:
-    """A norm [rows, width] -> [rows, width], with nothing rounded before its end."""
+    """A norm, [rows, width] -> [rows, width], that rounds only its result."""
 
     def __init__(self, norm: RmsNorm) -> None:
         self._run, self._weight, self._eps = native.function(_NAME, "norm"), norm.weight.float(), norm.eps
@@ -55,7 +55,7 @@ class NormKernel:
 
 
 class TurnKernel:
-    """Norm and rotation of query and key, and the places of key and value in a layer's cache, in one pass."""
+    """Applies norm and rotation to query and key, and puts key and value into a layer's cache, in one pass."""
 
     def __init__(self, heads: HeadLayout, norm: RmsNorm | None) -> None:
         self._run, self._heads = native.function(_NAME, "turn"), heads
@@ -70,8 +70,8 @@ class TurnKernel:
         values: torch.Tensor,
         slots: torch.Tensor,
     ) -> None:
-        """In place: `qkv` [tokens + spare, heads + 2 groups, size]. `angles` are [tokens + spare, size], `slots` the
-        tokens' blocks and places, [2, tokens].
+        """Change `qkv`, [tokens + spare, heads + 2 groups, size], in place, and fill the cache. `angles`:
+        [tokens + spare, size]; `slots`: the tokens' blocks and their positions in the blocks, [2, tokens].
         """
         tensors = (qkv, angles, self._weight, keys, values, slots)
         heads, tokens = self._heads, slots.shape[1]
@@ -84,20 +84,20 @@ class TurnKernel:
 
 
 def kernel_norm(norm: RmsNorm) -> Layer:
-    """The norm itself where torch computes it."""
+    """The norm as a kernel, or `norm` itself if torch has to compute it."""
     weight = norm.weight
     usable = weight.device.type == "cpu" and weight.dtype in _DTYPES and not weight.shape[-1] % _LANES
     return NormKernel(norm) if usable and native.library(_NAME) else norm
 
 
 def turn_kernel(heads: HeadLayout, norm: RmsNorm | None, place: Place) -> TurnKernel | None:
-    """None where torch's own operations are used."""
+    """The kernel. None if torch's own operations have to be used."""
     usable = place.device.type == "cpu" and place.dtype in _DTYPES and not heads.size % (2 * _LANES)
     return TurnKernel(heads, norm) if usable and native.library(_NAME) else None
 
 
 def _on_threads(run: ctypes._NamedFuncPointer, work: ctypes.Structure, rows: int) -> None:
-    """Few rows take less time than it takes to wake a thread."""
+    """Run a kernel. Few rows run on the caller's thread, because waking others would take longer."""
     threads = min(torch.get_num_threads(), rows // (4 * _SHARE))
     if threads > 1:
         native.on_threads()(run, ctypes.byref(work), threads)

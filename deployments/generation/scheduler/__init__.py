@@ -1,1 +1,1 @@
-"""The generations of one device: which it admits, and what each step computes. Pure: no ray, no torch, no clock."""
+"""Decides which generations a device admits, and what each step computes. Pure: no ray, no torch, no clock."""

@@ -1,15 +1,14 @@
-"""Which generations a device that generates admits: those that it can serve in time beside all that it has promised.
-Pure.
+"""Admission: a device admits a generation if it can serve it in time and keep all promises made before. Pure.
 
-The first token of a generation comes by `due`. The tokens of each answer come at its pace: the n-th at
-`first_at + (n - 1) tpot_s` or before, however many there will be. So an answer that was quick has slack, and one that
-was slow has none. A generation is admitted if
+The promise is that a generation's first token comes by `due`, and the n-th token of each answer by
+`first_at + (n - 1) tpot_s`, however many there will be. So an answer that was fast has slack, and one that was slow has
+none. A generation is admitted if
 
-    all promises hold        with it (`forecast`), taking each answer to become as long as it may
-    its blocks will be free  by what has been learned of the lengths of answers (`block_manager`)
+    all promises hold        with it (`forecast`), assuming that each answer reaches its maximum
+    its blocks will be free  by the learned lengths of answers (`block_manager`)
 
-and if beside it those would still be admitted that would starve otherwise (`reserve`): a long prompt, and tenants
-that have not had their share. It is on the accelerator if its blocks are free there, else on the host, if there is one.
+and if others that would otherwise starve (`reserve`) would still be admitted beside it: a long prompt, and tenants
+without their share. It goes to the accelerator's cache if its blocks will be free there, else to the host's, if any.
 
 Bulk generations have no pace and no deadline. They are admitted while they take at most `bulk_share` of the blocks.
 """
@@ -33,25 +32,27 @@ from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step_queue import StepQueue
 
-_AVERAGED = 0.05  # of the way to the latest one: the mean gap
-_HELPED = 0.7  # of the time to its first token: who needs more of an idle device gets no help
+_AVERAGED = 0.05  # weight of the latest gap in the mean gap
+_HELPED = 0.7  # of the time to its first token: no room is kept for a prompt that needs more of an idle device
 
 
 @dataclass(slots=True, eq=False)
 class StepAdmission:
-    """Decides on generations that are offered. `mean_gap_s`: between the ends of two generations."""
+    """Decides on offered generations. `mean_gap_s`: the mean time between the ends of two generations."""
 
     queue: StepQueue
     host_strategy: HostStrategy
     reserve: KeptRoom = field(default_factory=KeptRoom)
     probe: IdleProbe = field(default_factory=IdleProbe)
     mean_gap_s: float = 0.0
-    _last_end: float = 0.0  # of a generation, or when the device has begun to work since
+    _last_end: float = 0.0  # when a generation last ended, or when an idle device last began to work
     _refused_full: int = 0
     _refused_never: int = 0
 
     def decide(self, now: float, generation: Generation) -> Prediction | None:
-        """What admitting it is like, and it is to be `on_host` or not. None: it is refused, and knows `opens_s`."""
+        """Decide, and choose its cache (`on_host`). Returns the prediction if it is admitted, or None. A refusal sets
+        `opens_s`, or `never`.
+        """
         queue = self.queue
         if self.never(generation, generation.due - now):
             generation.never = True
@@ -74,17 +75,17 @@ class StepAdmission:
             generation.opens_s = self._opens_s(now, generation, prediction)
             return None
         if queue.is_idle:
-            self._last_end = now  # what comes between ends counts from here
+            self._last_end = now  # the next gap counts from here
         return prediction
 
     def ended(self, now: float) -> None:
-        """A generation has ended."""
+        """Note that a generation has ended."""
         self.mean_gap_s += _AVERAGED * (now - self._last_end - self.mean_gap_s)
         self._last_end = now
 
     def never(self, generation: Generation, left_s: float) -> bool:
-        """An idle device, as quick as it is known to be, would not have its first token in `left_s`, or not keep its
-        pace; or its answers do not fit into the whole cache.
+        """Whether even an idle device, at its best known speed, would miss its first token in `left_s` or its pace; or
+        whether its answers do not fit into the whole cache.
         """
         policy = self.queue.policy
         share = policy.bulk_share if generation.bulk else 1.0
@@ -97,7 +98,7 @@ class StepAdmission:
         return max(cache.block_count for cache in self.queue.caches)
 
     def longest_prompt(self, left_s: float) -> int:
-        """Tokens of the longest prompt whose first token comes in `left_s` on an idle device; 0: none does."""
+        """Tokens of the longest prompt whose first token comes within `left_s` on an idle device. 0: none does."""
         from_tokens, to_tokens = 0, self._largest_cache * BLOCK + 1
         while to_tokens - from_tokens > 1:
             middle = (from_tokens + to_tokens) // 2
@@ -106,7 +107,7 @@ class StepAdmission:
         return from_tokens
 
     def state(self, now: float) -> StepState:
-        """What the device is like now."""
+        """The state that is reported to Routers."""
         queue, learning = self.queue, self.queue.learning
         typical = self.reserve.typical(now, queue.policy)
         kept = self._kept_beside(now, typical)
@@ -129,8 +130,8 @@ class StepAdmission:
         return self.reserve.beside(now, generation, self.queue.policy, account, waits=waits, rests=rests)
 
     def _choose_cache(self, generation: Generation, kept: Sequence[Generation]) -> bool:
-        """Put it on the accelerator if its blocks will be free there, else on the host, if there is one. False: they
-        will be free in none. What room is `kept` for will be on the accelerator.
+        """Choose the accelerator's cache if its blocks will be free there, else the host's, if there is one. Returns
+        False if neither has room. Generations for which room is `kept` would be on the accelerator.
         """
         queue, policy = self.queue, self.queue.policy
         rows = len(queue.running) + sum(one.answers for one in queue.waiting) + generation.answers
@@ -143,8 +144,8 @@ class StepAdmission:
         return False
 
     def _opens_s(self, now: float, generation: Generation, prediction: Prediction | None) -> float:
-        """Until this one, which is refused, would be admitted: one generation ends before, or as many as hold the
-        blocks that are missing, and the first token is in time.
+        """Seconds until a refused generation would be admitted: its first token is then in time, and as many
+        generations have ended as hold the missing blocks, at least one.
         """
         queue, reserved = self.queue, self.queue.room.reserved
         late_s = 0.0 if prediction is None else float(prediction.first_s[0]) - (generation.due - now)
@@ -155,7 +156,7 @@ class StepAdmission:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _alone(self, generation: Generation, left_s: float, slow: float) -> Prediction:
-        """On an idle device, `slow` times as slow as its model."""
+        """The prediction for an idle device that is `slow` times as slow as its model."""
         prompts = [_prompt(generation, left_s)]
         return self._forecast(slow, 0.0, [], prompts).look()
 
@@ -165,17 +166,17 @@ class StepAdmission:
         return Forecast(model, slow, free_s, policy.longest_step_s, paces, prompts, most_tokens=most_tokens)
 
     def _helped(self, now: float, generation: Generation) -> bool:
-        """Its prompt leaves an idle device some of the time that it has."""
+        """Whether its prompt needs clearly less time on an idle device than it has."""
         return self._alone(generation, _HELPED * (generation.due - now), self._slow).kept
 
     @property
     def _slow(self) -> float:
-        """How many times as long as planned several steps may take."""
+        """How many times as long as planned several consecutive steps may take."""
         return self.queue.learning.slowdown * (1 + self.queue.learning.margin)
 
     def _is_probe(self, now: float) -> bool:
-        """An idle device tries now and then whether it is still as slow, or scatters as much, as it did. What it tries
-        is in time on a device as quick as planned: else it is refused for good (`never`).
+        """Whether an idle device admits this as a probe, to learn whether it is still slow or erratic. At planned speed
+        a probe is in time; otherwise `never` has refused it.
         """
         queue = self.queue
         if not queue.is_idle or now - queue.since < self.probe.after_s(queue.policy.ttft_s):
@@ -184,14 +185,14 @@ class StepAdmission:
         return True
 
     def _cost_s(self, generation: Generation) -> float:
-        """Planned device seconds of it, beside others."""
+        """Planned device seconds of it. It shares the fixed time of steps with other rows."""
         prompt, model, lengths = generation.prompt_tokens, self.queue.model, self.queue.room.lengths
         token_s = model.beta_s / max(1, len(self.queue.running)) + model.kv_token_s * prompt
         answers_s = generation.answers * lengths.mean(generation.most_tokens) * token_s
         return model.prompt_token_s * prompt + model.pair_s * prompt**2 / 2 + answers_s
 
     def _predicted(self, now: float, generation: Generation, kept: Sequence[Generation]) -> Prediction:
-        """With it among the others, and with those that room is `kept` for."""
+        """The prediction with it, and with those for which room is `kept`, among the others."""
         queue = self.queue
         waiting = [one for one in queue.waiting if not one.bulk]
         for one in (generation, *kept):
@@ -207,7 +208,7 @@ class StepAdmission:
         return Prediction(prediction.first_s[at:], prediction.kept)
 
     def _paces(self, now: float) -> list[Pace]:
-        """Of the rows that run, and of those whose prompt the running step ends."""
+        """The paces of running rows, and of rows whose prompt the current step completes."""
         queue, found = self.queue, []
         for row in queue.running:
             generation, pace_s, left = row.generation, row.generation.pace_s, row.left - row.coming

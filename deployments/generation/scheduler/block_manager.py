@@ -1,9 +1,10 @@
-"""The room in one cache, a device's or its host's: which generations it holds, and which row gets blocks now. Pure.
+"""Manages the blocks of one cache, a device's or its host's: whom it admits, and which row gets blocks now. Pure.
 
-All that are admitted may together need more blocks than there are, as far as what has been learned of the lengths of
-answers (`answer_lengths`) says that they will not. A row gets a block only if all can still end with the rest
-(`BlockPlan`). Else it waits for a step, and what was learned is trusted less for a while; beside a host its generation
-moves to the host's cache, if there is room (`host_cache`). Nobody is pushed out for others, nothing is computed twice.
+The cache is overbooked: the admitted generations may together need more blocks than there are, if the learned lengths
+of answers (`answer_lengths`) predict that they will not. A row gets a block only if all generations could still end
+with the remaining ones (`BlockPlan`). Otherwise the row waits, and the learned lengths are trusted less for a while.
+With a host, its generation moves to the host's cache if that has room (`host_cache`). No generation is evicted, and
+nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from deployments.generation.scheduler.answer_lengths import AnswerLengths
 from deployments.generation.scheduler.block_pool import BLOCK, Blocks, blocks_of
 from deployments.generation.scheduler.sequences import Generation, Row
 
-_DOUBTED, _TRUSTED = 0.5, 0.01  # what trust in learned lengths is left by a step with a stall; what each end gives back
-_OVERBOOKED = 1.5  # times the blocks: the most that all that are admitted may need
+_DOUBTED, _TRUSTED = 0.5, 0.01  # a stalled step halves the trust in learned lengths; each ended generation restores 1 %
+_OVERBOOKED = 1.5  # times the blocks: the most that all admitted generations may need
 
 
 @dataclass(slots=True, eq=False)
 class BlockManager:
-    """The blocks of one cache. `reserved`: the most that all may need."""
+    """The blocks of one cache. `reserved`: the most blocks that all admitted generations may need."""
 
     block_count: int
     lengths: AnswerLengths = field(default_factory=AnswerLengths)
     reserved: int = 0
     _blocks: Blocks = field(init=False)
-    _admitted: list[Generation] = field(default_factory=list)  # that have not ended
+    _admitted: list[Generation] = field(default_factory=list)  # those that have not ended
     _reserved_bulk: int = 0
-    _trust: float = 1.0  # in `lengths`; 0: each answer is to have the room for the most that it may get
+    _trust: float = 1.0  # in `lengths`; at 0 each answer needs room for its maximum
 
     def __post_init__(self) -> None:
         self._blocks = Blocks(self.block_count)
 
     def fits(self, generation: Generation, kept: Sequence[Generation], bulk_share: float) -> bool:
-        """Its blocks will be free, and those of the ones that room is `kept` for. Bulk takes `bulk_share` at most."""
+        """Whether blocks will be free for it, and for those for which room is `kept`. Bulk may use `bulk_share`."""
         blocks = sum(one.most_blocks for one in (generation, *kept))
-        if generation.most_blocks > self.block_count:  # only the other cache can hold it
+        if generation.most_blocks > self.block_count:  # only the other cache may hold it
             return False
         if generation.bulk and self._reserved_bulk + generation.most_blocks > bulk_share * self.block_count:
             return False
@@ -50,8 +51,8 @@ class BlockManager:
         return most - self._trust * max(0.0, most - likely) <= self.block_count
 
     def _likely_blocks(self, more: Iterable[Generation]) -> float:
-        """That all but bulk hold with these, when they hold most."""
-        found: list[tuple[int, int, int]] = []  # tokens that an answer has, may have beside, and reads
+        """The likely peak of the blocks that all but bulk generations hold, with `more` among them."""
+        found: list[tuple[int, int, int]] = []  # for each answer: tokens so far, those it may still get, those it reads
         for one in [*self._admitted, *more]:
             if one.bulk:
                 continue
@@ -64,11 +65,11 @@ class BlockManager:
 
     @property
     def free_block(self) -> int | None:
-        """One that nobody has, if there is one; it stays free."""
+        """A free block, without taking it. None if there is none."""
         return self._blocks.next_free
 
     def admit(self, generation: Generation) -> None:
-        """Its rows may take blocks from now on."""
+        """Reserve blocks for it, so that its rows may take them."""
         self._admitted.append(generation)
         self._reserve(generation, generation.most_blocks)
 
@@ -78,9 +79,9 @@ class BlockManager:
             self._reserved_bulk += blocks
 
     def may_take(self, generation: Generation, blocks: int, planned: Mapping[Generation, int]) -> bool:
-        """With so many blocks fewer, beside those `planned` for a step, all can still end, one after another, each with
-        the most that it may need: nobody waits for ever, and nothing is computed twice (Dijkstra's banker: EWD 108,
-        1964).
+        """Whether it may take `blocks` more, besides those `planned` for a step: all generations could then still end,
+        one after another, each with the most blocks that it may need. So no generation waits forever, and nothing is
+        computed twice (the banker's algorithm: Dijkstra, EWD 108, 1964).
         """
         if self.reserved <= self.block_count:
             return True
@@ -90,8 +91,8 @@ class BlockManager:
         return _all_can_end(self._blocks.free - sum(taken), self._admitted, held)
 
     def grow(self, row: Row, tokens: int, others: Iterable[Row]) -> None:
-        """The row's table holds so many tokens. The `others` share the blocks that these fill, and get the last one of
-        their own.
+        """Grow the row's table to hold `tokens` tokens. The `others` share the blocks that these tokens fill, and get
+        their own last block.
         """
         self._blocks.grow(row.table, tokens)
         for other in others:
@@ -99,8 +100,8 @@ class BlockManager:
             self._blocks.grow(other.table, tokens)
 
     def may_move_in(self, generation: Generation, bulk_share: float, left: float = 0.0) -> bool:
-        """It would be admitted here, its blocks leave `left`, a share of all that are here, free, and all can still end
-        with the rest.
+        """Whether a generation of the other cache may move here: it would be admitted, a share `left` of all blocks
+        stays free, and all generations could still end with these.
         """
         free = self._blocks.free - generation.held_blocks
         if free < left * self.block_count or not self.fits(generation, (), bulk_share):
@@ -109,7 +110,7 @@ class BlockManager:
         return _all_can_end(free, every, [one.held_blocks for one in every])
 
     def move_in(self, generation: Generation, there: BlockManager) -> dict[int, int]:
-        """It moves here from the cache `there`, with all its blocks. Returns {its block there: its block here}."""
+        """Move a generation, with all its blocks, from the cache `there`. Returns {block there: block here}."""
         ours = self._blocks.hold([row.table for row in generation.rows])
         blocks = generation.needed_blocks
         for row in generation.rows:
@@ -123,16 +124,16 @@ class BlockManager:
         return ours
 
     def doubt(self) -> None:
-        """A step has been composed in which rows wait for blocks."""
+        """Trust the learned lengths less, because rows of a step have to wait for blocks."""
         self._trust *= _DOUBTED
 
     def goes_on(self, row: Row) -> None:
-        """It has one token more."""
+        """Note that a row has one more token."""
         if not row.generation.bulk:
             self.lengths.goes_on(row.picked)
 
     def end(self, row: Row, *, cut_off: bool) -> None:
-        """Its blocks are free; it is no longer among its generation's rows. `cut_off`: see `StepScheduler.remove`."""
+        """Free the blocks of a row that was removed from its generation. `cut_off`: see `StepScheduler.remove`."""
         generation = row.generation
         if generation.first_at is not None and not (generation.bulk or cut_off):
             self.lengths.ended(row.picked, generation.most_tokens)
@@ -144,27 +145,28 @@ class BlockManager:
             self._trust += _TRUSTED * (1 - self._trust)
 
     def clear(self) -> None:
-        """Nothing is admitted any more."""
+        """Forget all generations, and free all blocks."""
         self._blocks, self._admitted = Blocks(self.block_count), []
         self.reserved = self._reserved_bulk = 0
 
 
 class BlockPlan:
-    """The blocks that rows are to get in a step that is being composed. No cache changes before `commit`. `stalled`:
-    rows that have to wait for blocks.
+    """The blocks that rows will get in the step that is being composed. Caches do not change before `commit`.
+    `stalled`: rows that must wait for blocks.
     """
 
     def __init__(self, caches: Sequence[BlockManager]) -> None:
         """`caches`: the accelerator's, then the host's, if there is one."""
         self.stalled: list[Row] = []
         self._caches = caches
-        self._grants: list[tuple[Row, int, Sequence[Row]]] = []  # for `BlockManager.grow`
-        self._blocks: dict[Row, int] = {}  # of tables that grow
-        self._planned: dict[Generation, int] = {}  # blocks
+        self._grants: list[tuple[Row, int, Sequence[Row]]] = []  # arguments for `BlockManager.grow`
+        self._blocks: dict[Row, int] = {}  # the future size of tables that grow
+        self._planned: dict[Generation, int] = {}  # additional blocks
 
     def take(self, row: Row, tokens: int) -> bool:
-        """The row's table will hold so many tokens; at the end of a prompt those of its other answers do, too. False
-        where it has to wait for blocks. What is held or planned already is not taken again.
+        """Plan for the row's table to hold `tokens` tokens; at the end of a prompt also the tables of the other
+        answers. Blocks that are held or planned already are not taken again. Returns False if the row must wait for
+        blocks.
         """
         generation, prompt = row.generation, row.generation.prompt_tokens
         ends = generation.first_at is None and tokens == prompt
@@ -181,7 +183,7 @@ class BlockPlan:
         return True
 
     def commit(self) -> None:
-        """The tables grow. The accelerator's cache trusts less in learned lengths where a row of it has to wait."""
+        """Grow the tables. If a row of the accelerator must wait, its cache trusts the learned lengths less."""
         for row, tokens, others in self._grants:
             self._caches[row.generation.on_host].grow(row, tokens, others)
         if any(not row.generation.on_host for row in self.stalled):
@@ -189,7 +191,7 @@ class BlockPlan:
 
 
 def _all_can_end(free: int, generations: Sequence[Generation], held: Sequence[int]) -> bool:
-    """One after another, with so many blocks `free` and `held` by each."""
+    """Whether all can end, one after another, with `free` blocks and those `held` by each."""
     for need, has in sorted((one.needed_blocks - has, has) for one, has in zip(generations, held, strict=True)):
         if need > free:
             return False

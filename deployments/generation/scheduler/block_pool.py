@@ -1,8 +1,8 @@
-"""Which blocks of the cache are whose. Pure.
+"""The allocation of a cache's blocks to answers. Pure.
 
-A block holds the keys and values of `BLOCK` tokens of one answer, in every layer. All blocks are made once, at the
-start; an answer takes more as it grows and gives all back at its end. Several answers to one prompt share the blocks
-that the prompt fills; a block that is still written is never shared.
+A block holds the keys and values of `BLOCK` tokens of one answer, in every layer. All blocks are allocated once, at the
+start. An answer takes more blocks as it grows, and returns all at its end. Several answers to one prompt share the
+blocks that the prompt fills. A block that is still being written is never shared.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-BLOCK = 128  # tokens: as quick to read as one piece of memory, and half a block is lost to each sequence
+BLOCK = 128  # tokens: large enough to be read at full bandwidth; each sequence wastes half a block on average
 
 
 class NoBlocks(Exception):
@@ -18,12 +18,12 @@ class NoBlocks(Exception):
 
 
 class Blocks:
-    """Free and taken ones, by number."""
+    """The free and the used blocks of a cache, by number."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._free = list(range(count - 1, -1, -1))
-        self._holders = [0] * count  # tables that a block is in
+        self._holders = [0] * count  # how many tables a block is in
 
     @property
     def free(self) -> int:
@@ -31,13 +31,12 @@ class Blocks:
 
     @property
     def next_free(self) -> int | None:
-        """The block that is taken next; None where all are taken."""
+        """The block that will be taken next. None if all are taken."""
         return self._free[-1] if self._free else None
 
     def grow(self, table: list[int], tokens: int) -> None:
-        """Add blocks to a sequence's table until it holds so many tokens; none where not all are there.
-
-        Raises NoBlocks.
+        """Add blocks to a sequence's table until it holds `tokens` tokens. Raises NoBlocks, and adds none, if too few
+        are free.
         """
         missing = blocks_of(tokens) - len(table)
         if missing > len(self._free):
@@ -48,14 +47,14 @@ class Blocks:
             table.append(block)
 
     def share(self, table: list[int], tokens: int) -> list[int]:
-        """A second table, with those blocks of the first that its first `tokens` tokens fill."""
+        """A new table that shares the blocks which the first `tokens` tokens of `table` fill."""
         shared = table[: tokens // BLOCK]
         for block in shared:
             self._holders[block] += 1
         return shared
 
     def hold(self, tables: Sequence[list[int]]) -> dict[int, int]:
-        """Blocks for what another cache holds in these tables, shared as they are there: {its block: ours}.
+        """Take blocks for another cache's tables, shared in the same way. Returns {its block: this cache's block}.
 
         Raises NoBlocks.
         """
@@ -68,7 +67,7 @@ class Blocks:
         return ours
 
     def give_back(self, table: list[int]) -> None:
-        """All of a sequence's blocks; its table is empty afterwards. Those that others hold stay theirs."""
+        """Return all blocks of a sequence, and empty its table. Blocks that other tables share stay in use."""
         for block in reversed(table):
             self._holders[block] -= 1
             if not self._holders[block]:
@@ -77,5 +76,5 @@ class Blocks:
 
 
 def blocks_of(tokens: int) -> int:
-    """How many hold so many tokens."""
+    """How many blocks hold `tokens` tokens."""
     return -(-tokens // BLOCK)

@@ -1,8 +1,8 @@
-"""Composes one step: rows by their pace, prompts by their deadline, bulk behind them, and rows of the host. Pure.
+"""Composes a step: rows by pace, prompts by deadline, bulk behind them, and host rows. Pure.
 
-A step lasts as long as the row with the least slack allows, at most `longest_step_s`. It holds all rows of the
-accelerator, chunks of prompts for the rest of that time, and host rows beside them. A step that ends a prompt is over
-by the time its first token is due. One that does not end it leaves time for another.
+A step may take as long as the row with the least slack allows, at most `longest_step_s`. It holds all rows of the
+accelerator, chunks of prompts for the rest of that time, and host rows. A step that completes a prompt ends before the
+prompt's first token is due. A step that does not complete it leaves time for another.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, G
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
-_LEAST_CHUNKS = 0.2  # of the rows' time: chunks have at least so much of a step, also where rows are late
-_FREE = 0.01  # of a step that is too long: what may be added to it
-_URGENT = 5.0  # steps of the accelerator alone: a host row that is due before takes part
+_LEAST_CHUNKS = 0.2  # of the rows' time: always left for chunks, even if rows are late
+_FREE = 0.01  # of a step that is too long already: how much it may still grow
+_URGENT = 5.0  # steps of the accelerator alone: a host row that is due earlier is urgent
 
 
 class ComposedStep(NamedTuple):
-    """What a step computes. `load`: of the accelerator, without host rows. `planned_s`: that the step takes, by the
-    models alone; 0 where it has nothing but rows that are parked already, which nobody predicts. `plan`: of host rows;
-    None without a host.
+    """A composed step. `load`: the accelerator's, without host rows. `planned_s`: its time by the models alone; 0 if it
+    has only rows that are parked already, whose time is not predicted. `plan`: of the host rows; None without a host.
     """
 
     chunks: list[ScheduledChunk]
@@ -36,11 +35,12 @@ class ComposedStep(NamedTuple):
 
 
 class StepComposer:
-    """Composes a step by `add_all`, then `alone` or `with_host`. It changes no row and no cache. `slow`: how many times
-    as long as planned the step may take; `take`: see `BlockPlan.take`.
+    """Composes a step: call `add_all`, then `alone` or `with_host`. It changes no row and no cache. `slow`: how many
+    times as long as planned the step may take; `take`: see `BlockPlan.take`.
 
-    `was_short_in_vain`: rows of the host that the step was kept short for stand back for prompts that are due. Short
-    steps make these later still, and so keep those rows out of the next one, too: it is to be composed anew.
+    `was_short_in_vain`: the step was kept short for host rows that then had to yield to due prompts. Short steps would
+    delay these prompts further, and so keep the host rows out of the next step as well. The caller composes the step
+    again without them.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class StepComposer:
         self.load = StepLoad()
         self.chunks: list[ScheduledChunk] = []
         self._room = policy.max_num_batched_tokens
-        self._slacks_s: list[float] = []  # until tokens are due: of the accelerator's rows, and first ones of the step
-        self._on_host: list[tuple[bool, float, int, Row]] = []  # rows by their pace (`by_pace`)
+        self._slacks_s: list[float] = []  # until tokens are due: of the accelerator's rows, and of completed prompts
+        self._on_host: list[tuple[bool, float, int, Row]] = []  # host rows, sorted by pace (`by_pace`)
         self.was_short_in_vain = False
-        self._host_slack_s = math.inf  # of these, the least; but of those that are late already
+        self._host_slack_s = math.inf  # the least slack of host rows that are not late already
 
     def add_all(self, running: Sequence[Row], waiting: Sequence[Generation], on_host: Sequence[Row]) -> None:
-        """What the accelerator computes of these; it leaves room for the rows `on_host`."""
+        """Add what the accelerator computes, and leave room for the rows `on_host`."""
         here = [row for row in running if not row.generation.on_host]
         self.add_rows([row for row in here if not row.generation.bulk], on_host)
         self.add_chunks([one for one in waiting if not one.bulk])
@@ -66,12 +66,13 @@ class StepComposer:
         self.add_chunks([one for one in waiting if one.bulk])
 
     def alone(self) -> ComposedStep:
-        """Without a host."""
+        """The step without a host."""
         return ComposedStep(self.chunks, self.load, self._model.seconds(self.load))
 
     def add_rows(self, rows: Sequence[Row], on_host: Sequence[Row] = ()) -> None:
-        """All that get the blocks for it. The one with the least slack bounds the step. So do the rows `on_host`, which
-        `with_host` may add: a place is left for each with a pace, and time for the weights to be read once more.
+        """Add all rows that get their blocks. The row with the least slack limits the step. So do the rows `on_host`,
+        which `with_host` may add: each of them that has a pace keeps a slot, and the step leaves time to read the
+        weights a second time.
         """
         added = [row for row in rows if self._add_row(row)]
         self._slacks_s = [(by_pace(row)[1] - self._now) / self._slow for row in added]
@@ -81,18 +82,18 @@ class StepComposer:
         self._host_slack_s = (min(in_time, default=math.inf) - self._now) / self._slow
         self._room -= len(paced)
         left_s = min([self._most_s, self._host_slack_s, *self._slacks_s]) - (self._model.beta_s if paced else 0.0)
-        least_s = (1 + _LEAST_CHUNKS) * self._model.seconds(self.load)  # late or not, chunks have some
+        least_s = (1 + _LEAST_CHUNKS) * self._model.seconds(self.load)  # some time is always left for chunks
         self._most_s = max(left_s, least_s)
 
     def add_chunks(self, generations: Iterable[Generation]) -> None:
-        """As many of their tokens as there is room for."""
+        """Add as many of their prompts' tokens as there is room for."""
         generations = list(generations)
         self._leave_time(generations)
         for generation in generations:
             row = generation.rows[0]
             left = min(generation.prompt_tokens - row.computed, self._room)
             tokens = self._model.most_tokens(self.load, row.computed, left, self._most_s)
-            if not self.chunks:  # a device that is slower than its steps should be goes on all the same
+            if not self.chunks:  # a device that is too slow for `longest_step_s` must still make progress
                 tokens = max(tokens, min(left, 1 + self._model.knee))
             elif not tokens:
                 tokens = self._free_tokens(row.computed, left)
@@ -109,8 +110,8 @@ class StepComposer:
                 self._most_s = min(self._most_s, self._slacks_s[-1])
 
     def _free_tokens(self, start: int, left: int) -> int:
-        """So many of a prompt's tokens that the step, which is too long already, takes hardly longer with them: they
-        are below the knee. In steps of their own they would each take as long.
+        """How many of a prompt's tokens can be added to a step that is too long already and hardly lengthen it, because
+        they are below the knee. Steps of their own would take as long again.
         """
         spare = min(left, self._model.knee - int(self.load.rows + self.load.prompt_tokens))
         if spare <= 0:
@@ -118,13 +119,13 @@ class StepComposer:
         return self._model.most_tokens(self.load, start, spare, (1 + _FREE) * self._model.seconds(self.load))
 
     def _leave_time(self, generations: Iterable[Generation]) -> None:
-        """Prompts that do not end in this step need another one by their deadlines, of `rows_s` at least. Shorten this
-        one to leave time for it; more of them end in the next one then. Those that cannot wait still end in this one.
+        """Shorten this step for prompts that it does not complete: they need another step, of at least `rows_s`, before
+        their deadlines. The next step then completes more of them. Prompts that cannot wait still end in this step.
         """
         rows_s, load, least_s = self._model.seconds(self.load), self.load, 0.0
-        ends: list[tuple[float, float]] = []  # when each would end; how long this step may be for it to end in the next
+        ends: list[tuple[float, float]] = []  # when each would end; how long this step may be if it ends in the next
         for generation in generations:
-            if generation.bulk:  # it has no deadline, and neither have those behind it
+            if generation.bulk:  # neither it nor those behind it have a deadline
                 break
             row = generation.rows[0]
             load = load.with_chunk(row.computed, generation.prompt_tokens - row.computed)
@@ -140,20 +141,20 @@ class StepComposer:
                 self._most_s = max(least_s, min(self._most_s, spare_s))
 
     def leave_room(self) -> None:
-        """Bulk work makes a step with others no longer than its share, and no answer late, nor later."""
+        """Limit a step before bulk is added: beside other work, bulk fills at most `bulk_share` and delays nobody."""
         if self.chunks:
             share_s = self._policy.bulk_share * self._policy.longest_step_s / self._slow
             self._most_s = min([self._most_s, share_s, self._host_slack_s, *self._slacks_s])
 
     def add_bulk_rows(self, rows: Sequence[Row]) -> None:
-        """Those that there is room for, and one at least where the step is empty."""
+        """Add bulk rows that have room, or at least one if the step is empty."""
         for row in rows:
             fits = not self.chunks or self._model.seconds(self.load.with_row(row.length)) <= self._most_s
             if self._room and fits:
                 self._add_row(row)
 
     def _prompts_slack_s(self, waiting: Iterable[Generation]) -> float:
-        """The most that the step may take, so that the prompts of these still end by their deadlines."""
+        """The longest that the step may take for the waiting prompts to end by their deadlines."""
         model, chunks = self._model, {id(row): tokens for row, _, tokens, _, _ in self.chunks}
         rows_s = model.seconds(StepLoad(self.load.rows, self.load.kv_tokens))
         share = max(_LEAST_CHUNKS, 1 - rows_s * self._slow / self._policy.longest_step_s)  # of a step, for chunks
@@ -168,7 +169,7 @@ class StepComposer:
         return least_s
 
     def with_host(self, host: HostCache, planner: HybridPlanner, waiting: Iterable[Generation]) -> ComposedStep:
-        """With those rows `on_host` that the plan takes. It leaves the prompts of those `waiting` in time."""
+        """The step with the rows `on_host` that the plan chooses. The prompts of `waiting` generations stay in time."""
         alone_s = self._model.seconds(self.load)
         urgent_at = self._now + _URGENT * self._slow * alone_s
         self._room += sum(not is_bulk for is_bulk, _, _, _ in self._on_host)
@@ -178,7 +179,7 @@ class StepComposer:
                 there.append(row)
                 offered.append(HostRow(row.length, due < urgent_at, is_bulk))
         urgent = any(row.urgent for row in offered)
-        slacks_s = [slack_s for slack_s in self._slacks_s if slack_s >= alone_s]  # the others are late in any case
+        slacks_s = [slack_s for slack_s in self._slacks_s if slack_s >= alone_s]  # the others will be late anyway
         plan = planner.choose(
             self.load,
             offered,
@@ -201,7 +202,7 @@ class StepComposer:
 
 
 def by_pace(row: Row) -> tuple[bool, float]:
-    """Bulk behind all others, the row whose next token is due first; with the time when it is."""
+    """A row's sort key: (is bulk, when its next token is due)."""
     generation = row.generation
     if generation.pace_s is None or generation.first_at is None:
         return generation.bulk, math.inf

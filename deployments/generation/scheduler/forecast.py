@@ -1,23 +1,23 @@
-"""Whether a device can keep all that it has promised: first tokens of prompts that wait, and paces of answers. Pure.
+"""Forecasts whether a device can keep all its promises: first tokens of waiting prompts, and paces of answers. Pure.
 
 It is the demand test of earliest-deadline-first scheduling (Baruah, Mok, Rosier: Preemptively scheduling hard-real-time
-sporadic tasks on one processor, RTSS 1990): all is in time if, for each deadline t, the work that must be done by t
-takes no longer than t.
+sporadic tasks on one processor, RTSS 1990): everything is in time if, for each deadline t, the work due by t takes no
+longer than t.
 
 Each step gives each running answer a token. So the work until t is
 
-    n(t) steps      as many as the answer whose token is due soonest needs by t, and as hold the prompts: a step takes
-                    `most_tokens`. They hold B answers, which read K tokens; K grows by B with each step, and falls when
-                    an answer has all the tokens that it may get.
-    prompts         those whose first token is due by t, and those ahead of the answer whose token is due at t. They go
-                    into these steps, in chunks. All others can wait.
+    n(t) steps      as many as the answer that needs most steps by t, and enough to hold the prompts: a step computes
+                    at most `most_tokens`. They hold B answers, which read K tokens. K grows by B with each step, and
+                    falls when an answer has all the tokens that it may get.
+    prompts         those whose first token is due by t, and those ahead of the answer whose token is due at t. Their
+                    chunks go into these steps. All others can wait.
 
-An answer whose prompt still waits takes part from the step after its first token is predicted. Nobody knows when an
-answer ends before it has all that it may get, so each is taken to get all.
+An answer whose prompt still waits takes part from the step after its predicted first token. Nobody knows in advance
+when an answer ends, so each is assumed to reach its maximum.
 
-Answers on the host (`HostShare`) are taken to be in each step, too. The host computes their attention beside the
-accelerator, so the work until t takes as long as the longer of the two needs for its own. With two batches each step
-reads the weights twice. `StepScheduler` looks with one batch and with two, and goes by the first that keeps all.
+Answers on the host (`HostShare`) are assumed to be in each step, too. The host computes their attention beside the
+accelerator, so the work until t takes as long as the slower of the two. With two batches, each step reads the weights
+twice. `StepAdmission` tries one batch and then two, and uses the first that keeps all promises.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from deployments.generation.scheduler.step_time import StepTime
 Numbers = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.intp]
 
-_ROUNDS = 6  # of looking for the time at which the work until then is done; enough but for a device near its limit
+_ROUNDS = 6  # iterations to find when the work is done; enough unless the device is near its limit
 _TINY = 1e-9
 
 
 class Pace(NamedTuple):
-    """One answer that gets tokens: its next one is due in `due_s`, each further one `pace_s` later, `left` in all. The
-    next one reads `length` tokens. `after` steps and `prompts` prompts, its own included, come before it. `host`: 1
-    where the host computes its attention.
+    """An answer that gets `left` more tokens: the next is due in `due_s` and reads `length` tokens, and each further
+    one is due `pace_s` later. `after` steps and `prompts` prompts, including its own, come before it. `host`: 1 if the
+    host computes its attention, else 0.
     """
 
     due_s: float
@@ -55,14 +55,14 @@ class Pace(NamedTuple):
 
     @classmethod
     def of(cls, last_s: float, pace_s: float | None, left: float, length: float, *, on_host: bool = False) -> Pace:
-        """The next token is due `pace_s` behind `last_s`; never, where no pace is promised."""
+        """An answer whose next token is due `pace_s` after `last_s`, or never if `pace_s` is None."""
         due_s, pace_s = (math.inf, 1.0) if pace_s is None else (last_s + pace_s, pace_s)
         return cls(due_s, pace_s, left, length, host=int(on_host))
 
 
 class Prompt(NamedTuple):
-    """One that waits: its first token is due in `due_s`; `tokens` and `pairs` of it are left to compute (`StepLoad`),
-    of `length` in all. Each of its `answers` gets `most_tokens` at most, at `pace_s`; None: at any.
+    """A waiting prompt of `length` tokens: its first token is due in `due_s`, and `tokens` and `pairs` are left to
+    compute (`StepLoad`). Each of its `answers` gets at most `most_tokens` tokens at `pace_s`; None: no pace.
     """
 
     due_s: float
@@ -75,15 +75,15 @@ class Prompt(NamedTuple):
     on_host: bool = False
 
     def paces(self, first_s: float) -> list[Pace]:
-        """Of its answers, whose first tokens are there in `first_s`."""
+        """The paces of its answers, if their first tokens come in `first_s`."""
         pace = Pace.of(first_s, self.pace_s, self.most_tokens - 1, self.length + 1, on_host=self.on_host)
         return [pace] * self.answers if pace.left else []
 
 
 class HostShare(NamedTuple):
-    """What answers on the host take of the time of steps, beside the accelerator's work (`HostCache.shares`): `row_s`
-    seconds for each of their tokens, and `kv_token_s` for each token that it reads. `twice`: while there are such
-    answers, a step reads the weights twice.
+    """The time that answers on the host need of steps, beside the accelerator's work (`HostCache.shares`): `row_s`
+    seconds per token, and `kv_token_s` per token that it reads. `twice`: with such answers, a step reads the weights
+    twice.
     """
 
     row_s: float
@@ -96,9 +96,9 @@ NO_HOST = HostShare(0.0, 0.0, twice=False)
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Of a device that is free in `free_s`, whose steps take `slow` times as long as `model` says and are to take
-    `longest_s` at most and compute `most_tokens` at most, rows among them. `prompts` are in the order of `due_s`. All
-    times are seconds from now.
+    """The forecast of a device that is free in `free_s`. Its steps take `slow` times as long as `model` says. They
+    should take at most `longest_s`, and compute at most `most_tokens`, including rows. `prompts` are sorted by `due_s`.
+    All times are seconds from now.
     """
 
     model: StepTime
@@ -111,16 +111,16 @@ class Forecast:
     most_tokens: float = math.inf
 
     def look(self) -> Prediction:
-        """First tokens as they are predicted, and whether all promises hold."""
+        """Predict first tokens, and whether all promises hold."""
         running = _Steps(self, self.paces)
         firsts, _ = running.firsts()
         joined = _Steps(self, [*self.paces, *self._later(firsts, running)])
-        later, sure = joined.firsts(firsts)  # no prompt is sooner because others join
+        later, sure = joined.firsts(firsts)  # more answers make no first token earlier
         kept = joined.keeps_firsts(later, sure=sure) and joined.keeps_paces()
         return Prediction(np.maximum(firsts, later), kept)
 
     def _later(self, firsts: Numbers, running: _Steps) -> list[Pace]:
-        """The answers of the prompts that wait."""
+        """The answers of the waiting prompts."""
         after = running.steps_by(firsts) + 1
         return [
             pace._replace(after=after[number], prompts=number + 1)
@@ -130,14 +130,14 @@ class Forecast:
 
 
 class Prediction(NamedTuple):
-    """`first_s`: float64 [prompts], seconds until each one's first token; `kept`: all promises hold."""
+    """`first_s`: seconds until each prompt's first token, float64 [prompts]. `kept`: all promises hold."""
 
     first_s: Numbers
     kept: bool
 
 
 class _Steps:
-    """The steps that these answers need, and the work in them. `m` are any number of questions at once."""
+    """The steps that these answers need, and the work in them. In shapes, m is any number of times at once."""
 
     def __init__(self, forecast: Forecast, paces: Sequence[Pace]) -> None:
         self._of = forecast
@@ -148,13 +148,14 @@ class _Steps:
         self._upto = np.arange(1, len(forecast.prompts) + 1)[:, None]
         self._tokens = np.cumsum([0.0, *(prompt.tokens for prompt in forecast.prompts)])
         self._pairs = np.cumsum([0.0, *(prompt.pairs for prompt in forecast.prompts)])
-        # [prompts]: steps that hold so many prompts, beside the answers that are there before each one's first token.
+        # [prompts]: the fewest steps that hold so many prompts, beside the answers that run before each first token.
         room = np.maximum(1.0, forecast.most_tokens - np.count_nonzero(self._ahead < self._upto, axis=1))
         self._fewest = np.maximum(1.0, np.ceil(np.cumsum(np.diff(self._tokens) / room) - _TINY))
 
     def steps_by(self, at_s: Numbers, prompts: Counts | float = math.inf) -> Numbers:
-        """[m]: n(t), of times [m], for the answers of the first so many `prompts` [m, 1] less one: the others have no
-        token before. Steps are no longer than `longest_s`, so there are at least so many.
+        """n(t) for the times `at_s` [m]; returns [m]. Counts only answers that come before the last of the first
+        `prompts` [m, 1] prompts, since the others have no token earlier. Steps take at most `longest_s`, which sets a
+        minimum.
         """
         tokens = at_s[:, None] - self._due  # in place from here on: the array is large
         tokens /= self._pace
@@ -168,7 +169,7 @@ class _Steps:
         return np.asarray(np.maximum(steps.max(axis=1, initial=0.0), fewest))
 
     def ends_s(self, steps: Numbers, prompts: Counts) -> Numbers:
-        """[m, k]: when so many steps [m, 1] are done, with the first so many prompts [m, k] computed in them."""
+        """When `steps` [m, 1] steps are done that also compute the first `prompts` [m, k] prompts; returns [m, k]."""
         model = self._of.model
         tokens = np.clip(steps - self._after, 0.0, self._left)  # [m, answers]
         read = tokens - 1
@@ -176,12 +177,12 @@ class _Steps:
         read += self._length
         read *= tokens
         here = 1 - self._host
-        # Where answers end one after another, those that live longest are the first `knee` of each step.
+        # The answers with the most tokens are assumed to be the first `knee` rows of each step.
         below = above = tokens.sum(axis=1, keepdims=True)
         if (others := tokens.shape[1] - model.knee) > 0:
             below = above - np.partition(tokens, others - 1, axis=1)[:, :others].sum(axis=1, keepdims=True)
         above = above - below
-        spare = steps * model.knee - below  # tokens of prompts that cost nothing
+        spare = steps * model.knee - below  # prompt tokens that cost nothing
         rows_s = steps * self._beta_s + model.row_s * above + model.kv_token_s * (read @ here)[:, None]
         prompts_s = model.prompt_token_s * np.maximum(self._tokens[prompts] - spare, 0.0)
         planned_s = rows_s + prompts_s + model.pair_s * self._pairs[prompts]
@@ -190,7 +191,9 @@ class _Steps:
         return np.asarray(self._of.free_s + self._of.slow * planned_s)
 
     def firsts(self, earliest_s: Numbers | float = 0.0) -> tuple[Numbers, bool]:
-        """[prompts]: when each one's first token is there, not before `earliest_s`; False: it may be later."""
+        """When each prompt's first token comes, [prompts], not before `earliest_s`; and whether that is certain. If
+        not, it may come later.
+        """
         at_s = np.maximum(self.ends_s(self._fewest[:, None], self._upto)[:, 0], earliest_s)
         for _ in range(_ROUNDS):
             later_s = np.maximum(at_s, self._first_by(at_s))
@@ -200,8 +203,8 @@ class _Steps:
         return at_s, False
 
     def keeps_firsts(self, firsts: Numbers, *, sure: bool) -> bool:
-        """Each one is there by its deadline: at some time until then all that is due by that time is done, and the step
-        that ends the prompt. `firsts` is the first such time, where it is `sure`, or before it.
+        """Whether each first token comes by its deadline: at some time before it, all work due by that time is done,
+        and also the step that completes the prompt. `firsts` is the first such time if `sure`, else a lower bound.
         """
         due = self._firsts_due + _TINY
         if (firsts > due).any():
@@ -209,15 +212,15 @@ class _Steps:
         return sure or bool((self._first_by(due) <= due).all())
 
     def _first_by(self, at_s: Numbers) -> Numbers:
-        """[prompts]: when each one's first token is there, if the answers get the tokens before that are due by `at_s`
-        [prompts]. The step that ends the prompt holds all answers, too.
+        """When each prompt's first token comes, [prompts], if answers first get the tokens due by `at_s` [prompts]. The
+        step that completes the prompt holds all answers, too.
         """
         steps = np.maximum(self.steps_by(at_s, self._upto) + 1, self._fewest)
         return self.ends_s(steps[:, None], self._upto)[:, 0]
 
     def keeps_paces(self) -> bool:
-        """Each answer's tokens are in time. Between two steps at which an answer comes or has all its tokens, deadlines
-        are a concave function of the step, and the work until it is a convex one: so only these steps are looked at.
+        """Whether each answer's tokens are in time. It suffices to check steps at which an answer starts or ends:
+        between two of them, deadlines are a concave function of the step, and the work until the step is a convex one.
         """
         last = self._after + self._left
         steps = np.unique(np.concatenate([self._after + 1, last]))[:, None]

@@ -1,7 +1,7 @@
-"""For whom a device keeps room while more is asked for than it has: long prompts, tenants without their share. Pure.
+"""For whom an overloaded device keeps room: long prompts, and tenants without their share. Pure.
 
-A generation is admitted only if those would still be admitted that room is kept for. They are made up from what was
-offered lately: nobody knows yet what will be.
+A generation is admitted only if the generations for which room is kept would still be admitted beside it. These are
+hypothetical: they resemble what was offered lately.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.starvation import LongPrompts
 from deployments.generation.scheduler.state import StepPolicy
 
-_AVERAGED = 0.05  # of the way to the latest one: means
-_MOST_KEPT = 8  # generations that room is kept for at once
+_AVERAGED = 0.05  # weight of the latest generation in the means
+_MOST_KEPT = 8  # the most generations for which room is kept at once
 
 
 @dataclass(slots=True)
 class KeptRoom:
-    """Remembers what was offered, and what became of it."""
+    """Remembers what was offered and admitted."""
 
-    _prompt: float = 0.0  # means, of tokens of a prompt,
-    _most: float = 0.0  # of the most tokens of an answer,
-    _cost_s: float = 0.0  # and of planned device seconds
-    _longest_under_share: float = 0.0  # tokens of a prompt, of tenants that ask for less than their share
+    _prompt: float = 0.0  # mean tokens of a prompt
+    _most: float = 0.0  # mean of the most tokens of an answer
+    _cost_s: float = 0.0  # mean planned device seconds
+    _longest_under_share: float = 0.0  # tokens of the longest recent prompt of tenants under their share
     _shares: Shares = field(default_factory=Shares)
     _long: LongPrompts = field(default_factory=LongPrompts)
 
     def offered(self, generation: Generation) -> None:
-        """One that gets a promise, if there is room: no bulk, and none that an idle device could not serve."""
+        """Note an offer that gets a promise if there is room: not bulk, and not more than an idle device can serve."""
         weight = _AVERAGED if self._prompt else 1.0
         self._prompt += weight * (generation.prompt_tokens - self._prompt)
         self._most += weight * (generation.most_tokens - self._most)
 
     def account(self, now: float, generation: Generation) -> Account | None:
-        """Its tenant's, where tenants share what there is."""
+        """Its tenant's account. None without a tenant, and for bulk."""
         if generation.tenant is None or generation.bulk:
             return None
         return self._shares.account(now, generation.tenant)
 
     def typical(self, now: float, policy: StepPolicy, prompt_tokens: float = 0.0) -> Generation:
-        """One as long as the mean of what is offered; or with a prompt of so many tokens."""
+        """A generation as long as the mean of those offered, or with a prompt of `prompt_tokens` tokens."""
         prompt, most = (max(1, round(tokens)) for tokens in (prompt_tokens or self._prompt, self._most))
         return Generation(prompt, most, now + policy.ttft_s, policy.tpot_s)
 
@@ -57,9 +57,9 @@ class KeptRoom:
         waits: bool,
         rests: bool,
     ) -> list[Generation]:
-        """Those that are to have room beside it: a long prompt, while these are refused too often; and what tenants
-        will ask for that have not had their share (`fair_share`), the longest prompt of those under their share
-        first. `waits`: prompts wait; `rests`: the device has nothing to do.
+        """The generations for which room is kept beside this one: a long prompt, while long ones are refused too often;
+        and what tenants without their share are expected to request (`fair_share`), with the longest prompt of tenants
+        under their share first. `waits`: prompts are waiting; `rests`: the device is idle.
         """
         longest = others = 0
         if waits and not self._long.is_long(generation.prompt_tokens):
@@ -84,8 +84,8 @@ class KeptRoom:
         *,
         admitted: bool,
     ) -> None:
-        """`cost_s`: planned device seconds. `may_be_helped`: no room is kept for prompts that take an idle device most
-        of the time that they have: it would cost the others too much.
+        """Note a decision. `cost_s`: planned device seconds. `may_be_helped`: whether an idle device needs clearly less
+        time than the prompt has. Room is not kept for other prompts, because that would cost the others too much.
         """
         tokens = generation.prompt_tokens
         self._cost_s += (_AVERAGED if self._cost_s else 1.0) * (cost_s - self._cost_s)

@@ -1,9 +1,9 @@
-"""Learns from each run how slow the device is now (slowdown), and how wrong predictions are (margin). Pure.
+"""Learns from each step how slow the device is now (slowdown), and how wrong predictions are (margin). Pure.
 
-`admission/predictor.py`, which embeddings go by, was tried in its place: a line through beta and the rest of a step. In
-virtual time, over 30 streams of 20 s, it had 9 first tokens late in place of 18 (of 3,300; all in slow spells) and
-as many tokens in time (+0.4 %), but 12 % fewer in bursts behind light load, and 4 % where the model said half of the
-time that steps took.
+`admission/predictor.py`, which embeddings use, was tried instead: a line through beta and the rest of a step. In
+virtual time, over 30 streams of 20 s, 9 first tokens were late instead of 18 (of 3,300; all in slow spells), with as
+many tokens in time (+0.4 %). But 12 % fewer tokens were in time in bursts after light load, and 4 % fewer with a model
+that said half of the time that steps took.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-_UP_AT_MOST = 1.5  # times as slow by one observation: an outlier is not the rule, a slow device is known after two
-_DOWN_SHARE = 0.25  # of the way down by one observation: a device that was slow once may be so again
+_UP_AT_MOST = 1.5  # the largest increase by one observation: it may be an outlier, and two show a slow device
+_DOWN_SHARE = 0.25  # of the way down by one observation: a device that was slow may soon be slow again
 _SLOWEST, _QUICKEST = 50.0, 0.02
 _QUANTILE = 0.995
-_KEPT, _FEW = 2000, 200  # errors that the quantile is taken of; fewer are no proof
+_KEPT, _FEW = 2000, 200  # errors that are kept for the quantile; with fewer than 200 it proves little
 _LEAST_MARGIN = 0.02
-_WIDE_MARGIN = {True: 0.05, False: 0.10}  # while there are few errors: calibrated or not
+_WIDE_MARGIN = {True: 0.05, False: 0.10}  # the least margin while there are few errors, calibrated or not
 _LARGEST_MARGIN = 0.3
-_CHANGED = 1.1  # times the slowdown before: not noise, the device is slower
+_CHANGED = 1.1  # times the earlier slowdown: more than noise, so the device has become slower
 
 
 @dataclass(slots=True)
 class Learning:
-    """`slowdown`: actual over planned seconds of the latest work. `margin`: what is added to a prediction, as a share.
+    """`slowdown`: actual over planned seconds of recent work. `margin`: the share that is added to a prediction.
 
-    The slowdown goes up at once and down slowly: a mean over runs would leave many late when a device slows down. The
-    margin is the 99.5 % quantile of the relative errors of predictions at admission, not less than 2 %.
+    The slowdown rises at once and falls slowly, because with a mean many answers would be late when a device slows
+    down. The margin is the 99.5 % quantile of the relative errors of predictions, at least 2 %.
     """
 
     calibrated: bool = False
     slowdown: float = 1.0
     margin: float = field(init=False)
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    _latest: tuple[float, float] = (1.0, 1.0)  # actual over planned, of the last work and that before
+    _latest: tuple[float, float] = (1.0, 1.0)  # actual over planned, for the last two pieces of work
     _planned_s: float = 0.0
     _actual_s: float = 0.0
     _new_errors: int = 0
@@ -45,8 +45,8 @@ class Learning:
         self.margin = _WIDE_MARGIN[self.calibrated]
 
     def worked(self, planned_s: float, actual_s: float, *, least_s: float, probe: bool = False) -> None:
-        """Work that was planned as `planned_s` took `actual_s`. Short pieces are summed up until `least_s` is planned:
-        a hiccup of milliseconds says nothing. `probe`: it was let in to see whether the slowdown is still true.
+        """Learn that work planned as `planned_s` took `actual_s`. Short pieces are summed up to `least_s` of planned
+        time, since a hiccup of milliseconds says nothing. `probe`: it ran to find out whether the device is still slow.
         """
         self._planned_s += planned_s
         self._actual_s += actual_s
@@ -63,10 +63,10 @@ class Learning:
             self.slowdown = max(self.slowdown + _DOWN_SHARE * (ratio - self.slowdown), _QUICKEST)
 
     def answered(self, predicted_s: float, actual_s: float, slowdown: float) -> None:
-        """A query was answered `actual_s` after admission, which had predicted `predicted_s` with that `slowdown`.
+        """Learn that work took `actual_s`, which had been predicted as `predicted_s` with that `slowdown`.
 
-        The error is ignored where the device has become slower since. The slowdown covers that, and the error would
-        keep the margin wide for long.
+        The error is ignored if the device has become slower since. The slowdown covers that, and the error would keep
+        the margin wide for a long time.
         """
         if max(self.slowdown, *self._latest) > _CHANGED * slowdown:
             return

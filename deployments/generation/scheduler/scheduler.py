@@ -1,35 +1,35 @@
-"""The scheduler of a device that generates: it admits generations and composes each step of them.
+"""The scheduler of a generating device: it admits generations and composes each step.
 
 Pure: it imports neither ray nor torch and reads no clock; the time is an argument. One `StepScheduler` belongs to one
-replica, and one thread calls all its methods, in this order:
+replica, and one thread calls all its methods:
 
     offer, remove, state    at any time, also while a step runs
-    next_step, copies       what the next one computes; with a host also `mode`, `joins`, `parked`, `called_off`
-    ended                   when it has run
-    follow                  at any time: another model of its steps
-    clear                   where one of the others has raised: all of it is forgotten
+    next_step, copies       to get the next step; with a host also `mode`, `joins`, `parked`, `called_off`
+    ended                   when the step has run
+    configure               at any time, to set another model of its steps
+    clear                   after another method has raised an error: forgets everything
 
-`next_step` may be called once while a step runs, so that the device need not wait between the two. The one that runs
-then counts as ended, each of its rows with a token more, before anybody knows which. A row that ends with such a token,
-as only `ended` tells, is in one step too many: whoever computes it leaves it out.
+`next_step` may be called once while a step runs, so that the device need not wait between the two. The running step
+then counts as ended, with a token more in each of its rows, before these tokens are known. If such a token ends its
+row, which only `ended` reports, the row is in one step too many, and the engine's thread leaves it out.
 
 A *generation* is one prompt and its answers. Each answer is a *row* of the cache: a table of blocks, and how many
 tokens they hold. A generation goes through these states:
 
-    waits       Its prompt is computed in chunks by its first row, the earliest due first. The last chunk's logits give
-                the first token of each answer. The other rows then share the blocks that the prompt fills, and get a
-                copy of the last one where the prompt fills it in part.
-    runs        Each of its rows is in every step, and gets a token of it; but for those that wait for a block, bulk
-                that has no room in the step, and host rows (`hybrid/strategy`).
-    ended       None of its rows is left. A row ends when it has all tokens that it may get, when `ended` names it, or
-                when `remove` is called. Its blocks are free then.
+    waits       Its first row computes the prompt in chunks. Prompts that are due first come first. The last chunk's
+                logits yield the first token of each answer. The other rows then share the blocks that the prompt fills,
+                and copy its last block if that is only partly filled.
+    runs        Each of its rows gets a token in every step. Exceptions: rows that wait for a block, bulk rows without
+                room in the step, and host rows (`hybrid/strategy`).
+    ended       It has no rows left. A row ends when it has all tokens that it may get, when `ended` names it, or when
+                `remove` is called. Its blocks are then free.
 
-`admission` says who is admitted, `composer` what a step holds, `hybrid/strategy` what the host computes of it.
-`StepComposer` and `BlockPlan` only plan a step; `StepScheduler._commit` carries the plan out, so that rows, caches and
+`admission` decides who is admitted, `composer` what a step holds, and `hybrid/strategy` what the host computes of it.
+`StepComposer` and `BlockPlan` only plan a step. `StepScheduler._commit` carries out the plan, so that rows, caches and
 parked rows change in one place.
 
-The slowdown is learned from all steps. The margin of admission is learned from the time of steps in a row, that of a
-step from single steps: what scatters evens out over several.
+The slowdown is learned from all steps. The margin for admission is learned from several consecutive steps, over which
+the scatter of their times averages out. The margin for composing a step is learned from single steps.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ from deployments.generation.scheduler.step import UNTIMED, ComputeSeconds, Copy
 from deployments.generation.scheduler.step_queue import CountedStep, StepQueue
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 
-_LEAST_LEARNED = 0.05  # of `ttft_s`: the least planned seconds that the slowdown is learned from
-_IN_A_ROW = 0.1  # of `ttft_s`: so long are the steps in a row that the margin is learned from
+_LEAST_LEARNED = 0.05  # of `ttft_s`: the least planned time from which the slowdown is learned
+_IN_A_ROW = 0.1  # of `ttft_s`: the total time of the consecutive steps from which the margin is learned
 
 
 @dataclass(slots=True, repr=False, eq=False)
 class StepScheduler(StepQueue):
-    """`offer` admits, `next_step` composes, `ended` learns."""
+    """The scheduler: `offer` admits, `next_step` composes, `ended` learns."""
 
     admission: StepAdmission = field(init=False)
     _host_strategy: HostStrategy = field(init=False)
     _copies: list[Copy] = field(default_factory=list)
-    _plan: HybridPlan | None = None  # of the step that was composed last, until it counts as ended
-    # Seconds that steps were to take, and took; slowdown before.
+    _plan: HybridPlan | None = None  # of the last composed step, until it counts as ended
+    # The current consecutive steps: predicted seconds, actual seconds, slowdown before them.
     _in_a_row: tuple[float, float, float] = (0.0, 0.0, 1.0)
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class StepScheduler(StepQueue):
         self.admission = StepAdmission(self, self._host_strategy)
 
     def offer(self, now: float, generation: Generation) -> bool:
-        """Admit it, or refuse it: then it has changed nothing, and knows `opens_s`."""
+        """Admit a generation, or refuse it. A refusal changes nothing here, and sets the generation's `opens_s`."""
         prediction = self.admission.decide(now, generation)
         if prediction is None:
             return False
@@ -85,14 +85,14 @@ class StepScheduler(StepQueue):
         return True
 
     def state(self, now: float) -> StepState:
-        """What the device is like now."""
+        """The state that is reported to Routers."""
         return self.admission.state(now)
 
-    # --- what the next step computes ----------------------------------------------------------------------------------
+    # --- the next step ------------------------------------------------------------------------------------------------
 
     def next_step(self, now: float) -> list[ScheduledChunk]:
-        """What the next step computes, each row once at most; their tables have grown to hold it. Empty where there is
-        nothing to do. `now`: when it begins, later than the true time where one runs.
+        """Compose the next step. Returns its chunks, at most one per row, after growing the rows' tables to hold them;
+        empty if there is nothing to do. `now`: when the step begins. That is in the future while another step runs.
         """
         if self.step:
             self._count(now)
@@ -104,14 +104,14 @@ class StepScheduler(StepQueue):
         return self.step
 
     def _begin(self, now: float, blocks: BlockPlan, on_host: Sequence[Row]) -> StepComposer:
-        """The accelerator's part of a step that leaves room for rows `on_host`."""
+        """The accelerator's part of a step, with room left for rows `on_host`."""
         slow = self.learning.slowdown * (1 + self.scatter.margin)
         composer = StepComposer(self.model, self.policy, slow, now, blocks.take)
         composer.add_all(self.running, self.waiting, on_host)
         return composer
 
     def _commit(self, now: float, composed: ComposedStep, blocks: BlockPlan, copied_s: float) -> None:
-        """The step takes its blocks, and its rows are on their way."""
+        """Carry out the plan: take blocks, and mark the rows of the step."""
         blocks.commit()
         self.stalled, self.crowded = blocks.stalled, False
         self.step, self.load, self.planned_s, self._plan = composed
@@ -124,25 +124,25 @@ class StepScheduler(StepQueue):
                 self.parked.park(row)
 
     def copies(self) -> list[Copy]:
-        """Blocks that are to be copied before the step that `next_step` has composed."""
+        """The block copies that must precede the step that `next_step` has composed."""
         copies, self._copies = self._copies, []
         return copies
 
     @property
     def mode(self) -> str:
-        """Of the step that `next_step` has composed, see `planner`."""
+        """The mode of the step that `next_step` has composed. See `planner`."""
         return ACCELERATOR if self._plan is None else self._plan.mode
 
     @property
     def joins(self) -> bool:
-        """Parked rows join the step, though it may have nothing else to do."""
+        """Whether parked rows join the step. It may have nothing else to do."""
         return bool(self.parked) and self.mode != PIPELINED
 
     def called_off(self) -> list[int]:
-        """Numbers of rows that were parked and that nobody wants any more."""
+        """Numbers of parked rows that are not wanted any more, since the last call."""
         return self.parked.called_off()
 
-    # --- what has come of a step --------------------------------------------------------------------------------------
+    # --- the result of a step -----------------------------------------------------------------------------------------
 
     def ended(
         self,
@@ -154,9 +154,9 @@ class StepScheduler(StepQueue):
         arrived: Collection[int] = (),
         compute_s: ComputeSeconds = UNTIMED,
     ) -> None:
-        """The step that began first of those that run did so in `seconds`. Each row that was wanted has one token more,
-        those with the numbers `arrived`, too; the `finished` ones have ended. `compute_s`: see `step.Computed`. A step
-        that failed, not `whole`, teaches nothing.
+        """The earliest running step has ended after `seconds`. Each wanted row has one more token, and so have the
+        parked rows with the numbers `arrived`. The `finished` rows have ended. `compute_s`: see `step.Computed`. If not
+        `whole`, nothing is learned from the step.
         """
         if self.counted is None:
             self._count(now)
@@ -175,7 +175,7 @@ class StepScheduler(StepQueue):
         self._end(now, [row for row in self.running if row in ends] if ends else ())
 
     def _count(self, now: float) -> None:
-        """The step that was composed last counts as ended."""
+        """Count the last composed step as ended, although it still runs."""
         assert self.counted is None, "two steps run"
         is_alone = not self.running and len(self.waiting) == 1
         counted = self.counted = CountedStep(self.planned_s, self._plan, is_alone)
@@ -195,14 +195,14 @@ class StepScheduler(StepQueue):
         self._end(now, [row for row in self.running if row.left <= 0])
 
     def _goes_on(self, row: Row, tokens: int, *, picked: bool = True) -> None:
-        """So many tokens more of it are in the cache, and one more is `picked`."""
+        """Note that `tokens` more tokens of the row are in the cache and, if `picked`, that it has one more token."""
         row.computed += tokens
         if picked:
             row.length += 1
             self.room.goes_on(row)
 
     def _begins(self, now: float, generation: Generation) -> None:
-        """The first token of each answer is picked."""
+        """Start its rows: the first token of each answer is picked."""
         generation.first_at = now
         self.waiting.remove(generation)
         first, *others = generation.rows
@@ -230,18 +230,18 @@ class StepScheduler(StepQueue):
         if not step.is_alone:
             self.admission.probe.reset()
 
-    # --- what ends otherwise ------------------------------------------------------------------------------------------
+    # --- other ends ---------------------------------------------------------------------------------------------------
 
     def remove(self, now: float, generation: Generation, *, cut_off: bool = False) -> None:
-        """Nobody wants it any more. Its blocks are free for the next step; one that runs ends first. `cut_off`: by an
-        error, which says nothing of how long answers become.
+        """Remove a generation that nobody wants any more. The next step may use its blocks. `cut_off`: an error ended
+        it, so its length says nothing about how long answers become.
         """
         if generation in self.waiting:
             self.waiting.remove(generation)
         self._end(now, list(generation.rows), cut_off=cut_off)
 
     def _end(self, now: float, rows: Iterable[Row], *, cut_off: bool = False) -> None:
-        """These rows' blocks are free."""
+        """End these rows, and free their blocks."""
         for row in rows:
             generation = row.generation
             generation.rows.remove(row)
@@ -253,7 +253,7 @@ class StepScheduler(StepQueue):
                 self.admission.ended(now)
 
     def clear(self) -> None:
-        """Nothing waits, runs or is reserved any more, and no step runs."""
+        """Forget all generations, reservations and steps."""
         for cache in self.caches:
             cache.clear()
         for row in list(self.parked.values()):
@@ -262,9 +262,10 @@ class StepScheduler(StepQueue):
         self.step, self.counted, self._plan = [], None, None
 
     def configure(self, model: StepTime, host: HostTime | None = None, *, calibrated: bool) -> None:
-        """Plan by this model, and this time of the `host`, if it is told. What was learned of another one is forgotten;
-        the step that runs is planned anew, and teaches nothing if the host has a part in it. `calibrated`: the margin
-        is narrower until it is learned.
+        """Use this model of a step and, if given, this time of the `host`. `calibrated`: start with a narrower margin.
+
+        What was learned with another model is forgotten. The last composed step is planned again. Nothing is learned
+        from it if the host takes part, nor from a step before it that still runs.
         """
         other_model = (model, calibrated) != (self.model, self.learning.calibrated)
         self._host_strategy.configure(host, calibrated=calibrated, other_model=other_model)

@@ -1,4 +1,4 @@
-"""Generations at one device, their answers in the cache, and what a step computes of them. Pure."""
+"""Generations at one device, their answers in the cache, and the chunks that a step computes. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from deployments.generation.scheduler.block_pool import blocks_of
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One answer in the cache. `computed`: tokens whose keys and values are there; `length`: the prompt's tokens and
-    those that were picked. `coming`: tokens that the running step computes. `parked`: its number while its
-    next token takes several steps (`planner`).
+    """One answer in the cache. `computed`: tokens whose keys and values are there. `length`: tokens of the prompt and
+    picked ones. `coming`: tokens that the running step computes. `parked`: its number while its next token takes
+    several steps (`planner`).
     """
 
     generation: Generation
@@ -31,15 +31,15 @@ class Row:
 
     @property
     def left(self) -> int:
-        """Tokens that the answer may still get. At 0 it ends, whatever the last one is."""
+        """Tokens that the answer may still get. At 0 it ends, whatever the last token is."""
         return self.generation.prompt_tokens + self.generation.most_tokens - self.length
 
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One that is offered: `due` is when its first token is, by the schedule's clock; `tpot_s` None promises no pace.
-    `rows` are those of its answers that have not ended, once it is admitted. All of them are in the accelerator's
-    cache, or all `on_host`. A caller adds fields of its own in a subclass, and offers no others.
+    """An offered or admitted generation. `due`: when its first token is due, on the scheduler's clock. `tpot_s`: None
+    promises no pace. `rows`: once admitted, its answers that have not ended. All rows are in the accelerator's cache,
+    or all are `on_host`. A caller that adds fields in a subclass offers only generations of that class.
     """
 
     prompt_tokens: int
@@ -51,34 +51,34 @@ class Generation:
     tenant: Tenant | None = None
     rows: list[Row] = field(default_factory=list)
     on_host: bool = False
-    first_at: float | None = None  # when its first token was there
-    never: bool = False  # where it was refused: an idle device would not have it in time either
-    opens_s: float = 0.0  # where it was refused: seconds until it would be admitted, as it was predicted then
-    predicted_s: float = 0.0  # from admission to its first token, as it was predicted then
+    first_at: float | None = None  # when it got its first token
+    never: bool = False  # after a refusal: even an idle device would be late
+    opens_s: float = 0.0  # after a refusal: predicted seconds until it would be admitted
+    predicted_s: float = 0.0  # from admission to its first token, as predicted at admission
 
     @property
     def order(self) -> tuple[bool, float]:
-        """In which prompts are computed: bulk behind all others, the earliest due first."""
+        """The sort key for computing prompts: earliest due first, bulk behind all others."""
         return self.bulk, self.due
 
     @property
     def prompt_left(self) -> int:
-        """Tokens of its prompt that no step has computed or computes."""
+        """Tokens of its prompt that no step has computed or is computing."""
         return self.prompt_tokens - (self.rows[0].computed + self.rows[0].coming if self.rows else 0)
 
     @property
     def pace_s(self) -> float | None:
-        """`tpot_s`, where one is promised."""
+        """The promised `tpot_s`. None: no pace is promised."""
         return None if self.bulk else self.tpot_s
 
     @property
     def shared_blocks(self) -> int:
-        """Those that the prompt fills, where several answers share them."""
+        """Blocks filled by the prompt, if several answers share them; else 0."""
         return blocks_of(self.prompt_tokens + 1) - 1 if self.answers > 1 else 0
 
     @property
     def row_blocks(self) -> int:
-        """The most that one answer needs beside the shared ones. Its last token never is in the cache."""
+        """The most blocks that one answer needs besides the shared ones. Its last token is never in the cache."""
         return blocks_of(self.prompt_tokens + self.most_tokens - 1) - self.shared_blocks
 
     @property
@@ -87,7 +87,7 @@ class Generation:
 
     @property
     def needed_blocks(self) -> int:
-        """The most that its rows need which have not ended."""
+        """The most blocks that its remaining rows need."""
         return self.shared_blocks + len(self.rows) * self.row_blocks
 
     @property
@@ -103,9 +103,9 @@ PARKING: Batch = 2
 
 
 class ScheduledChunk(NamedTuple):
-    """Of a step: the `tokens` of a row that come behind its first `start`. `wanted`: they are followed by a token that
-    is to be picked from their logits; at the end of a prompt, one for each answer of the generation. Host rows may be
-    in the step's second batch, or park in it (`planner`).
+    """A part of a step: `tokens` tokens of a row after its first `start`. `wanted`: the next token is picked from their
+    logits; at the end of a prompt, one for each answer of the generation. Host rows may be in the step's second batch,
+    or park in it (`planner`).
     """
 
     row: Row

@@ -1,8 +1,9 @@
 """Keeps short prompts from starving long ones. Pure.
 
-Where more is asked for than there is, a short prompt fits into the little room that becomes free, and a long one does
-not. So while a device has lately admitted less than `_AIM` times as large a share of long prompts as of all, it keeps
-room for a long one: it admits a shorter prompt only if a long one would have its first token in time beside it.
+Under overload, a short prompt fits into the little room that becomes free, and a long one does not. So the device
+compares the admitted share of long prompts with that of all prompts. While the first is less than `_AIM` times the
+second, it keeps room for a long prompt: it admits a shorter one only if a long one beside it would still have its first
+token in time.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-SHARE = 0.5  # of all prompts' admitted share: so much at least of the long ones, where they come one by one
-_AIM = 0.72  # below it room is kept: it takes a while to tell
-_LONG = 2.0  # of the mean length: more is long
-_LEAST_ROOM, _MOST_ROOM = 0.5, 1.0  # of the mean length of long ones: the prompt that room is kept for
-_MORE_ROOM = 0.02  # with each long one that is refused while they starve; less with each while they do not
+SHARE = 0.5  # the least ratio between the admitted shares of long prompts and of all, if long ones come one by one
+_AIM = 0.72  # the ratio below which room is kept; above SHARE because it takes effect with a delay
+_LONG = 2.0  # times the mean length: a prompt with more tokens is long
+_LEAST_ROOM, _MOST_ROOM = 0.5, 1.0  # of the mean length of long prompts: the room that is kept
+_MORE_ROOM = 0.02  # added with each long prompt while they starve, subtracted with each while they do not
 _MEMORY_S = 10.0  # how long a prompt is remembered
-_FADE_EVERY = 0.01  # of the memory: oftener would only cost
-_FEW = 3.0  # long ones that must be remembered before they have a say
-_AVERAGED = 0.02  # of the way to the latest one: the mean length
+_FADE_EVERY = 0.01  # of the memory: fading more often would be a waste
+_FEW = 3.0  # long prompts that must be remembered before room is kept
+_AVERAGED = 0.02  # weight of the latest prompt in the mean lengths
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class LongPrompts:
 
     @property
     def tokens(self) -> int:
-        """Of the prompt that room is kept for; 0: none is."""
+        """Tokens of the prompt for which room is kept. 0: none."""
         return round(self._room * self._mean_long) if self._starve else 0
 
     @property
@@ -60,11 +61,11 @@ class LongPrompts:
         return self._long.offered >= _FEW and self._long.share < _AIM * self._all.share
 
     def is_long(self, tokens: int) -> bool:
-        """A prompt of so many tokens."""
+        """Whether a prompt of `tokens` tokens is long."""
         return tokens > _LONG * self._mean
 
     def offered(self, now: float, tokens: int, *, admitted: bool) -> None:
-        """A prompt was admitted, or refused for want of room."""
+        """Note a prompt that was admitted, or refused for lack of room."""
         self._mean += (_AVERAGED if self._mean else 1.0) * (tokens - self._mean)
         if now - self._at > _FADE_EVERY * _MEMORY_S:
             fade = math.exp((self._at - now) / _MEMORY_S)

@@ -1,4 +1,4 @@
-"""What a device that generates promises, and what it says of itself. Pure."""
+"""The policy of a generating device, and the state that it reports. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from deployments.generation.scheduler.hybrid.planner import MODES
 
 @dataclass(frozen=True, slots=True)
 class StepPolicy:
-    """The promise, and the bounds of a step. `max_num_batched_tokens`: the most that the engine computes in one, rows
-    included. `modes`: in which host rows may take part.
+    """The promise, and the limits of a step. `max_num_batched_tokens`: the most tokens in one step, rows included.
+    `modes`: the modes in which host rows may take part.
     """
 
     ttft_s: float
@@ -24,15 +24,15 @@ class StepPolicy:
 
     @property
     def longest_step_s(self) -> float:
-        """What arrives while a step runs waits for its end."""
+        """The longest that a step should take, since new arrivals wait for its end."""
         return max(self.tpot_s, self.ttft_s / 8)
 
 
 class StepState(NamedTuple):
-    """What Routers go by until they hear again: seconds from now, and counts.
+    """The state that Routers rely on until the next report. Times are seconds from now.
 
-    `opens_s`: until a generation of the mean prompt and answer would be admitted (0: now). A prompt of p
-    tokens would have its first token in about `first_s + p prompt_token_s`. `free_blocks`: that nobody may need.
+    `opens_s`: until a generation with the mean prompt and answer would be admitted (0: now). A prompt of p tokens would
+    have its first token in about `first_s + p * prompt_token_s`. `free_blocks`: blocks that are not reserved.
     """
 
     opens_s: float
@@ -40,11 +40,11 @@ class StepState(NamedTuple):
     prompt_token_s: float
     free_blocks: int
     blocks: int
-    rows: int  # that run
-    waiting: int  # generations whose prompt is not computed yet
+    rows: int  # running rows
+    waiting: int  # generations without a first token
     steps: int  # since the start
-    model: Sequence[float]  # of `StepTime`, in the order of its fields
+    model: Sequence[float]  # the fields of `StepTime`, in order
     slowdown: float
     margin: float
     refusals: Sequence[int]  # full, never
-    host: HostState | None = None  # where it has a part of the cache
+    host: HostState | None = None  # set if the host has a part of the cache

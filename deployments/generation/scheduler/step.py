@@ -1,4 +1,4 @@
-"""What a schedule asks of an engine, step by step, and what it gets: the interface between the two. Pure."""
+"""The interface between the scheduler and an engine: the work of a step, and its result. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ Logits = npt.NDArray[np.float32]
 
 
 class DeviceLogits(Protocol):
-    """Logits, float32 [rows, vocabulary], that stay on the accelerator: tokens are drawn there, and only they are
-    copied to the host. `engine.device_sampling` has the one that there is.
+    """Logits, float32 [rows, vocabulary], that stay on the accelerator. Tokens are drawn there, and only tokens are
+    copied to the host. `engine.device_sampling` implements it.
     """
 
     def pick(self, samplers: Sequence[RowSamplers]) -> list[list[Picked] | None]:
-        """Of each row what `sampling.pick` gives of it. `samplers`: one for each row, else ValueError."""
+        """Draw tokens as `sampling.pick` does, for each row. Raises ValueError unless there is one of `samplers` per
+        row.
+        """
         ...
 
 
 class Copy(NamedTuple):
-    """A block that is to be copied before a step, in all layers: from block `source` of the accelerator's cache, or of
-    the host's (`from_host`), to block `target` of the accelerator's or of the host's (`to_host`).
+    """A copy of one block, in all layers, before a step: from block `source` of the accelerator's cache, or of the
+    host's if `from_host`, to block `target` of the accelerator's cache, or of the host's if `to_host`.
     """
 
     source: int
@@ -38,9 +40,11 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The tokens `ids`, int32 [tokens], of a sequence, the first of them at position `start`; all before are in the
-    cache. `table` has the sequence's blocks, with room for these, of the host's cache where it is `on_host`. `wanted`:
-    the next token's logits are asked for.
+    """Tokens of a sequence to compute.
+
+    - `ids`: int32 [tokens]; the first is at position `start`. All tokens before it are in the cache.
+    - `table`: the sequence's blocks, with room for these tokens. If `on_host`, they are the host cache's.
+    - `wanted`: return the logits of the next token.
     """
 
     ids: npt.NDArray[np.int32]
@@ -55,15 +59,16 @@ class Chunk:
 
 
 class Work(NamedTuple):
-    """One step: `copies`, in their order, then `chunks`, no two of one sequence. The rest is for a host that holds a
-    part of the cache.
+    """The work of one step: first `copies`, in order, then `chunks`, at most one per sequence. The other fields are for
+    a host that holds a part of the cache.
 
-    `second`: host rows, chunks of one token, that take turns with `chunks` at the accelerator, layer by layer (NEO,
-    arXiv:2411.01142, Section 3.2).
-    `parking`: host rows that park in this step, each under a number. The host computes their attention of one layer,
-    and nobody waits for it. A later step that `joins` takes along those whose attention is done, up to the attention
-    of the next layer, where they are parked again (APEX, arXiv:2506.03296, Section 3.3).
-    `called_off`: numbers of parked rows that nobody wants any more; their blocks may be others' in this step.
+    - `second`: host rows, in chunks of one token. They take turns with `chunks` at the accelerator, layer by layer
+      (NEO, arXiv:2411.01142, Section 3.2).
+    - `parking`: host rows that park in this step, each under a number. The host computes their attention in one layer,
+      and nobody waits for it.
+    - `joins`: parked rows whose attention is done join this step, up to the attention of the next layer, where they
+      park again (APEX, arXiv:2506.03296, Section 3.3).
+    - `called_off`: numbers of parked rows that are not wanted any more. This step may reuse their blocks.
     """
 
     chunks: Sequence[Chunk]
@@ -75,8 +80,8 @@ class Work(NamedTuple):
 
 
 class ComputeSeconds(NamedTuple):
-    """How long both sides computed in a step: the accelerator the layers, without waiting for the host and without
-    copies between the caches; the host attention. 0 where nobody measures it: without a host, and on an NPU the first.
+    """How long both sides computed in a step: the accelerator its layers, without waits for the host and without copies
+    between the caches; the host its attention. 0 if it is not measured: both without a host, the first on an NPU.
     """
 
     accelerator_s: float = 0.0
@@ -87,8 +92,8 @@ UNTIMED = ComputeSeconds()
 
 
 class Computed(NamedTuple):
-    """What a step gave. `logits`: of the next token, [rows, vocabulary], valid until the next step. The rows are the
-    `chunks` that are wanted, then those of `second`, then the parked rows that have `arrived`: their numbers.
+    """The result of a step. `logits`: of the next tokens, [rows, vocabulary], valid until the next step. The rows are
+    the wanted ones of `chunks`, then of `second`, then the parked rows that have `arrived`, given by their numbers.
     """
 
     logits: Logits | DeviceLogits
@@ -97,14 +102,14 @@ class Computed(NamedTuple):
 
 
 class Steps(Protocol):
-    """Computes steps: a model, or an emulated device. Called in the engine's thread."""
+    """Computes steps, with a model or as an emulated device. Called in the engine's thread."""
 
     def step(self, work: Work) -> Computed:
-        """Copy, then compute. With nothing but parked rows that join it waits until one of them can."""
+        """Copy blocks, then compute. If there are only parked rows to join, wait until one of them can."""
 
 
 def load_of(chunks: Sequence[Chunk]) -> StepLoad:
-    """What a step with these chunks has to compute: a chunk of one token continues an answer."""
+    """The load of a step with these chunks. A chunk of one token counts as a row."""
     load = StepLoad()
     for chunk in chunks:
         load = load.with_piece(chunk.start, len(chunk.ids))

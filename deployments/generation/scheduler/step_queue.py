@@ -1,4 +1,4 @@
-"""What one device has to do: generations whose prompt waits, answers that run, and the steps in flight. Pure."""
+"""The work of one device: waiting prompts, running answers, and the steps in flight. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
 @dataclass(slots=True, eq=False)
 class CountedStep:
-    """A step that counts as ended, until `StepScheduler.ended` tells what it took. `is_alone`: it is of one prompt that
-    nobody else was beside. `begun`: generations whose first token comes of it.
+    """A running step that already counts as ended, until `StepScheduler.ended` reports its time. `is_alone`: it
+    computes one prompt, with nothing else at the device. `begun`: generations whose first token it yields.
     """
 
     planned_s: float
@@ -28,34 +28,35 @@ class CountedStep:
 
 @dataclass(slots=True, repr=False, eq=False)
 class StepQueue:
-    """`StepScheduler` changes it; `StepAdmission` and `HostStrategy` read it; admission notes where it is `crowded`.
+    """Only `StepScheduler` changes it, except that admission sets `crowded`. `StepAdmission` and `HostStrategy` read
+    it.
 
-    `model`: the time of a step; `block_count`: of the accelerator's cache. `caches`: the accelerator's and, with a
-    `host`, the host's, so that `caches[generation.on_host]` is where a generation lies. `planned_s`: that the step
-    takes which was composed last, by the model, without what was learned.
+    `model`: the time of a step; `block_count`: blocks of the accelerator's cache. `caches`: the accelerator's and, with
+    a `host`, the host's, so that `caches[generation.on_host]` holds a generation. `planned_s`: the time of the last
+    composed step by the model, without what was learned.
     """
 
     model: StepTime
     policy: StepPolicy
     block_count: int
     learning: Learning = field(default_factory=Learning)
-    scatter: Learning = field(default_factory=Learning)  # of single steps: only its margin counts
+    scatter: Learning = field(default_factory=Learning)  # learns from single steps; only its margin is used
     host: HostCache | None = None
     steps: int = 0  # since the start
-    load: StepLoad = field(default_factory=StepLoad)  # of the step that was composed last
+    load: StepLoad = field(default_factory=StepLoad)  # of the last composed step
     planned_s: float = 0.0
     room: BlockManager = field(init=False)
     caches: Sequence[BlockManager] = field(init=False)
     parked: ParkedRows = field(init=False)
-    waiting: list[Generation] = field(default_factory=list)  # by `Generation.order`
+    waiting: list[Generation] = field(default_factory=list)  # sorted by `Generation.order`
     running: list[Row] = field(default_factory=list)
-    step: list[ScheduledChunk] = field(default_factory=list)  # that was composed last; empty once it counts as ended
-    counted: CountedStep | None = None  # it runs
-    began: float = 0.0  # the step that was composed last
-    since: float = 0.0  # the end of the last one
-    lent_until: float = 0.0  # to a step of nobody's
-    stalled: Sequence[Row] = ()  # rows that wait for a block in the step that was composed last
-    crowded: bool = False  # since then somebody who was offered found no room on the accelerator
+    step: list[ScheduledChunk] = field(default_factory=list)  # the last composed step; empty once it counts as ended
+    counted: CountedStep | None = None  # the running step, if it counts as ended
+    began: float = 0.0  # when the last composed step begins
+    since: float = 0.0  # when the last step ended
+    lent_until: float = 0.0  # when a step that belongs to no generation ends
+    stalled: Sequence[Row] = ()  # rows that wait for a block in the last composed step
+    crowded: bool = False  # since then an offered generation has found no room on the accelerator
 
     def __post_init__(self) -> None:
         self.room = BlockManager(self.block_count)
@@ -70,14 +71,14 @@ class StepQueue:
 
     @property
     def ends_at(self) -> float:
-        """When the step ends, as far as is known now, that was composed last."""
+        """When the last composed step will end, as far as is known."""
         return self.began + self.learning.slowdown * self.planned_s
 
     def until_free(self, now: float) -> float:
-        """Seconds until all steps end that are composed, and one of nobody's."""
+        """Seconds until all composed steps have ended, and one that belongs to no generation."""
         ends_at = self.ends_at if self.step or self.counted else now
         return max(0.0, ends_at - now, self.lent_until - now)
 
     def lend(self, now: float, load: StepLoad) -> None:
-        """A step of nobody's, with this load, comes behind those that are composed."""
+        """Note a step with this load that belongs to no generation. It runs after the composed steps."""
         self.lent_until = now + self.until_free(now) + self.learning.slowdown * self.model.seconds(load)

@@ -1,5 +1,5 @@
-"""What one step takes a device, by the answers it continues, the cache they read, and the prompts it computes; and what
-the attention takes its host. Pure.
+"""How long a step takes, by the answers that it continues, the cache that they read, and the prompts that it computes;
+and how long the host's attention takes. Pure.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import numpy.typing as npt
 
 from deployments.admission.least_squares import non_negative
 
-_KNEES = (0, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # that the fit tries first
-_FINER = 8  # parts of what lies between the best one's neighbours; then again, until none is left out
+_KNEES = (0, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # knees that the fit tries first
+_FINER = 8  # then it divides the range between the best one's neighbors by 8, again and again down to single rows
 
 
 class StepLoad(NamedTuple):
-    """What a step computes. `rows`: answers that get one token more, and `kv_tokens` that these read from the cache;
-    `prompt_tokens` of all chunks of prompts, and `pairs`: of those with the tokens that they see, sum of p (c + p / 2)
-    for a chunk of p tokens behind c.
+    """What a step computes.
+
+    - `rows`: answers that get one more token; `kv_tokens`: tokens that they read from the cache.
+    - `prompt_tokens`: tokens of all chunks of prompts.
+    - `pairs`: pairs of a prompt token and a token that it attends to: the sum of p (c + p / 2) over chunks of p tokens
+      after c.
     """
 
     rows: float = 0
@@ -29,24 +32,24 @@ class StepLoad(NamedTuple):
     pairs: float = 0
 
     def with_chunk(self, start: int, tokens: int) -> StepLoad:
-        """And so many tokens of a prompt, behind its first `start`."""
+        """Add `tokens` tokens of a prompt after its first `start`."""
         pairs = tokens * (start + tokens / 2)
         return self._replace(prompt_tokens=self.prompt_tokens + tokens, pairs=self.pairs + pairs)
 
     def with_piece(self, start: int, tokens: int) -> StepLoad:
-        """As an engine sees a chunk: one token is a row, wherever it comes from."""
+        """Add a chunk as an engine sees it: a chunk of one token is a row, wherever it comes from."""
         return self.with_row(start + 1) if tokens == 1 else self.with_chunk(start, tokens)
 
     def with_row(self, tokens: int) -> StepLoad:
-        """And one answer more, which reads so many tokens, its own included."""
+        """Add an answer that reads `tokens` tokens, including its own."""
         return self._replace(rows=self.rows + 1, kv_tokens=self.kv_tokens + tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A step takes `beta_s + row_s B + kv_token_s K + prompt_token_s p + pair_s sum p (c + p / 2)` seconds: B, K, p and
-    the sum are the fields of `StepLoad`. The first `knee` rows and tokens of a step cost nothing beside `beta_s`, for
-    which the weights are read once; rows come before tokens of prompts. No number is negative.
+    """A step takes `beta_s + row_s B + kv_token_s K + prompt_token_s p + pair_s sum p (c + p / 2)` seconds, where B, K,
+    p and the sum are the fields of `StepLoad`. `beta_s` covers reading the weights once. In that time a step computes
+    its first `knee` rows and prompt tokens for free, rows first. No number is negative.
     """
 
     beta_s: float
@@ -57,23 +60,23 @@ class StepTime:
     knee: int = 0
 
     def seconds(self, load: StepLoad) -> float:
-        """Of one step."""
+        """Seconds of a step with this load."""
         return self.linear_s(load) + self.attention_s(load)
 
     def linear_s(self, load: StepLoad) -> float:
-        """Of it, all but the attention, over all layers: T_l of NEO (arXiv:2411.01142), T_gl of APEX (2506.03296)."""
+        """Its seconds without attention, over all layers: T_l of NEO (arXiv:2411.01142), T_gl of APEX (2506.03296)."""
         spare = self.knee - load.rows
         row_s = self.row_s * -spare if spare < 0 else 0.0
         prompt_s = self.prompt_token_s * max(0.0, load.prompt_tokens - max(0.0, spare))
         return self.beta_s + row_s + prompt_s
 
     def attention_s(self, load: StepLoad) -> float:
-        """Of it, the attention, over all layers: T_ga of both papers."""
+        """Its seconds of attention, over all layers: T_ga of both papers."""
         return self.kv_token_s * load.kv_tokens + self.pair_s * load.pairs
 
     def most_tokens(self, load: StepLoad, start: int, tokens: int, within_s: float) -> int:
-        """So many of the `tokens` of a prompt that come behind its first `start` fit into a step with this load that
-        takes `within_s` at most.
+        """How many of a prompt's `tokens` tokens after its first `start` fit into a step that has this load and takes
+        at most `within_s`.
         """
         if self.seconds(load.with_chunk(start, tokens)) <= within_s:
             return tokens
@@ -86,11 +89,10 @@ class StepTime:
 
     @classmethod
     def fit(cls, steps: Iterable[tuple[StepLoad, float]]) -> Self:
-        """Non-negative least squares over measured steps and their seconds, each weighted by its own time, for a few
-        knees, then for those around the best of these; the best of all. Where no step had more than `knee` rows, a row
-        costs what a prompt's token does.
+        """Fit measured steps and their seconds by non-negative least squares of relative errors, and search for the
+        best knee. If no step had more than `knee` rows, a row costs as much as a prompt token.
 
-        Raises ValueError for no steps.
+        Raises ValueError without steps.
         """
         measured = list(steps)
         if not measured:
@@ -130,9 +132,9 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
-    """What a host's processors take for the attention of answers whose keys and values they hold (T_ca of NEO):
-    `row_s` seconds an answer and `kv_token_s` for each token that it reads, over all `layers`. `copy_token_s`:
-    seconds to copy a token's keys and values, of all layers, from one memory to the other. No number is negative.
+    """How long a host's processors take for the attention of answers whose keys and values they hold (T_ca of NEO):
+    `row_s` seconds per answer, and `kv_token_s` per token that it reads, over all `layers`. `copy_token_s`: seconds to
+    copy a token's keys and values in all layers from one memory to the other. No number is negative.
     """
 
     row_s: float
@@ -141,15 +143,15 @@ class HostTime:
     layers: int = 1
 
     def seconds(self, rows: float, kv_tokens: float) -> float:
-        """Of so many answers' attention in all layers."""
+        """Seconds of the attention of `rows` answers, which read `kv_tokens` tokens, in all layers."""
         return self.row_s * rows + self.kv_token_s * kv_tokens
 
     @classmethod
     def fit(cls, attention: Iterable[tuple[StepLoad, float]], copies: Iterable[tuple[int, float]], layers: int) -> Self:
-        """Of measured seconds of the attention, by its rows and the tokens that they read: non-negative least squares,
-        each weighted by its own time. And of the seconds that steps took longer by so many copied tokens.
+        """Fit measured seconds of attention by non-negative least squares of relative errors. `copies`: copied tokens,
+        and the seconds by which they made a step longer.
 
-        Raises ValueError where no attention was measured.
+        Raises ValueError if no attention was measured.
         """
         measured, copied = list(attention), list(copies)
         if not measured:

@@ -1,1 +1,1 @@
-"""From a request to tokens and from tokens to text: chat templates, options, sampling; and the small model."""
+"""Turns requests into tokens and tokens into text: chat templates, options, sampling; and the small model."""

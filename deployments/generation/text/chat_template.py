@@ -1,5 +1,5 @@
-"""Chats as one text, by the model's own template. It is code of whoever made the model, so that it runs in a process of
-its own, for a bounded time (`template_process`).
+"""Renders chats with the model's own template. The template is untrusted code of the model's author, so it runs in its
+own process, for a limited time (`template_process`).
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from typing import Any
 from deployments.errors import EngineFailed, InvalidInput, SettingsError
 from deployments.generation.text import template_process
 
-Message = Mapping[str, Any]  # `role` and `content`, strings, and what else the client said of it
+Message = Mapping[str, Any]  # `role` and `content`, strings, and other fields that the client sent
 
 _SCRIPT = Path(template_process.__file__)
-_START_S = 60.0  # a busy machine at its start
-_LONGER, _MORE = 8, 2**16  # a text may be so many times what it is made of, and so many characters more
+_START_S = 60.0  # enough for a start on a busy machine
+_LONGER, _MORE = 8, 2**16  # the most characters of a text: 8 times those of its messages, plus 65,536
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "TZ", "TZDIR", "SYSTEMROOT")
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
 _FIRST_CHAT = [{"role": "user", "content": "Where does the overflow go?"}]
 _USUAL_ROLES = frozenset({"system", "user", "assistant"})
-_MARK, _MOST_ROLES = "overflow-7", 64  # what roles are called is for clients to say
-_MOST_AT_ONCE = 8  # of one chat: a new one costs a trial, and others' chats wait meanwhile
+_MARK, _MOST_ROLES = "overflow-7", 64  # remembered roles are limited, because clients choose their names
+_MOST_AT_ONCE = 8  # unusual roles in a chat: each new one costs a trial, and others' chats wait meanwhile
 
 
 class ChatTemplate:
-    """One model's. Its methods block: call them in one thread."""
+    """A model's chat template. Its methods block: call them in one thread."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, limit_s: float = 5.0) -> None:
-        """`limit_s`: for one chat. The template has written a chat when this returns.
+        """Start the process, and try the template on a chat. `limit_s`: the longest time for one chat.
 
-        Raises SettingsError where the template cannot be used.
+        Raises SettingsError if the template cannot be used.
         """
         self._source, self._special, self._limit_s = source, dict(special_tokens), limit_s
-        self._roles: dict[str, bool] = {}  # other than the usual ones that clients sent: the template takes them
+        self._roles: dict[str, bool] = {}  # unusual roles that clients sent, and whether the template renders them
         self._link: socket.socket | None = None
-        self._end: weakref.finalize[..., Any] | None = None  # ends the process, also when nobody has this any more
+        self._end: weakref.finalize[..., Any] | None = None  # ends the process, also when this object is collected
         try:
             self.render(_FIRST_CHAT)
         except (InvalidInput, EngineFailed) as error:
@@ -52,11 +52,11 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None, *, prompt: bool = True
     ) -> str:
-        """The text of a chat, with the beginning of an answer behind it (`prompt`). `variables`: more that the template
-        knows by name.
+        """The text of a chat, followed by the beginning of an answer if `prompt`. `variables`: additional variables for
+        the template.
 
-        Raises InvalidInput where the template refuses the messages, or takes too long or too much for them, and
-        EngineFailed where its process cannot be started or dies.
+        Raises InvalidInput if the template refuses the messages, takes too long, or needs too much memory; and
+        EngineFailed if its process dies or cannot be started.
         """
         answer = self._written(messages, variables or {}, prompt=prompt)
         if "problem" in answer:
@@ -67,7 +67,7 @@ class ChatTemplate:
         return text
 
     def check_roles(self, roles: AbstractSet[str]) -> None:
-        """Raises InvalidInput where the template writes nothing of a message of one of these roles behind a user's."""
+        """Raises InvalidInput if the template ignores messages of one of these roles that follow a user's message."""
         others = sorted(roles - _USUAL_ROLES)
         if len(others) > _MOST_AT_ONCE:
             problem = f"the messages have {len(others)} roles besides system, user and assistant"
@@ -91,7 +91,7 @@ class ChatTemplate:
     def _written(
         self, messages: Sequence[Message], variables: Mapping[str, Any], *, prompt: bool = True
     ) -> Mapping[str, Any]:
-        """`text` or `problem`. Raises InvalidInput where it takes too long, and EngineFailed."""
+        """The answer: `text` or `problem`. Raises InvalidInput if it takes too long, or EngineFailed."""
         self._check(variables)
         known = {
             **self._special,
@@ -126,7 +126,7 @@ class ChatTemplate:
                 self.close()
                 problem = f"the model's chat template took more than {self._limit_s:g} s for these messages"
                 raise InvalidInput(problem, param="messages") from None
-            except (EOFError, OSError):  # it was killed, perhaps while it had nothing to do
+            except (EOFError, OSError):  # the process was killed, perhaps while it was idle
                 self.close()
                 if again:
                     raise EngineFailed("the process of the model's chat template died") from None
@@ -157,7 +157,7 @@ class ChatTemplate:
 
     @staticmethod
     def _answered(link: socket.socket, content: Any, limit_s: float) -> dict[str, Any]:
-        """Raises TimeoutError, EOFError or OSError."""
+        """Send content and wait for the answer. Raises TimeoutError, EOFError or OSError."""
         link.settimeout(limit_s)
         until = time.monotonic() + limit_s
         template_process.send(link, content)
@@ -166,7 +166,7 @@ class ChatTemplate:
 
 
 class _Until:
-    """A socket whose receiving ends at a time of `time.monotonic`."""
+    """A socket that stops receiving at a time of `time.monotonic`."""
 
     def __init__(self, link: socket.socket, until: float) -> None:
         self._link, self._until = link, until

@@ -1,5 +1,5 @@
-"""Tokens as text, piece by piece: characters are held back until they are whole, and what may be a stop's beginning
-until it is not. Pure.
+"""Turns tokens into text, piece by piece. It holds back incomplete characters, and what may be the beginning of a stop
+string. Pure.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-_MOST_SILENT = 64  # tokens without text, special ones or half characters: the library decodes all anew with each more
-_HALF = 3  # of them may be half a character
+_MOST_SILENT = 64  # tokens without text (special, or incomplete characters): with each more, all are decoded again
+_HALF = 3  # the last of these tokens may be an incomplete character
 
 
 class Detokenizer:
-    """One answer's. `stopped`: one of the `stops` (none is empty) has come; nothing from it on is given out."""
+    """The detokenizer of one answer. `stopped`: one of the `stops` (none empty) has come. It and all later text is
+    dropped.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self._tokenizer, self._decoded = tokenizer, DecodeStream(skip_special_tokens=True)
@@ -24,7 +26,7 @@ class Detokenizer:
         self.stopped = False
 
     def add(self, token: int) -> str:
-        """The text that is certain now. Nothing once it has stopped."""
+        """Add a token. Returns the new text that is final; nothing once it has stopped."""
         if self.stopped:
             return ""
         piece = self._decode(token) or ""
@@ -37,12 +39,12 @@ class Detokenizer:
     def _decode(self, token: int) -> str | None:
         try:
             return self._decoded.step(self._tokenizer, token)
-        except Exception:  # noqa: BLE001 - the library has no kind of its own: bytes that are no text came before
+        except Exception:  # noqa: BLE001 - the library raises no type of its own; earlier bytes were not valid text
             self._decoded = DecodeStream(skip_special_tokens=True)
             return self._decoded.step(self._tokenizer, token)
 
     def end(self) -> str:
-        """What was held back: no token comes any more. Half a character is left out."""
+        """The text that was held back, after the last token. An incomplete character is dropped."""
         left, self._held = self._held, ""
         return left
 
@@ -58,6 +60,6 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The most characters at the end of `text` that `stop` begins with, fewer than all of it."""
+    """The length of the longest proper prefix of `stop` with which `text` ends."""
     most = min(len(text), len(stop) - 1)
     return next((length for length in range(most, 0, -1) if text.endswith(stop[:length])), 0)

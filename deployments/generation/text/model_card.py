@@ -1,6 +1,4 @@
-"""What a model that generates says of itself: its card, how answers end, how they are drawn, how chats are written.
-No torch here.
-"""
+"""Reads a generating model's files: its card, end tokens, sampling defaults and chat template. No torch here."""
 
 from __future__ import annotations
 
@@ -17,17 +15,17 @@ from deployments.models.model_folder import read_json, understood
 from deployments.settings import ModelSettings
 
 _TEMPLATE_FILE = "chat_template.jinja"
-_AS_DECODER = {"kind": "embedding", "pooling": "last", "normalize": False}  # what is read of all decoders
+_AS_DECODER = {"kind": "embedding", "pooling": "last", "normalize": False}  # so that any decoder's files can be read
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationCard:
-    """`model.max_tokens` is the context: tokens of a prompt and its answer together.
+    """A generating model. `model.max_tokens` is its context: the most tokens of a prompt and its answer together.
 
-    - `end_tokens`: ids, any of which ends an answer.
-    - `defaults`: temperature, top_k and top_p where a request does not say them.
-    - `chat_template`: the model's own, Jinja; None where it has none.
-    - `special_tokens`: what templates know by name: `bos_token` and others.
+    - `end_tokens`: ids that each end an answer.
+    - `defaults`: temperature, top_k and top_p for requests that do not set them.
+    - `chat_template`: the model's own Jinja template; None if it has none.
+    - `special_tokens`: tokens that templates know by name: `bos_token` and others.
     """
 
     model: ModelCard
@@ -46,10 +44,9 @@ class GenerationCard:
 
 
 def read_generation_card(settings: ModelSettings) -> GenerationCard:
-    """Find the model's folder (fetching it if `id` is a hub name, making the small model if it is that one) and read
-    what it says.
+    """Read a model's files. Fetches the model if `id` is a hub name, and trains the small model if `id` names that.
 
-    Raises SettingsError that names the setting of `args.model` which does not fit.
+    Raises SettingsError, which names the wrong setting in `args.model`.
     """
     if settings.id == SMALL_MODEL:
         settings = settings.model_copy(update={"id": str(small_model_folder()), "name": settings.name or SMALL_MODEL})
@@ -67,7 +64,7 @@ def read_generation_card(settings: ModelSettings) -> GenerationCard:
 
 
 def _end_tokens(own: Mapping[str, Any], config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """generation_config.json's, else config.json's, one or several."""
+    """The end tokens of generation_config.json, else of config.json. Raises SettingsError."""
     named = own.get("eos_token_id", config.get("eos_token_id"))
     found = tuple(named) if isinstance(named, list) else () if named is None else (named,)
     if not all(type(one) is int and 0 <= one < vocab_size for one in found):
@@ -76,7 +73,7 @@ def _end_tokens(own: Mapping[str, Any], config: Mapping[str, Any], vocab_size: i
 
 
 def _defaults(own: Mapping[str, Any]) -> Sampling:
-    """As vLLM takes them: where the file does not say, all tokens may come and the temperature is 1."""
+    """The file's sampling options, completed as vLLM does: all tokens may come, at a temperature of 1."""
     values = {name: own.get(name, usual) for name, usual in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0))}
     if not (
         all(isinstance(value, int | float) for value in values.values())
@@ -99,7 +96,7 @@ def _special_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 
 def _chat_template(folder: Path) -> str | None:
-    """The file's, else tokenizer_config.json's; of several named ones the default. As transformers reads them."""
+    """The template in its own file, else the default one in tokenizer_config.json, as transformers reads them."""
     path = folder / _TEMPLATE_FILE
     if path.is_file():
         return path.read_text(encoding="utf-8")

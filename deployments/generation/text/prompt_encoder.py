@@ -1,8 +1,8 @@
-"""Texts, chats and token ids of requests as the token ids of prompts.
+"""Turns a request's text, chat or token ids into the token ids of a prompt.
 
-What a client writes is text. In a chat the names of special tokens in it (`<|im_end|>`) are read as letters: else a
-document that a client quotes could end its turn and begin one of the system. The template alone writes special tokens.
-So does transformers with `sanitize_control_tokens`. A prompt of `/v1/completions` is read as the tokenizer reads it.
+In a chat, names of special tokens (`<|im_end|>`) in a client's text are read as plain characters. Otherwise, a document
+that a client quotes could end the client's turn and begin a system message. Only the template writes special tokens, as
+in transformers with `sanitize_control_tokens`. A prompt of `/v1/completions` is read as the tokenizer reads it.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from deployments.generation.text.model_card import GenerationCard
 from deployments.models.tokenising import ON_LOOP
 from deployments.models.tokenizer import TokenIds
 
-_BEGIN, _END = "\U000f0000", "\U000f0001"  # for private use; they are taken out of what clients send
+_BEGIN, _END = "\U000f0000", "\U000f0001"  # private-use characters, which are removed from clients' texts
 _MARKS = re.compile(f"[{_BEGIN}{_END}]")
-_CHARACTERS_A_TOKEN = 16  # a longer text than the context times this is looked at in part first
+_CHARACTERS_A_TOKEN = 16  # if a text is longer than the context times this, only a part is tokenized at first
 
 
 class PromptEncoder:
-    """One model's."""
+    """The prompt encoder of one model."""
 
     def __init__(self, card: GenerationCard, tokenizer: Tokenizer, *, parse_special_tokens: bool = False) -> None:
-        """`parse_special_tokens`: their names in a chat's texts are those tokens, as transformers and vLLM read them.
+        """`parse_special_tokens`: read their names in a chat's texts as these tokens, as transformers and vLLM do.
 
-        Raises SettingsError where the chat template cannot be used.
+        Raises SettingsError if the chat template cannot be used.
         """
         self._card, self._tokenizer, self._parse = card, tokenizer, parse_special_tokens
         self._template = None if card.chat_template is None else ChatTemplate(card.chat_template, card.special_tokens)
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         names = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True)) or "(?!)"
         self._special, self._marked = re.compile(names), re.compile(f"{_BEGIN}({names}){_END}|[{_BEGIN}{_END}]")
-        self._plain: Tokenizer | None = None  # the same, which reads special tokens' names as letters
+        self._plain: Tokenizer | None = None  # the tokenizer, but reading special tokens' names as plain characters
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
 
     async def of_text(self, text: str) -> TokenIds:
-        """With the tokens around it that the tokenizer puts there. Raises EmptyInput or ContextExceeded."""
+        """Encode a text, with the tokens that the tokenizer puts around it. Raises EmptyInput or ContextExceeded."""
         if not text:
             raise EmptyInput("prompt is an empty string; send text", param="prompt")
         return await self._made(len(text), lambda: self._encode(text, ends=True, param="prompt"))
 
     def of_ids(self, ids: Sequence[int]) -> TokenIds:
-        """As they are. Raises InvalidInput for ids that are not in the vocabulary."""
+        """Take token ids as they are. Raises InvalidInput for ids that are not in the vocabulary."""
         return self._known(np.array(ids, np.int32))
 
     async def of_chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> TokenIds:
-        """By the model's chat template, with the beginning of an answer behind.
+        """Encode a chat by the model's chat template, followed by the beginning of an answer.
 
-        Raises InvalidInput where there is none or it refuses these messages, ContextExceeded, EngineFailed.
+        Raises InvalidInput if there is no template or it refuses these messages, ContextExceeded, or EngineFailed.
         """
         if self._template is None:
             raise InvalidInput("this model has no chat template; send a prompt to /v1/completions", param="messages")
@@ -71,7 +71,7 @@ class PromptEncoder:
         return await self._made(ON_LOOP + 1, make)
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Of a prompt, for its echo."""
+        """The text of a prompt, for its echo."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def close(self) -> None:
@@ -87,7 +87,9 @@ class PromptEncoder:
         return self._known(ids)
 
     def _known(self, ids: TokenIds) -> TokenIds:
-        """The same. Some tokenizers have more tokens than their model: one of these would break the step of others."""
+        """Return `ids`. Raises InvalidInput if the model does not know them all: some tokenizers have more tokens than
+        their model, and such a token would break the step of others, too.
+        """
         known = self._card.model.vocab_size
         if (largest := ids.max()) >= known:
             raise InvalidInput(f"token id {largest} is outside this model's vocabulary of {known}", param="prompt")
@@ -95,7 +97,7 @@ class PromptEncoder:
 
     def _encode(self, text: str, *, ends: bool, param: str) -> TokenIds:
         some = _CHARACTERS_A_TOKEN * self._card.context
-        if len(text) > some:  # before it takes seconds
+        if len(text) > some:  # tokenizing all of it would take seconds
             found = len(self._tokenizer.encode(text[:some], add_special_tokens=False))
             if found > self._card.context:
                 problem = (
@@ -105,7 +107,7 @@ class PromptEncoder:
         return np.array(self._tokenizer.encode(text, add_special_tokens=ends).ids, np.int32)
 
     def _mark(self, value: Any) -> Any:
-        """With marks around the names of special tokens, in all strings but names of fields."""
+        """Put marks around the names of special tokens, in all strings except field names."""
         if isinstance(value, str):
             return self._special.sub(f"{_BEGIN}\\g<0>{_END}", _MARKS.sub("", value))
         if isinstance(value, Mapping):
@@ -113,7 +115,7 @@ class PromptEncoder:
         return [self._mark(one) for one in value] if isinstance(value, list | tuple) else value
 
     def _encode_marked(self, text: str) -> TokenIds:
-        """The pieces between marks and those within, each on its own, as transformers' `encode_marked_chat` does."""
+        """Encode the pieces between marks and within marks separately, as transformers' `encode_marked_chat` does."""
         pieces = self._marked.split(text)
         if len(pieces) == 1:
             return self._encode(text, ends=False, param="messages")
@@ -124,7 +126,9 @@ class PromptEncoder:
         return np.concatenate(found)
 
     def _inside(self, piece: str, tokenizer: Tokenizer) -> TokenIds:
-        """Behind a line's end, which is taken away again: SentencePiece puts a blank before the first word."""
+        """Encode a piece after a line break, whose tokens are then removed: SentencePiece would put a space before the
+        first word of a text.
+        """
         line_end = self._tokenizer.encode("\n", add_special_tokens=False).ids
         ids = tokenizer.encode(f"\n{piece}", add_special_tokens=False).ids
         if ids[: len(line_end)] == line_end:

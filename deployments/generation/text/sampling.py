@@ -1,7 +1,7 @@
-"""Which token comes next, by what a request asks for. Pure.
+"""Picks the next token by a request's sampling options. Pure.
 
-As OpenAI and the transformers library have it: the logits over `temperature`; then the `top_k` likeliest; then the
-fewest of them that are as likely as `top_p` together. A temperature of 0 is the likeliest token.
+As in OpenAI's API and transformers: divide the logits by `temperature`; keep the `top_k` likeliest tokens; of them,
+keep the fewest whose probabilities add up to `top_p`. A temperature of 0 picks the likeliest token.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-LIKELIEST = 1024  # are sorted first: of 150,000 tokens that takes a tenth of the time of all
+LIKELIEST = 1024  # tokens that are sorted at first: a tenth of the time of sorting 150,000
 
 Numbers = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """`temperature` >= 0; `top_k`: 0 is all; `top_p` in (0, 1]; `seed`: the same gives the same answer in any batch."""
+    """`temperature` >= 0; `top_k`: 0 means all; `top_p` in (0, 1]; `seed`: the same seed gives the same answer in any
+    batch.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
@@ -29,14 +31,14 @@ class Sampling:
 
 
 class Sampler:
-    """One answer's: it has random numbers of its own. `last`: int32 [1], the last token that was drawn, written here
-    before anybody else has seen it; `ended`: nobody wants another one.
+    """The sampler of one answer, with its own random numbers. `last`: the last token that was drawn, int32 [1]; the
+    next step may read it before the loop has seen it. `ended`: no further token is wanted.
     """
 
     def __init__(self, sampling: Sampling, number: int = 0, end_tokens: Collection[int] = ()) -> None:
-        """`number`: of the answer, where a request asks for several."""
+        """`number`: the answer's number, if a request asks for several."""
         self.asked = sampling
-        self.last = np.zeros(1, np.int32)  # a token of any vocabulary
+        self.last = np.zeros(1, np.int32)  # 0 is a token of any vocabulary
         self.ended = False
         self._end_tokens = end_tokens
         self._random = np.random.default_rng(None if sampling.seed is None else [abs(sampling.seed), number])
@@ -51,39 +53,39 @@ class Sampler:
         return int(tokens[min(int(found), len(tokens) - 1)])
 
     def drew(self, token: int | None) -> None:
-        """That is its next token; None: it has none."""
+        """Note the next token. None: there is none, and the answer ends."""
         if token is not None:
             self.last[0] = token
         if token is None or self.ends_with(token):
             self.ended = True
 
     def ends_with(self, token: int) -> bool:
-        """It is an end token: the answer's last one, and no text."""
+        """Whether it is an end token, which ends the answer and has no text."""
         return token in self._end_tokens
 
     def random(self) -> float:
-        """The next of its random numbers, in [0, 1): each token takes one, unless the temperature is 0."""
+        """Its next random number, in [0, 1). Each token uses one, unless the temperature is 0."""
         return self._random.random()
 
 
 class RowSamplers(NamedTuple):
-    """Who draws from a row of logits: the `samplers` of all answers that go on from it. `logprobs`: how many
-    alternatives each token names; None: it has no logprob of its own either.
+    """The `samplers` of all answers that continue from a row of logits. `logprobs`: how many alternatives to report for
+    each token; None: not even the token's own logprob.
     """
 
     samplers: Sequence[Sampler]
     logprobs: int | None
 
     def end(self) -> None:
-        """None of them is to draw any more."""
+        """End all of them."""
         for sampler in self.samplers:
             sampler.ended = True
 
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """One token. `logprob`: the natural logarithm of how likely it was, before temperature, top_k and top_p
-    (`log_shares`). `alternatives`: (token, its logprob) of the likeliest, the likeliest first.
+    """A picked token. `logprob`: the natural logarithm of its probability, before temperature, top_k and top_p
+    (`log_shares`). `alternatives`: (token, logprob) of the likeliest tokens, sorted.
     """
 
     id: int
@@ -92,7 +94,7 @@ class Picked:
 
 
 def pick(logits: Numbers, row: RowSamplers) -> list[Picked] | None:
-    """One token for each sampler; None where the logits, float32 [vocabulary], are no numbers."""
+    """Pick one token for each sampler. None if the logits, float32 [vocabulary], are not finite."""
     if not np.isfinite(logits.max()):
         return None
     tokens = [sampler.pick(logits) for sampler in row.samplers]
@@ -105,8 +107,10 @@ def pick(logits: Numbers, row: RowSamplers) -> list[Picked] | None:
 
 
 def candidates(logits: Numbers, asked: Sampling) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
-    """The tokens that may come, the likeliest first, and how likely each is; they need not add up to 1."""
-    with np.errstate(over="ignore"):  # next to no temperature: all but the likeliest are -inf
+    """The tokens that may come, and their unnormalized probabilities: sorted by probability if `top_k` or `top_p`
+    limits them, else the vocabulary in its order.
+    """
+    with np.errstate(over="ignore"):  # a temperature near 0: all but the likeliest become -inf
         shares = np.exp((logits.astype(np.float64) - logits.max()) / asked.temperature)
     if not 0 < asked.top_k < len(shares) and asked.top_p >= 1:
         return np.arange(len(shares)), shares
@@ -125,14 +129,14 @@ def candidates(logits: Numbers, asked: Sampling) -> tuple[npt.NDArray[np.intp], 
 
 
 def log_shares(logits: Numbers) -> Numbers:
-    """float32 [vocabulary]: the logarithm of how likely each token is, whatever was asked for."""
+    """The logarithm of each token's probability, without sampling options, float32 [vocabulary]."""
     shifted = logits - logits.max()
     found: Numbers = shifted - np.log(np.exp(shifted).sum(dtype=np.float64)).astype(np.float32)
     return found
 
 
 def _likeliest(logits: Numbers, count: int) -> npt.NDArray[np.intp]:
-    """So many tokens, or all, the likeliest first; of two alike the one that comes first in the vocabulary."""
+    """The `count` likeliest tokens, or all, sorted. Equal ones keep the vocabulary's order."""
     if count == 0:
         return np.zeros(0, np.intp)
     least = np.partition(logits, -count)[-count] if count < len(logits) else -np.inf
@@ -146,7 +150,7 @@ def _likeliest_sum(shares: npt.NDArray[np.float64], count: int) -> float:
 
 
 def _enough(shares: npt.NDArray[np.float64], wanted: float) -> int | None:
-    """How many of them, from the first, reach `wanted` together; None where all do not."""
+    """How many of the first shares reach `wanted` together. None if all do not."""
     upto = np.cumsum(shares)
     found = int(np.searchsorted(upto, wanted, side="left"))
     return found + 1 if found < len(upto) else None

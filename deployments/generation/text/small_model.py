@@ -1,6 +1,7 @@
-"""A small model that is made on this machine, for who has no model hub at hand and wants to see text generated.
+"""A small model that is trained on this machine, to see text generated without a model hub.
 
-It is a toy: it writes like docstrings, and knows nothing. `id: small:docstrings` means it. No torch in this process.
+It is a toy that writes like docstrings and knows nothing. Its id is `small:docstrings`. This process does not import
+torch.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from deployments.generation.text.train_docstrings import Recipe
 from deployments.models.disk_cache import cache_folder
 
 SMALL_MODEL = "small:docstrings"
-Tell = Callable[[int, int, float], None]  # steps done, of how many, the loss in nats a token
+Tell = Callable[[int, int, float], None]  # progress: steps done, steps in all, loss in nats per token
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A folder that was just written. `unseen`: the loss on texts that it has not learned from, nats a token."""
+    """A model that was just trained, in its folder. `unseen`: the loss on held-out texts, in nats per token."""
 
     folder: Path
     parameters: int
@@ -45,8 +46,8 @@ class Made:
 
 
 def small_model_folder(recipe: Recipe | None = None) -> Path:
-    """The model's folder, beside the hub's cache. The first call makes it in about a minute of one core, and shows a
-    progress bar on a terminal; who calls at the same time waits. Raises SettingsError where it cannot be made.
+    """The model's folder, beside the hub's cache. The first call trains it, which takes a core about a minute, and
+    shows a progress bar on a terminal. Concurrent calls wait. Raises SettingsError if it cannot be trained or stored.
     """
     recipe = recipe or Recipe()
     folder = _kept(recipe)
@@ -63,7 +64,7 @@ def small_model_folder(recipe: Recipe | None = None) -> Path:
 
 
 def make_and_show(folder: Path, recipe: Recipe | None = None) -> None:
-    """As `make`, with a progress bar on a terminal, and a line that says what was made."""
+    """`make` with a progress bar on a terminal, and a line about the result."""
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -84,9 +85,9 @@ def _bar(console: object) -> Iterator[Tell]:
 
 
 def make(folder: Path, recipe: Recipe, tell: Tell = lambda *_: None) -> Made:
-    """Train it in a process of its own, and write it into the new `folder`: all of it or nothing.
+    """Train the model in its own process, and write it into the new `folder`: all of it or nothing.
 
-    Raises SettingsError where that process fails, and OSError.
+    Raises SettingsError if that process fails, and OSError.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
@@ -109,7 +110,7 @@ def _train(folder: Path, recipe: Recipe, tell: Tell) -> dict[str, float]:
         process.stdin.write(json.dumps({"folder": str(folder), **asdict(recipe)}))
         process.stdin.close()
         for line in process.stdout:
-            if not line.startswith("{"):  # a warning, or its last word
+            if not line.startswith("{"):  # a warning or an error
                 last = line.strip() or last
             elif "step" in (said := json.loads(line)):
                 tell(said["step"], recipe.steps, said["loss"])
@@ -119,7 +120,7 @@ def _train(folder: Path, recipe: Recipe, tell: Tell) -> dict[str, float]:
 
 
 def _kept(recipe: Recipe) -> Path:
-    """Another folder where anything that the model depends on is another."""
+    """The folder. Its name depends on everything that the model depends on."""
     source = Path(train_docstrings.__file__).read_text(encoding="utf-8")
     about = json.dumps([asdict(recipe), source, platform.python_version()])
     return cache_folder() / "small-models" / f"docstrings-{hashlib.sha256(about.encode()).hexdigest()[:16]}"

@@ -1,10 +1,9 @@
-"""Writes chats by a model's own Jinja template, in a process that may be killed at any time.
+"""Renders chats with a model's own Jinja template, in a process that may be killed at any time.
 
-Run as a script, with a socket on file descriptor 0. A frame is its length, 4 bytes, and JSON. The first one is the
-template; each one behind is a chat, and is answered with its text or with what the template says against it. A
-template is code of whoever made the model. The sandbox is Jinja's and knows what the transformers library gives
-templates, no more; the process has no secret in its environment, writes no file, and its memory has a bound. It
-imports nothing of ours.
+It runs as a script, with a socket on file descriptor 0. A frame is its length, 4 bytes, and JSON. The first frame is
+the template. Each further one is a chat, and is answered with its text or with the problem. A template is untrusted
+code of the model's author. It runs in Jinja's sandbox with only what transformers offers to templates. The process has
+no secrets in its environment, cannot write files, and has limited memory. It imports nothing of windve.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-import jinja2.debug  # is wanted when a template fails
+import jinja2.debug  # needed when a template fails
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 LENGTH = struct.Struct("<I")
-_MOST_MEMORY = 2**30  # bytes of addresses, of which Python and Jinja take 0.1
+_MOST_MEMORY = 2**30  # bytes of address space; Python and Jinja need a tenth of it
 
 
 class _Generation(Extension):
-    """`{% generation %}`: marks what an assistant said, for training. Here it is what it holds."""
+    """`{% generation %}` marks the assistant's text for training. Here it just renders its content."""
 
-    tags = {"generation"}  # noqa: RUF012 - as Jinja has it
+    tags = {"generation"}  # noqa: RUF012 - as in Jinja
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -46,7 +45,7 @@ class _Dict:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Names that begin with _ reach Python's own and are refused, as in transformers."""
+    """Refuses names that begin with _, which reach Python's internals, as transformers does."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *given = args
@@ -66,7 +65,7 @@ def _check_name(name: Any) -> None:
 
 
 def compiled(source: str) -> jinja2.Template:
-    """The template in the environment that transformers' `render_jinja_template` has. Raises TemplateError."""
+    """Compile a template in the same environment as transformers' `render_jinja_template`. Raises TemplateError."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -90,11 +89,11 @@ def _raise(message: str) -> NoReturn:
 
 
 def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005 - the machine's own, as in transformers
+    return datetime.now().strftime(form)  # noqa: DTZ005 - the machine's time zone, as in transformers
 
 
 def _answer(template: jinja2.Template, chat: Mapping[str, Any]) -> dict[str, str]:
-    """The chat's text, or the problem. `most`: characters of a text."""
+    """Render a chat: its text, or the problem. `chat["most"]`: the most characters of the text."""
     pieces, size = [], 0
     try:
         for piece in template.generate(**chat["variables"]):
@@ -111,7 +110,7 @@ def _answer(template: jinja2.Template, chat: Mapping[str, Any]) -> dict[str, str
 
 
 def receive(link: socket.socket) -> Any:
-    """The content of the next frame. Raises EOFError where the other side has gone, OSError."""
+    """The content of the next frame. Raises EOFError if the other side is gone, or OSError."""
     (size,) = LENGTH.unpack(_exactly(link, LENGTH.size))
     return json.loads(_exactly(link, size))
 
@@ -144,7 +143,7 @@ def _serve(link: socket.socket) -> None:
 
 def _confine() -> None:
     for limit, most in ((resource.RLIMIT_AS, _MOST_MEMORY), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        with suppress(ValueError, OSError):  # not every system has each
+        with suppress(ValueError, OSError):  # not every system has each limit
             resource.setrlimit(limit, (most, most))
 
 

@@ -1,6 +1,6 @@
-"""Model families: a small module each, that names its config's types and builds its parts from weights.
+"""Model families. Each is a small module with two functions, and is listed in `packed/__init__.py`.
 
-A module has `unsupported(config)`, the reason why this config of its kind has no packed form or None, and
-`build(config, weights, *, types)`: `Parts` from a transformers config and `Weights` under the base model's names, on
-the weights' place; with `types` the ids tell first and second texts apart. `packed/__init__.py` lists it.
+- `unsupported(config)`: why a config of this family has no packed form, or None.
+- `build(config, weights, *, types)`: `Parts` on the weights' place, from a transformers config and `Weights` named as
+  in the base model. With `types`, the ids distinguish first and second texts.
 """

@@ -1,6 +1,6 @@
-"""BERT and its kin (RoBERTa, XLM-RoBERTa, CamemBERT): a table of positions, norms after each sum. Imports torch.
+"""BERT and its relatives (RoBERTa, XLM-RoBERTa, CamemBERT): a table of positions, norms after each sum. Imports torch.
 
-Families whose blocks are the same under other names give them as `Names`.
+Families with the same blocks under other names describe them with `Names`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from deployments.engines.packed.tensors import Weights
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Of a block's weights."""
+    """The names of a block's weights."""
 
     qkv: tuple[str, str, str]
     out: str
@@ -60,7 +60,9 @@ def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
 def encoder(
     config: Any, weights: Weights, make: Callable[..., Any], bias: Bias | None = None, **embedded: Any
 ) -> Parts:
-    """A model laid out as BERT: `make` makes a block, `bias` is that of the scores; `embedded`: see `embeddings`."""
+    """A model structured like BERT. `make` creates a block; `bias` is added to the scores; `embedded`: see
+    `embeddings`.
+    """
     heads, eps = config.num_attention_heads, config.layer_norm_eps
     shape = HeadLayout(heads, heads, config.hidden_size // heads)
     attention = attention_for(shape, weights.place, bias=bias)
@@ -83,8 +85,8 @@ def block(
 
 
 def embeddings(weights: Weights, eps: float, *, types: bool = False, padding: int | None = None) -> Embeddings:
-    """Words; positions and token types, where the model has them. The type of all tokens but a second text's is in one
-    of the two other tables.
+    """Embeddings of words and, if the model has them, of positions and token types. The first token type is added into
+    one of the other two tables.
     """
     words, positions, kinds = (f"{name}_embeddings.weight" for name in ("word", "position", "token_type"))
     of_type = weights.exact(kinds) if kinds in weights else torch.zeros(1, 1)

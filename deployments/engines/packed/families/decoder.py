@@ -1,7 +1,8 @@
-"""Llama and its kin (Mistral, Qwen2, Qwen3, Gemma 3's text model, EuroBERT): norms before each sum, rotary positions,
-gated MLPs, heads that share keys and values. Causal, unless the config says otherwise.
+"""Llama and its relatives (Mistral, Qwen2, Qwen3, Gemma 3's text model, EuroBERT): norms before each sum, rotary
+positions, gated MLPs, heads that share keys and values. Causal, unless the config says otherwise.
 
-Of a config only the keys are read that the class in transformers reads: a window means nothing to Llama. Imports torch.
+It reads only those keys of a config that the class in transformers reads. For example, Llama ignores a window. Imports
+torch.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from deployments.engines.packed.positions import Rotary, rotary_of, unsupported_
 from deployments.engines.packed.tensors import Weights
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_KINDS = {"gemma3_text", "qwen2", "qwen3"}  # whose config says for each layer what a token sees
+_KINDS = {"gemma3_text", "qwen2", "qwen3"}  # their configs say for each layer what a token attends to
 
 TORCHS = TorchProducts()
 Norms = Callable[[RmsNorm], Layer]
 
-# The attention of the layer with this number, which normalises and turns query and key itself.
+# Creates the attention of a layer, which must itself apply norm and rotation to query and key.
 Attend = Callable[[int, HeadLayout, Reach, RmsNorm | None, Rotary], Attention]
 
 
 @dataclass(frozen=True, slots=True)
 class _Mixing:
-    """A layer's attention, and what comes before it that the attention does not do itself."""
+    """A layer's attention, and the norm and rotation before it, if the attention does not apply them itself."""
 
     attention: Attention
     norm: RmsNorm | None = None
@@ -60,13 +61,13 @@ def build(
     config: Any,
     weights: Weights,
     *,
-    types: bool = False,  # noqa: ARG001 - it has none
+    types: bool = False,  # noqa: ARG001 - no token types here
     attend: Attend | None = None,
     products: Products = TORCHS,
     norms: Norms = lambda norm: norm,
 ) -> Parts:
-    """`attend`: where the attention of tokens to one another is not all, as with those of a cache. `norms` says what
-    computes the norms of rows.
+    """Build the parts. `attend`: creates another kind of attention, such as to a cache. `norms`: wraps the norms of
+    rows, for example in a kernel.
     """
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = HeadLayout(config.num_attention_heads, config.num_key_value_heads, size)
@@ -93,7 +94,7 @@ def build(
 
 
 def layer_kinds(config: Any) -> list[str]:
-    """Of each layer: "full_attention" or "sliding_attention"."""
+    """The kind of each layer: "full_attention" or "sliding_attention"."""
     if config.model_type in _KINDS:
         return list(config.layer_types[: config.num_hidden_layers])
     slides = config.model_type == "mistral" and config.sliding_window is not None
@@ -101,7 +102,7 @@ def layer_kinds(config: Any) -> list[str]:
 
 
 def reach(config: Any, kind: str) -> Reach:
-    """What a token sees in such a layer. A causal window counts the token itself, and so does Gemma's both ways."""
+    """What a token attends to in such a layer. Causal windows, and Gemma's bidirectional one, include the token."""
     window = config.sliding_window if kind == _SLIDING else None
     if _is_gemma(config) and config.use_bidirectional_attention:
         return ALL if window is None else Reach(window - 1, window - 1)
@@ -149,7 +150,7 @@ def _scale(config: Any, heads: HeadLayout) -> float:
 
 
 def _norm_of_heads(config: Any, layer: Weights, heads: HeadLayout) -> RmsNorm | None:
-    """Of query, with the scale of its scores, and of key; None where a model has none."""
+    """The norm of query, including the scale of the scores, and key. None if a model has none."""
     if not _by_head(layer):
         return None
     offset = float(_is_gemma(config))

@@ -1,6 +1,6 @@
 """jina-embeddings-v2: BERT's attention with ALiBi instead of positions, and gated MLPs. Imports torch.
 
-The model for code normalises queries and keys, and adds a block's input to its attention a second time.
+The model for code normalizes queries and keys, and adds a block's input to its attention a second time.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _for_code(layer: Weights, shape: HeadLayout, attention: Attention, *, activa
 
 @dataclass(frozen=True, slots=True)
 class CodeBlock:
-    """BERT's block with a second sum and norm behind its attention."""
+    """BERT's block with a second sum and norm after its attention."""
 
     attention: SelfAttention
     norm: Layer
@@ -84,7 +84,7 @@ class CodeBlock:
 
 
 class QueryKeyNorm:
-    """Of queries and of keys, over all heads at once; the attention's scale is in that of the queries."""
+    """The norms of queries and of keys, over all heads at once. The queries' norm includes the attention's scale."""
 
     def __init__(self, weights: Weights, shape: HeadLayout, eps: float) -> None:
         scale = shape.size**-0.5
@@ -92,6 +92,6 @@ class QueryKeyNorm:
         self._norms = LayerNorm(weight, bias, eps), layer_norm(weights, "layer_norm_k", eps)
 
     def in_place(self, heads: torch.Tensor) -> None:
-        """[rows, heads of queries and keys, size]."""
+        """Normalize [rows, heads of queries and keys, size] in place."""
         for norm, part in zip(self._norms, heads.flatten(1).chunk(2, 1), strict=True):
             part.copy_(norm(part))

@@ -1,5 +1,5 @@
-"""ModernBERT (gte-modernbert, granite-embedding): norms before attention and MLP, rotary positions, gated MLPs, and two
-layers in three that see only the tokens near by. Imports torch.
+"""ModernBERT (gte-modernbert, granite-embedding): norms before attention and MLP, rotary positions, gated MLPs; two of
+three layers attend only to nearby tokens. Imports torch.
 """
 
 from __future__ import annotations

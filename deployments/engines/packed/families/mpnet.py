@@ -1,4 +1,4 @@
-"""MPNet: BERT's blocks, and a bias of the scores that is learnt for each distance of two tokens. Imports torch."""
+"""MPNet: BERT's blocks, and a learned bias of the scores by the distance of two tokens. Imports torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The encoders of T5 and mT5: norms before each sum, scores without a scale, and a bias of the scores that is learnt
-for each distance of two tokens and shared by all blocks. Imports torch.
+"""The encoders of T5 and mT5: norms before each sum, scores without a scale, and a learned bias by distance that all
+blocks share. Imports torch.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Hybrid decoding: a host that holds a part of the cache and computes its attention. Pure."""
+"""Hybrid decoding: the host holds a part of the cache, and computes the attention to it. Pure."""

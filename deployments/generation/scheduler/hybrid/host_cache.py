@@ -1,10 +1,10 @@
-"""The host's part of a replica's cache: which answers it holds, which move, and what they may count on. Pure.
+"""The host's part of a replica's cache: which generations it holds, which move, and how fast they can be. Pure.
 
 A generation lies in the accelerator's cache or in the host's, never in both. It is admitted to the accelerator if there
 is room, else to the host. It moves, with all its blocks,
 
-    to the host          where it would have to wait for a block of the accelerator's cache
-    to the accelerator   where this has room that nobody asks for, to 95 % of its blocks
+    to the host          if it would have to wait for a block of the accelerator's cache
+    to the accelerator   if that has room that nobody else needs, up to 95 % of its blocks
 
 (NEO's second step, arXiv:2411.01142, Section 3.2; the 95 % are in its code).
 """
@@ -24,24 +24,24 @@ from deployments.generation.scheduler.sequences import Generation, Row
 from deployments.generation.scheduler.step import ComputeSeconds, Copy
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 
-_FILLED = 0.95  # of the accelerator's blocks: what comes back leaves the rest to those that grow
-_LEAST_LEARNED_S = 0.02  # of the host's attention are summed up before its slowdown follows
-_FORGOTTEN = 0.002  # of what was learned, by each step without the host: it may be quick again
-_AVERAGED = 0.05  # of the way to the latest one
-_SLOWER = 4.0  # times as slow as it was is the most that one step can say: it may have been a hiccup
-_PASSED = 4  # pipelined steps in a row, which parked rows join none of, while no other row is urgent
-_USED = 0.9  # of the host's time that is counted on: answers do not fill two batches without a gap
+_FILLED = 0.95  # of the accelerator's blocks: moves leave the rest to growing rows
+_LEAST_LEARNED_S = 0.02  # seconds of the host's attention from which its slowdown is learned
+_FORGOTTEN = 0.002  # of the slowdown, forgotten with each step without the host: it may be fast again
+_AVERAGED = 0.05  # weight of the latest step in the mean
+_SLOWER = 4.0  # the largest increase of the slowdown by one step, which may have been a hiccup
+_PASSED = 4  # the most pipelined steps in a row, which no parked row joins, while no row is urgent
+_USED = 0.9  # the usable share of the host's time: answers do not fill two batches without gaps
 
 
 class HostState(NamedTuple):
-    """What others are told of a host. `HostCache` counts `steps` in each of `MODES`, `tokens`, `moved`, `gained` and
-    `alone` since the start. `slowdown`: how slow its attention is now against its model.
+    """A host's state, as reported. `steps` (in each of `MODES`), `tokens`, `moved`, `gained` and `alone` count from the
+    start (see `HostCache`). `slowdown`: how many times slower its attention is now than its model.
     """
 
-    free_blocks: int  # that nobody may need
+    free_blocks: int  # not reserved
     blocks: int
-    rows: int  # that run, wherever their attention is
-    parked: int  # of these
+    rows: int  # running rows, parked or not
+    parked: int  # how many of them are parked
     steps: Sequence[int]
     tokens: int
     moved: Sequence[int]
@@ -51,12 +51,12 @@ class HostState(NamedTuple):
 
     @property
     def gained_share(self) -> float | None:
-        """Of what the accelerator alone would have made; None where that is nothing."""
+        """`gained` as a share of what the accelerator alone would have generated. None if that is 0."""
         return self.gained / self.alone if self.alone else None
 
 
 class ParkedRows(dict[int, Row]):
-    """Rows whose next token takes several steps (`planner`), by the numbers that they are parked under."""
+    """Rows whose next token takes several steps (`planner`), by their numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,37 +64,38 @@ class ParkedRows(dict[int, Row]):
         self._numbers = 0
 
     def park(self, row: Row) -> None:
-        """Its next token comes in a later step."""
+        """Park a row: its next token comes in a later step."""
         self._numbers += 1
         row.parked, row.coming = self._numbers, 1
         self[self._numbers] = row
 
     def arrive(self, numbers: Collection[int]) -> list[Row]:
-        """Their tokens are there; but of those that were called off."""
+        """Take out rows whose tokens are there. Numbers that were called off are ignored. Returns the rows."""
         rows = [self.pop(number) for number in numbers if number in self]
         for row in rows:
             row.parked, row.coming = None, 0
         return rows
 
     def call_off(self, row: Row) -> None:
-        """Nobody wants its token any more."""
+        """Call off a row, if it is parked, because its token is not wanted any more."""
         if row.parked is not None:
             del self[row.parked]
             self._called_off.append(row.parked)
             row.parked = None
 
     def called_off(self) -> list[int]:
-        """Numbers of rows that were parked and are wanted no more, since the last step."""
+        """Numbers of rows that were called off since the last call."""
         numbers, self._called_off = self._called_off, []
         return numbers
 
 
 @dataclass(slots=True, eq=False)
 class HostCache:
-    """`time`: of its attention; `block_count`: of its cache. Since the start: `steps` in each mode, `tokens` of host
-    rows, `moved` generations (to the accelerator, to the host), `alone`: tokens that the accelerator would have made
-    without it in the same time, and `gained`: tokens that both made beyond these. Prompts count as `worth` in
-    `planner`.
+    """The host's cache. `time`: of its attention; `block_count`: its blocks. It counts since the start.
+
+    - `steps` in each mode, `tokens` of host rows, `moved` generations (to the accelerator, to the host).
+    - `alone`: tokens that the accelerator without a host would have generated in the same time.
+    - `gained`: tokens that both generated beyond these. Prompts count as `worth` in `planner`.
     """
 
     time: HostTime
@@ -107,34 +108,34 @@ class HostCache:
     gained: float = 0.0
     alone: float = 0.0
     parked: ParkedRows = field(default_factory=ParkedRows)
-    _passed: int = 0  # steps since parked rows could join one
+    _passed: int = 0  # steps since parked rows could last join one
     accelerator_slowdown: float = 1.0  # how many times as long as planned the accelerator itself computes
 
     def __post_init__(self) -> None:
         self.room = BlockManager(self.block_count)
 
-    # --- what answers may count on ------------------------------------------------------------------------------------
+    # --- predictions --------------------------------------------------------------------------------------------------
 
     @property
     def relative_factor(self) -> float:
-        """How slow the host is now beside the accelerator: its slowdown over the accelerator's, since plans are in the
-        seconds of the accelerator's model. The accelerator's own work counts, not what steps take. Else a step that was
-        a little too long for any reason would give the host more to do in the next one, which would be longer still.
+        """The host's slowdown relative to the accelerator's, since plans are in seconds of the accelerator's model. The
+        latter counts the accelerator's own work, not whole steps. Otherwise, after a step that was a little too long
+        for any reason, the host would get more to do in the next one, which would be longer still.
         """
         return self.learning.slowdown / self.accelerator_slowdown
 
     def planner(self, step: StepTime) -> HybridPlanner:
-        """Its plans are in the seconds of `step`, the accelerator's model."""
+        """A planner whose times are in seconds of `step`, the accelerator's model."""
         return HybridPlanner(step, self.time, self.relative_factor)
 
     def shares(self, step: StepTime, rows: Iterable[tuple[bool, int]], row_blocks: int = 1) -> list[HostShare]:
-        """What a forecast may count for answers on the host, while these `rows` run: (on the host?, tokens that it
-        reads); promises that hold by one of these will be kept.
+        """What a forecast may assume for answers on the host while these `rows` run: (is on the host, tokens that it
+        reads). Promises that hold with any one of these will be kept.
 
-        In one batch the host has the time of the accelerator's attention; in two it has all of a step's time, which is
-        2 T_l + T_ga then (APEX's (2), see `overlap`). Two are counted on only if they yield more tokens a second once
-        the host is full of answers of `row_blocks` blocks: a few such answers would never pay for reading the weights
-        twice, and so would never become many.
+        With one batch, the host can use the time of the accelerator's attention. With two, it can use all of a step's
+        time, which is then 2 T_l + T_ga (APEX's (2), see `overlap`). Two batches are considered only if they yield more
+        tokens per second once the host is full of answers of `row_blocks` blocks. Judged by the few answers at first,
+        reading the weights twice would never pay, and the few would never become many.
         """
         load, tokens, count = StepLoad(), 0, 0
         for on_host, length in rows:
@@ -159,8 +160,8 @@ class HostCache:
     # --- moves between the caches -------------------------------------------------------------------------------------
 
     def to_accelerator(self, rows: Sequence[Row], room: BlockManager, bulk_share: float, within_s: float) -> list[Copy]:
-        """Move the generations of these rows to the accelerator's `room`, the first ones first, up to one that does not
-        fit: those whose copies take no longer than `within_s`, all together.
+        """Move generations of these rows to the accelerator's `room`, in order, up to the first that does not fit.
+        Generations whose copies would exceed `within_s` in all are skipped. Returns the copies.
         """
         copies: list[Copy] = []
         for generation in _whole(rows, on_host=True):
@@ -168,13 +169,13 @@ class HostCache:
             if blocks * BLOCK * self.time.copy_token_s > within_s:
                 continue
             if not room.may_move_in(generation, bulk_share, 1 - _FILLED):
-                break  # to look at each of them would take longer than a plan
+                break  # checking each of them would take longer than a plan
             copies += self._move(generation, self.room, room)
         return copies
 
     def to_host(self, rows: Sequence[Row], room: BlockManager, bulk_share: float) -> list[Copy]:
-        """Move the generations of these rows, which had to wait for a block in the accelerator's `room`, to the host:
-        those that fit.
+        """Move generations of these rows, which wait for a block in the accelerator's `room`, to the host if they fit.
+        Returns the copies.
         """
         copies: list[Copy] = []
         for generation in _whole(rows, on_host=False):
@@ -188,10 +189,10 @@ class HostCache:
         self.moved[to_host] += 1
         return [Copy(*pair, from_host=not to_host, to_host=to_host) for pair in blocks.items()]
 
-    # --- what others are told -----------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------------
 
     def state(self, rows: int) -> HostState:
-        """So many `rows` of it run."""
+        """The state that is reported. `rows`: how many of its rows run."""
         return HostState(
             max(0, self.block_count - self.room.reserved), self.block_count, rows, len(self.parked),
             tuple(self.steps[mode] for mode in MODES), self.tokens, tuple(self.moved),
@@ -199,18 +200,20 @@ class HostCache:
         )  # fmt: skip
 
     def modes(self, allowed: Collection[str], *, urgent: bool) -> Collection[str]:
-        """Of those `allowed`, the modes that the next step may have: now and then one that parked rows join."""
+        """The modes that the next step may have, of those `allowed`: from time to time, parked rows must be able to
+        join.
+        """
         if self._passed < _PASSED or urgent or not self.parked:
             return allowed
         return [mode for mode in allowed if mode != PIPELINED]
 
-    # --- what steps teach ---------------------------------------------------------------------------------------------
+    # --- learning -----------------------------------------------------------------------------------------------------
 
     def ended(
         self, plan: HybridPlan | None, seconds: float, compute_s: ComputeSeconds, arrived: int, *, whole: bool = True
     ) -> None:
-        """The step of that `plan` ran in `seconds`, and so many parked rows `arrived` with their token. One that
-        failed, not `whole`, counts for nothing.
+        """Learn from a step with that `plan` that took `seconds`, in which `arrived` parked rows got their token. A
+        step that is not `whole` is ignored.
         """
         self._passed = self._passed + 1 if self.parked and plan and plan.mode == PIPELINED else 0
         if plan is None or not whole:
@@ -227,14 +230,14 @@ class HostCache:
             alone = plan.worth * seconds / (self.accelerator_slowdown * plan.alone_s)
             self.alone += alone
             self.gained += tokens + plan.worth - alone
-        if plan.host_s and compute_s.host_s and self._passed != 1:  # the first also has what parked rows wait for
+        if plan.host_s and compute_s.host_s and self._passed != 1:  # the first also includes parked rows' attention
             self.learning.worked(plan.host_s, compute_s.host_s, least_s=_LEAST_LEARNED_S)
         elif not plan.host_s:
             self.learning.slowdown += _FORGOTTEN * (1 - self.learning.slowdown)
 
 
 def _whole(rows: Sequence[Row], *, on_host: bool) -> Iterator[Generation]:
-    """Their generations that may move: on that side, with no row parked."""
+    """The generations of these rows that may move: they lie on that side, with no row parked."""
     for generation in {id(row.generation): row.generation for row in rows}.values():
         if generation.on_host is on_host and generation.rows and not any(row.parked for row in generation.rows):
             yield generation

@@ -1,32 +1,32 @@
-"""Which host rows take part in a step, and how: the decision of one step. Pure.
+"""Decides for one step which host rows take part, and how. Pure.
 
 The accelerator computes a step's linear layers, and the attention to its own cache. The host computes the attention of
-its *host rows*. Times are seconds, summed over all layers, as `StepTime` and `HostTime` have them:
+its *host rows*. Times are seconds, summed over all layers, from `StepTime` and `HostTime`:
 
     T_l0, T_l1    linear layers of the first batch (prompts, the accelerator's rows, some host rows) and of the second
                   (other host rows)
-    T_ga0         attention of the accelerator, all in the first batch
-    T_ca0, T_ca1  attention of the host, for the host rows of each batch
+    T_ga0         attention on the accelerator, all in the first batch
+    T_ca0, T_ca1  attention on the host, for the host rows of each batch
 
-A step T has one of these forms:
+The time T of a step has one of these forms:
 
     alone         T = T_l0 + T_ga0: no host row takes part
     one batch     T = T_l0 + max(T_ga0, T_ca0): host rows hide behind the accelerator's attention
-    two batches   T = max(T_l0, T_ca1) + max(T_l1 + T_ga0, T_ca0): while one's attention is at the host, the other is at
-                  the accelerator, which reads the weights twice (NEO, arXiv:2411.01142, Section 3.2)
+    two batches   T = max(T_l0, T_ca1) + max(T_l1 + T_ga0, T_ca0): while the host computes one batch's attention, the
+                  accelerator computes the other batch. It reads the weights twice (NEO, arXiv:2411.01142, Section 3.2)
     parked        T = T_l0 + T_ga0: a host row joins a later step when its attention is done. The accelerator never
-                  waits for it; a token takes a step for each layer, at least (APEX, arXiv:2506.03296, Section 3.3)
+                  waits for it. A token takes at least one step per layer (APEX, arXiv:2506.03296, Section 3.3)
 
-Host rows take part as long as the accelerator does not wait for the host (NEO's two inequalities): T_ca1 <= T_l0 and
-T_ca0 <= T_l1 + T_ga0; in one batch the second, without T_l1. The plan that most rows take part in which are due soon is
-taken, and of those the one with most tokens a second. The accelerator's own work counts as `worth` tokens, prompts too:
-as many as its rows alone would get in the time that this work takes.
+Host rows take part only as far as the accelerator does not wait for the host (NEO's two inequalities): T_ca1 <= T_l0
+and T_ca0 <= T_l1 + T_ga0; with one batch only the second, without T_l1. Of all plans, the one with the most urgent rows
+wins, and among equals the one with the most tokens per second. The accelerator's own work, prompts included, counts as
+`worth` tokens: as many as its rows alone would get in the time of this work.
 
-`overlap` has APEX's equations for a whole device, which a calibration shows; no step is planned by them.
+`overlap` has APEX's equations for a whole device, which a calibration shows. They plan no step.
 
-NEO's fifth step, which drops prompts bound for the host while the inequalities hold, is left out: a prompt's first
-token has its deadline, and those without one are computed behind all others anyway. Taken by its words it would drop
-every one while the host has nothing to do, so that it would never get anything.
+NEO's fifth step, which drops prompts bound for the host while the inequalities hold, is left out: prompts have
+deadlines, and those without one are computed behind all others anyway. Taken literally, it would drop every prompt
+while the host is idle, so that the host would never get any.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from typing import NamedTuple
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 
 ACCELERATOR, PIPELINED, ASYNCHRONOUS = MODES = ("accelerator", "pipelined", "asynchronous")
-_LEAST_S = 1e-9  # of a step: a model may say that one takes no time
+_LEAST_S = 1e-9  # the least time of a step, since a model may say 0
 
 
 class HostRow(NamedTuple):
-    """A row that could take part. `tokens`: that it reads; `urgent`: it is due soon; `bulk`: it may park."""
+    """A row that could take part. `tokens`: how many it reads; `urgent`: it is due soon; `bulk`: it may park."""
 
     tokens: int
     urgent: bool = False
@@ -51,10 +51,14 @@ class HostRow(NamedTuple):
 
 
 class HybridPlan(NamedTuple):
-    """`mode`: one of `MODES`. `seconds`: that the step takes, T; `alone_s`: without host rows. `worth`: tokens that the
-    accelerator's own work counts as; `rate`: tokens a second, those of host rows among them. `first`, `second` and
-    `parking`: places of host rows in the sequence that was given. `accelerator_s`: T_l0 + T_l1 + T_ga0. `host_s`:
-    T_ca0 + T_ca1 as `HostTime` says, not as slow as the host is now.
+    """The plan of a step.
+
+    - `mode`: one of `MODES`.
+    - `seconds`: T; `alone_s`: T without host rows.
+    - `worth`: how many tokens the accelerator's own work counts as; `rate`: tokens per second, including host rows'.
+    - `first`, `second`, `parking`: indices of host rows in the given sequence.
+    - `accelerator_s`: T_l0 + T_l1 + T_ga0.
+    - `host_s`: T_ca0 + T_ca1 by `HostTime`, without the host's slowdown.
     """
 
     mode: str
@@ -70,7 +74,7 @@ class HybridPlan(NamedTuple):
 
 
 class _Batches(NamedTuple):
-    """T_l0, T_l1, T_ga0, T_ca0, T_ca1, and which host rows are in which batch."""
+    """T_l0, T_l1, T_ga0, T_ca0, T_ca1, and the host rows in each batch."""
 
     linear0_s: float
     linear1_s: float
@@ -86,14 +90,16 @@ class _Batches(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """T of two batches; of one, where the second is empty."""
+        """T with two batches, or with one if the second is empty."""
         found = max(self.linear0_s, self.host1_s) + max(self.linear1_s + self.attention0_s, self.host0_s)
         return max(_LEAST_S, found)
 
 
 @dataclass(frozen=True, slots=True)
 class HybridPlanner:
-    """`slow`: how many times as long as `host` says its attention takes, while steps take as long as `step` says."""
+    """Plans steps. `slow`: the factor by which the host's attention is slower than `host` says, relative to steps,
+    which take as long as `step` says.
+    """
 
     step: StepTime
     host: HostTime
@@ -108,13 +114,13 @@ class HybridPlanner:
         parked: int = 0,
         modes: Collection[str] = MODES,
     ) -> HybridPlan:
-        """The plan of a step that has this `load` on the accelerator, and may have these host rows, those that are due
-        first before the others. `parked` rows more are parked already. The plan with most urgent rows is taken, and of
-        those the one with most tokens a second.
+        """The best plan for a step with this `load` on the accelerator and these host rows, sorted by when they are
+        due. `parked` more rows are parked already. The plan with the most urgent rows wins, and among equals the one
+        with the most tokens per second.
 
-        The accelerator alone is always a plan. Others must be of one of the `modes` and, while the accelerator has work
-        of its own, take no longer than `within_s`. No row parks while one is there that is not bulk: the host computes
-        for that one.
+        The accelerator alone is always a plan. Other plans must be of one of the `modes` and, if the accelerator has
+        work of its own, take at most `within_s`. No row parks if any of the rows is not bulk: the host computes for
+        that one.
         """
         alone_s = self._seconds(load)
         worth = alone_s / self._token_s(load) if load != StepLoad() else 0.0
@@ -138,11 +144,11 @@ class HybridPlanner:
         return max(_LEAST_S, self.step.seconds(load))
 
     def _token_s(self, load: StepLoad) -> float:
-        """What a token takes the accelerator, among the rows that it has."""
+        """The accelerator's seconds per token of its own rows."""
         return self._seconds(StepLoad(load.rows, load.kv_tokens)) / max(1.0, load.rows)
 
     def one_batch(self, load: StepLoad, rows: Sequence[HostRow]) -> _Batches:
-        """Those rows whose attention hides behind the accelerator's, T_ca0 <= T_ga0, and the first if it is urgent."""
+        """The rows whose attention hides behind the accelerator's, T_ca0 <= T_ga0, and the first row if urgent."""
         attention_s, host_s, first = self.step.attention_s(load), 0.0, []
         for number, (tokens, urgent, _) in enumerate(rows):
             cost_s = self.slow * self.host.seconds(1, tokens)
@@ -153,12 +159,12 @@ class HybridPlanner:
         return _Batches(linear_s, 0.0, attention_s, host_s, 0.0, first, ())
 
     def two_batches(self, load: StepLoad, rows: Sequence[HostRow]) -> _Batches:
-        """NEO's fourth step: each row goes into the batch that has more room for it by the two inequalities, or into
-        none. The first row goes into one if it is urgent, and so do the first two where the accelerator has no work of
-        its own.
+        """NEO's fourth step: each row goes into the batch with more room by the two inequalities, or into none. The
+        first row always takes part if it is urgent, and so do the first two if the accelerator has no work of its own.
 
-        Urgent rows as such have no right to more: the host is at work all the time, and to let it be in the way gives
-        it no more of that. The accelerator's rows would wait, and all of the host's come due together ever after.
+        Further urgent rows have no such privilege. The host is busy all the time, so making the accelerator wait for it
+        gains nothing: the accelerator's rows would be delayed, and the host's rows would all come due together from
+        then on.
         """
         step, knee, row_s = self.step, self.step.knee, self.step.row_s
         each_s, token_s = self.slow * self.host.row_s, self.slow * self.host.kv_token_s
@@ -177,7 +183,7 @@ class HybridPlanner:
                 pass
             elif cost_s > room0_s and cost_s > room1_s:
                 if least_s > room0_s and least_s > room1_s:
-                    break  # nor does any other fit
+                    break  # no other row fits either
                 continue
             if room1_s >= room0_s and not (idle and not number):
                 linear1_s = (linear1_s or step.beta_s) + (row_s if len(second) >= knee else 0.0)
@@ -188,15 +194,15 @@ class HybridPlanner:
                 if count0 >= knee:
                     linear0_s += row_s
                 elif prompt_tokens >= knee - count0:
-                    linear0_s += prompt_s  # the row takes the place of a token that cost nothing
+                    linear0_s += prompt_s  # the row displaces a prompt token that was free
                 count0 += 1
                 host0_s += cost_s
                 first.append(number)
         return _Batches(linear0_s, linear1_s, attention_s, host0_s, host1_s, first, second)
 
     def _parked(self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float) -> list[HybridPlan]:
-        """As many park as arrive in a step, so that they spread over the layers and the host always has some. Each
-        passes a layer in a step, as far as the host keeps up.
+        """The plan that parks rows: as many as arrive in a step, so that parked rows spread over the layers and the
+        host is always busy. Each passes one layer per step, if the host keeps up.
         """
         if not rows and not parked:
             return []

@@ -1,6 +1,6 @@
-"""How a host takes part in the steps of its accelerator: not at all, or with the attention of its rows. Pure.
+"""How a host takes part in its accelerator's steps: not at all, or by computing the attention of its rows. Pure.
 
-`StepScheduler` and `StepAdmission` ask a `HostStrategy` and know no more of the host.
+`StepScheduler` and `StepAdmission` use a `HostStrategy`, and know nothing else about the host.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from deployments.generation.scheduler.step import ComputeSeconds, Copy
 from deployments.generation.scheduler.step_queue import StepQueue
 from deployments.generation.scheduler.step_time import HostTime
 
-_COPIES = 0.1  # of the longest step: what moves to the accelerator take at most, but where all have slack for more
+_COPIES = 0.1  # of the longest step: the most time for moves to the accelerator, unless all rows have slack for more
 
 Compose = Callable[[Sequence[Row]], StepComposer]
-"""The accelerator's part of a step that leaves room for these rows of the host."""
+"""Begins a step: composes the accelerator's part, with room left for these host rows."""
 
 
 class HostStrategy(Protocol):
-    """What differs with a host. Only `move` changes the `queue`: where its generations lie."""
+    """What depends on the host. Only `move` changes the `queue`: the cache in which a generation lies."""
 
     def shares(self, queue: StepQueue, generation: Generation, /) -> Sequence[HostShare]:
-        """What a forecast may count on for answers on the host, with this generation among those that run. Promises
-        that hold by one of these are kept.
+        """What a forecast may assume for answers on the host, with this generation running. Promises that hold with any
+        one of these are kept.
         """
 
     def move(self, now: float, queue: StepQueue, /) -> tuple[list[Copy], float]:
         """Move generations between the caches. Returns the copies, and the seconds that they take."""
 
     def compose(self, begin: Compose, queue: StepQueue, /) -> ComposedStep:
-        """The step that begins so, with host rows. Changes nothing."""
+        """Compose a step with host rows. Changes nothing."""
 
     def ended(
         self,
@@ -49,17 +49,17 @@ class HostStrategy(Protocol):
         *,
         whole: bool,
     ) -> list[Row]:
-        """The step of that `plan` ran in `seconds`. Returns the parked rows that have `arrived` with their token."""
+        """The step with that `plan` took `seconds`. Returns the parked rows that have `arrived` with a token."""
 
     def configure(self, time: HostTime | None, /, *, calibrated: bool, other_model: bool) -> None:
-        """Plan by this time of the host, if it is told. `other_model`: the accelerator's model is another one, too."""
+        """Use this time of the host, if given. `other_model`: the accelerator's model has changed, too."""
 
     def state(self, queue: StepQueue, /) -> HostState | None:
-        """What Routers are told of the host."""
+        """The host's state, as reported to Routers."""
 
 
 class NoHost:
-    """The accelerator computes all by itself."""
+    """The accelerator computes everything by itself."""
 
     def shares(self, *_: object) -> Sequence[HostShare]:
         return (NO_HOST,)
@@ -80,8 +80,9 @@ class NoHost:
 
 class HybridHost:
     """Each generation is on the accelerator or on the host, with all its rows, and may move between two steps
-    (`host_cache`). A host row is in the steps in which it yields most (`planner`), and in those that its pace asks for.
-    One of a bulk generation may park in a step and get its token in a later one; it is in no other step meanwhile.
+    (`host_cache`). A host row takes part in the steps in which it yields most (`planner`), and in those that its pace
+    requires. A row of a bulk generation may park in one step and get its token in a later one. It takes part in no
+    other step meanwhile.
     """
 
     def __init__(self, cache: HostCache) -> None:
@@ -95,8 +96,8 @@ class HybridHost:
         return self._cache.shares(queue.model, rows, max(1, generation.row_blocks))
 
     def move(self, now: float, queue: StepQueue) -> tuple[list[Copy], float]:
-        """To the host goes who waits for a block. To the accelerator comes somebody only while nobody looks for room
-        there.
+        """Move generations that wait for a block to the host. Move others to the accelerator, but only while nobody
+        else needs room there.
         """
         share, longest_s = queue.policy.bulk_share, queue.policy.longest_step_s
         crowded = queue.crowded or any(not row.generation.on_host for row in queue.stalled)
