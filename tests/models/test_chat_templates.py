@@ -198,7 +198,7 @@ def test_prompts_that_are_no_chat(folder):
         ours.of_ids([len(tokenizer)])
     with pytest.raises(InvalidInput, match="no chat template; send a prompt to /v1/completions"):
         asyncio.run(ours.of_chat([USER]))
-    with pytest.raises(ContextExceeded, match=r"more than \d+ tokens and the model takes 50"):
+    with pytest.raises(ContextExceeded, match=r"more than \d+ tokens and the model accepts 50"):
         asyncio.run(ours.of_text("word " * 1_000_000))
     ours.close()
 

@@ -58,8 +58,8 @@ def test_the_first_way_that_works_and_is_right_is_taken(monkeypatch, caplog):
     right = plain(HEADS)
     monkeypatch.setattr(paged, "_ways", lambda *_: iter([refuses, errs, right]))
     assert paged.paged_attention(HEADS, HALF, plain(HEADS)) is right
-    assert "refuses is left out: Paged KV cache block size must be divisible by 256" in caplog.text
-    assert "errs is not used: its numbers are off by" in caplog.text
+    assert "attention by refuses is not used: Paged KV cache block size must be divisible by 256" in caplog.text
+    assert "attention by errs is not used: its numbers are off by" in caplog.text
     monkeypatch.setattr(paged, "_ways", lambda *_: iter([refuses]))
     assert paged.paged_attention(HEADS, HALF, plain(HEADS)) is None
 
