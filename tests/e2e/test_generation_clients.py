@@ -150,7 +150,7 @@ def test_openai_streams_usage_and_logprobs(server, client):
 @pytest.mark.parametrize(
     ("key", "changes", "refuses", "error", "sentence"),
     [
-        ("none", {"max_tokens": CONTEXT}, None, openai.BadRequestError, "the model takes 200000"),
+        ("none", {"max_tokens": CONTEXT}, None, openai.BadRequestError, "the model.s context is 200000"),
         ("none", {"model": "other"}, None, openai.NotFoundError, "no model 'other'"),
         ("wrong", {}, None, openai.AuthenticationError, "key"),
         ("none", {"stream": True}, Busy("x", retry_after_s=0.1), openai.RateLimitError, "x"),

@@ -109,7 +109,7 @@ def test_a_port_that_is_taken_is_named(tmp_path, key):
     config["http_options"]["port"], config["grpc_options"]["port"] = free_port(), free_port(19000)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config[key]["port"] = port = taken.getsockname()[1]
-        refuse(tmp_path, config, f"{key}.port: 127.0.0.1:{port} cannot be opened")
+        refuse(tmp_path, config, f"{key}.port: cannot listen on 127.0.0.1:{port}: Address already in use")
 
 
 def refuse(folder, config, sentence):
