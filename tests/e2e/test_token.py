@@ -337,7 +337,7 @@ COMMANDS = [  # whose token, what is typed, what is said; None: it is done
     ("nobody's", (BIN / "serve", "deploy", "{config}", "-a", "{dashboard}"), UNAUTHORIZED),
     ("nobody's", (*SUBMIT, "touch", "{folder}/ran"), UNAUTHORIZED),
     ("nobody's", ELSEWHERE, f"{WANTED}: {UNSET}\n"),
-    ("another", ELSEWHERE, f"{WANTED}, and {NOT_IT}\n"),
+    ("another", ELSEWHERE, f"{WANTED}: {NOT_IT}\n"),
     ("nobody's", DRIVER, INVALID),
     ("another", DRIVER, INVALID),
     ("own", (*SUBMIT, "env", "-C", ROOT, *CALIBRATION), None),  # the job finds the dashboard by itself
