@@ -51,13 +51,20 @@ class Demand:
         return now - self._rho_at < _RHO_S
 
     def offered(
-        self, now: float, queries: Sequence[ScheduledQuery], most_s: float, *, tenant: Tenant | None, again: bool
+        self,
+        now: float,
+        queries: Sequence[ScheduledQuery],
+        total_s: float,
+        most_s: float,
+        *,
+        tenant: Tenant | None,
+        again: bool,
     ) -> None:
         """Count the offered urgent queries, except those that cost more than `most_s`, which even an idle device
-        refuses. A tenant that offers only such queries gets no account, so nobody leaves room to it. `again`: another
-        replica of the pool has counted their arrival.
+        refuses. `total_s`: the cost of all. A tenant that offers only such queries gets no account, so nobody leaves
+        room to it. `again`: another replica of the pool has counted their arrival.
         """
-        asked_s = sum(query.cost_s for query in queries if query.cost_s <= most_s)
+        asked_s = total_s if total_s <= most_s else sum(query.cost_s for query in queries if query.cost_s <= most_s)
         if not asked_s:
             return
         if tenant is not None:
@@ -67,16 +74,19 @@ class Demand:
         if not again:
             self.arrives(now, asked_s)
 
-    def note(self, now: float, queries: Sequence[ScheduledQuery], taken: int, most_s: float) -> None:
+    def note(self, now: float, queries: Sequence[ScheduledQuery], taken: int, total_s: float, most_s: float) -> None:
         """Count queries for the fairness to tenants and to long queries. The first `taken` of them were admitted.
         Refused queries that cost more than `most_s` do not count, because reserved room would not help them.
         """
-        used_s, refused = sum(query.cost_s for query in queries[:taken]), queries[taken:]
-        wanted_s = [query.cost_s for query in refused if query.cost_s <= most_s]
-        asked_s = used_s + sum(wanted_s)
+        used_s = asked_s = total_s
+        counts, refused = True, queries[taken:]
+        if refused:
+            used_s = sum(query.cost_s for query in queries[:taken])
+            wanted_s = [query.cost_s for query in refused if query.cost_s <= most_s]
+            asked_s, counts = used_s + sum(wanted_s), len(wanted_s) == len(refused)
         if (account := queries[0].account) is not None:
             account.count(asked_s, used_s)
-        if len(wanted_s) == len(refused):
+        if counts:
             self.long_queries.offered(now, asked_s / len(queries), refused=bool(refused))
 
     @property

@@ -138,13 +138,13 @@ class Scheduler(Generic[Q]):
         most_s = admission.most_s(first.due - now)
         if not first.deferrable:
             tenant = first.tenant if depth is None else None
-            self.demand.offered(now, queries, most_s, tenant=tenant, again=again)
+            self.demand.offered(now, queries, total_s, most_s, tenant=tenant, again=again)
         taken = admission.fitting(now, queries, total_s, outlook, run_s)
         if 0 < taken < len(queries):
             later = outlook[0], outlook[1] + (0.0 if first.bulk else self._hold_s)  # its run may wait for the rest
             taken = admission.fitting(now, queries, total_s, later, run_s) if partial else 0
         if depth is None and not first.deferrable:
-            self.demand.note(now, queries, taken, most_s)
+            self.demand.note(now, queries, taken, total_s, most_s)
         if taken:
             self._admit(now, queries[:taken], outlook, admission)
         if taken < len(queries):
