@@ -327,8 +327,8 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             in_step = [offered(chunk.row) for chunk in step.chunks]
             self._failed_steps.add(self._begun(step), in_step, self._on_failure(error))
         stopped, self._stopped = self._stopped, []
-        times = now, now - step.began
-        self.schedule.ended(*times, [*finished, *stopped], whole=whole, arrived=numbers, compute_s=compute_s)
+        ends = [*finished, *stopped]
+        self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, compute_s=compute_s)
         for row in [*(chunk.row for chunk in [*step.chunks, *arrived]), *stopped]:
             if not (generation := offered(row)).rows:
                 generation.session.admitted.pop(generation.offer.number, None)

@@ -145,12 +145,14 @@ class Args:
         shared, own = split_config(raw, tuple(self.models)) if self.several else (raw, {})
         found = {}
         for name, settings in self.models.items():
-            if not self.several:
-                found[name] = config = RouterConfig.parse(raw, pools.get(name, ()), max_inputs=most)
+            mine, of_it = own.get(name, {}), pools.get(name, ())
+            if self.several:
+                config = _config_of(name, shared, mine, of_it, most)
             else:
-                found[name] = config = _config_of(name, shared, own.get(name, {}), pools.get(name, ()), most)
-            inside = f".models.{name}" if "slo_s" in own.get(name, {}) else ""
+                config = RouterConfig.parse(raw, of_it, max_inputs=most)
+            inside = f".models.{name}" if "slo_s" in mine else ""
             settings.check_slo(config.slo_s, f"user_config{inside}.slo_s")
+            found[name] = config
         return found
 
 

@@ -90,6 +90,14 @@ def nothing_is_reserved(stepper):
     return free and (stepper.in_flight, state.free_blocks, state.rows, state.waiting) == (0, BLOCKS, 0, 0)
 
 
+async def answers_again(stepper, router):
+    """Nothing is left of what failed: a new prompt is answered, and then nothing is reserved."""
+    number = router.ask(prompt(10, 9), 5)
+    await stepper.drained()
+    assert router.tokens[number, 0] == answer_to(prompt(10, 9), 5)
+    assert nothing_is_reserved(stepper)
+
+
 async def test_tokens_come_with_as_many_alternatives_as_are_asked_for():
     stepper, _ = world()
     router = Router(stepper)
@@ -221,10 +229,7 @@ async def test_an_error_beside_the_step_ends_what_was_admitted_with_a_sentence_e
     assert not router.finished
     assert nothing_is_reserved(stepper)
     assert stepper.running_s == 0
-    number = router.ask(prompt(10, 9), most_tokens=5)
-    await stepper.drained()
-    assert router.tokens[number, 0] == answer_to(prompt(10, 9), 5)
-    assert nothing_is_reserved(stepper)
+    await answers_again(stepper, router)
 
 
 async def test_numbers_that_are_none_end_their_generation_alone():
@@ -256,11 +261,8 @@ async def test_an_engine_that_fails_whatever_it_is_given_has_prompts_answered_el
     assert (router.broken, other.broken) == ([lost], [others])  # tokens of the first have come: it is over
     assert stepper.problem == "no kernel"
     device.broken = None
-    number = router.ask(prompt(10, 4), 5)
-    await stepper.drained()
-    assert router.tokens[number, 0] == answer_to(prompt(10, 4), 5)
+    await answers_again(stepper, router)
     assert stepper.problem is None
-    assert nothing_is_reserved(stepper)
 
 
 async def test_a_bad_prompt_by_itself_is_told_its_own_error():
@@ -371,10 +373,7 @@ async def test_prompts_of_a_step_that_failed_do_not_wait_for_an_engine_that_hang
     device.slow = 1.0
     await asyncio.sleep(30.0)
     assert stepper.problem is None  # it was slow
-    number = router.ask(prompt(10, 2), 5)
-    await stepper.drained()
-    assert router.tokens[number, 0] == answer_to(prompt(10, 2), 5)
-    assert nothing_is_reserved(stepper)
+    await answers_again(stepper, router)
 
 
 async def test_an_answer_that_is_stopped_while_tokens_of_nobodys_run_ends_with_the_next_step():

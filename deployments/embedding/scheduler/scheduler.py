@@ -135,9 +135,9 @@ class Scheduler(Generic[Q]):
                 admission.promote(now, queries, total_s)
         else:
             admission, self._by_trial.depth = self._by_trial, depth
-        most_s = admission.most_s(first.due - now)
+        most_s = 0.0
         if not first.deferrable:
-            tenant = first.tenant if depth is None else None
+            most_s, tenant = admission.most_s(first.due - now), first.tenant if depth is None else None
             self.demand.offered(now, queries, total_s, most_s, tenant=tenant, again=again)
         taken = admission.fitting(now, queries, total_s, outlook, run_s)
         if 0 < taken < len(queries):
