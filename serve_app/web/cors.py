@@ -13,5 +13,10 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     if not origins:
         return app
     return CORSMiddleware(
-        app, allow_origins=origins, allow_methods=("GET", "HEAD", "POST"), allow_headers=("*",), expose_headers=("*",)
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "HEAD", "POST"),
+        allow_headers=("*",),
+        allow_private_network=True,  # most services are in one: a named origin may be a public site
+        expose_headers=("*",),
     )

@@ -20,11 +20,11 @@ def asking(origin):
     return [(b"origin", origin.encode())]
 
 
-def preflight(api, origin, method="POST"):
+def preflight(api, origin, method="POST", more=()):
     """As a browser asks before openai's JavaScript client sends anything."""
     wanted = b"authorization,content-type,x-stainless-lang"
     asked = [(b"access-control-request-method", method.encode()), (b"access-control-request-headers", wanted)]
-    return call(api, "OPTIONS", "/v1/embeddings", headers=[*asking(origin), *asked])
+    return call(api, "OPTIONS", "/v1/embeddings", headers=[*asking(origin), *asked, *more])
 
 
 def guarded(origins):
@@ -89,6 +89,19 @@ def test_another_page_may_not():
     reply = post(api, "/embed", TEXT, headers=[*asking(OTHER), (b"authorization", b"Bearer k")])
     assert "access-control-allow-origin" not in reply.headers
     assert "origin" in reply.headers["vary"].lower()
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "status"), [([OURS], OURS, 200), (["*"], OTHER, 200), ([OURS], OTHER, 400)]
+)
+def test_a_public_page_that_is_named_may_ask_in_a_private_network(origins, origin, status):
+    """Chromium then adds this header: https://wicg.github.io/private-network-access"""
+    before = preflight(guarded(origins), origin, more=[(b"access-control-request-private-network", b"true")])
+    assert before.status == status
+    assert ("access-control-allow-origin" in before.headers) == (status == 200)  # without it, no browser goes on
+    if status == 200:
+        assert before.headers["access-control-allow-private-network"] == "true"
+    assert "access-control-allow-private-network" not in preflight(guarded(origins), origin).headers
 
 
 def test_who_is_no_page_is_answered_as_ever():
