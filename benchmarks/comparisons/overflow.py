@@ -162,7 +162,7 @@ def _panel(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], seconds: f
     axes.set_title(panel.title, loc="left", fontsize=11)
     axes.set_ylabel(unit)
     axes.set_xlim(0, len(PHASES) * seconds)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])  # a level line is seen below the frame
     axes.set_xlabel("s")
     if lines:
         axes.legend(fontsize=8, loc="best", frameon=True, framealpha=0.8, edgecolor="none")
