@@ -10,7 +10,7 @@ from deployments.models.text_pairs import NO_BOUNDS, Side, TokenBounds
 from serve_app.embedding.input_types import InputType
 from serve_app.web.fields import Constraint, Fields, Prompt, RequestId, Unsupported
 
-PRIORITY = Unsupported((0,), "use the header x-windve-priority: bulk to let others go first")
+PRIORITY = Unsupported((0,), "the header x-windve-priority: bulk lets others go first")
 USER = "clients are told apart by their API keys"
 _VLLM = {
     "padding": Unsupported(("do_not_pad",), "texts are never padded to the model's length"),

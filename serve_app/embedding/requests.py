@@ -73,7 +73,7 @@ class OpenAIRequest(RoleOptions, VllmOptions):
     unsupported: ClassVar = {
         "late_chunking": Unsupported((False,), "each text is embedded by itself"),
         "late_chunking_params": Unsupported(why="each text is embedded by itself"),
-        "return_multivector": Unsupported((False,), "use /v1/multi-vector for a vector of each token"),
+        "return_multivector": Unsupported((False,), "/v1/multi-vector gives a vector of each token"),
     }
     other_names: ClassVar = {"normalized": "normalize", "use_activation": "normalize"}
 

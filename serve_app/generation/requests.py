@@ -59,7 +59,7 @@ _UNSUPPORTED: Mapping[str, Unsupported] = {
     "response_format": Unsupported(({"type": "text"},)),
     "modalities": Unsupported((["text"],)),
     "suffix": Unsupported(("",)),
-    "priority": Unsupported((0,), "use the header x-windve-priority: bulk to let others go first"),
+    "priority": Unsupported((0,), "the header x-windve-priority: bulk lets others go first"),
     "thinking_token_budget": Unsupported((-1,)),
     "stream_interval": Unsupported((1,), "each piece of text is sent as soon as it is ready"),
 }

@@ -41,7 +41,7 @@ class TokenizePromptRequest(Fields):
     add_special_tokens: bool = True
 
     unsupported: ClassVar = {
-        "return_token_strs": Unsupported((False,), "send inputs instead of prompt to get each token's text"),
+        "return_token_strs": Unsupported((False,), "inputs instead of prompt gives each token's text"),
         **dict.fromkeys(("messages", "chat_template", "tools"), Unsupported(why=_NO_CHATS)),
         **dict.fromkeys(
             ("chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs"), Unsupported(({},), _NO_CHATS)

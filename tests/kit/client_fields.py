@@ -23,8 +23,8 @@ How windve handles every request field in the APIs of other servers. For base UR
 
 - **Supported**: the field means the same as in that API.
 - **No effect**: the answer is the same with any value. The reason is below.
-- **Refused**: 400 (422 on TEI's routes), with the field's name and the reason. Values that ask for what windve does
-  anyway are accepted.
+- **Refused**: 400 (422 on TEI's routes, `/rerank` and `/tokenize` too), with the field's name and the reason. Values
+  that ask for what windve does anyway are accepted.
 
 A field that none of these APIs has is ignored, because clients send all kinds of extras. A null field counts as absent.
 """

@@ -137,7 +137,7 @@ def test_jina_s_base64():
         ("/v1/embeddings", {"task": "no-such"}, "task must be 'retrieval.query', 'retrieval.passage', "),
         ("/v1/embeddings", {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens must be a whole number from 1, or"),
         ("/v1/embeddings", {"normalize": True, "use_activation": False}, "normalize and use_activation have different"),
-        ("/v2/embed", {"priority": 3}, "priority is not supported here: use the header x-windve-priority: bulk"),
+        ("/v2/embed", {"priority": 3}, "priority is not supported here: the header x-windve-priority: bulk"),
         ("/api/embed", {"options": {"num_ctx": "5"}}, "options.num_ctx must be "),
     ],
 )

@@ -229,7 +229,7 @@ OTHERS = [
     (
         TokenizePromptRequest,
         {"return_token_strs": True},
-        "return_token_strs is not supported here: send inputs instead",
+        "return_token_strs is not supported here: inputs instead",
     ),
     (DetokenizeRequest, {"tokens": "a"}, "tokens must be a list of token ids, not 'a'"),
     (DetokenizeRequest, {"model": {}}, "model must be a string, not an object"),
