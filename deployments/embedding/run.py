@@ -7,8 +7,8 @@ serves as the check whether the engine still works:
     the check fails                 the engine is broken: all queries of the run fail, Routers offer them elsewhere, and
                                     the replica's health check fails until something is answered
     the check is answered           run the queries again in halves, halves of halves, and so on
-    a query fails alone             run the check again: if it is answered, the query fails with its own error; else the
-                                    engine has broken in the meantime
+    a query fails alone, or a pass  run the check again: if it is answered, the query fails with its own error; else the
+    has no finite numbers           engine has broken in the meantime
     `MOST_AGAIN` runs are used up,  fail the rest; Routers offer it elsewhere, and know that this engine works
     or urgent queries wait
 """
@@ -16,7 +16,7 @@ serves as the check whether the engine still works:
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -74,7 +74,9 @@ class Run:
     After the run has failed:
 
     - `groups`: what runs again after this group; `again`: how many groups have run again.
-    - `sentence`: why the run failed; `alone`: a query that failed by itself, and why.
+    - `sentence`: why the run failed.
+
+    `blamed`: queries that fail, by the reason, once something shows that the engine works.
     """
 
     queries: list[OfferedQuery]
@@ -87,7 +89,7 @@ class Run:
     groups: deque[Sequence[int]] = field(default_factory=deque)
     again: int = 0
     sentence: str = ""
-    alone: tuple[OfferedQuery, str] | None = None
+    blamed: defaultdict[str, list[OfferedQuery]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         self.group, self.since = range(len(self.queries)), self.began

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ Compute = Callable[[Sequence[EngineQuery], Passed, Ended, threading.Event], None
 """Begins a run of these queries; the previous run has ended. The event asks the run to stop."""
 
 
+_NO_NUMBERS = "it gave no finite numbers"
 _NO_TIME = "the engine failed at another query of the same batch, and there is no time left to retry this one"
 
 
@@ -187,7 +189,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             self.schedule.release((query.session, query.number))
         waiting, run = self.schedule.queue.count, self._run
         self.schedule.remove(queries)
-        if run is not None and all(run.queries[index].gone for index in run.left):
+        if run is not None and not run.blamed and all(run.queries[index].gone for index in run.left):
             run.stop.set()
         if self.schedule.queue.count < waiting:
             self._tell_of_room()
@@ -226,14 +228,18 @@ class RunLoop(RouterSessions[QuerySession, Report]):
 
     def _begin(self, run: Run, queries: Sequence[EngineQuery]) -> None:
         group = np.array(run.group, np.intp) if run.again else None
+        check_problem: BaseException | None = None
 
         def passed(indices: Indices, answers: Iterable[Numbers], norms: Numbers) -> None:
+            nonlocal check_problem
             if self._run is run and run.group:
                 self._passed(run, indices if group is None else group[indices], answers, norms)
+            elif not np.all(np.isfinite(norms)):
+                check_problem = RuntimeError(_NO_NUMBERS)
 
         def ended(problem: BaseException | None) -> None:
             if self._run is run:
-                self._ended(run, problem)
+                self._ended(run, problem or check_problem)
 
         try:
             self._compute(queries, passed, ended, run.stop)
@@ -261,11 +267,13 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             problem = RuntimeError(f"the engine left {len(left)} of {len(run.group)} queries unanswered")
         if isinstance(problem, Stopped):
             self._over(whole=False)
-        elif problem is not None or run.again:
+        elif problem is not None or run.again or run.blamed:
             if problem is not None:
                 self._look_into(run, problem)
             elif not run.group:
                 self._is_well(run)
+            elif run.blamed:
+                self._check(run)
             self._run_again(run)
         else:
             try:
@@ -284,20 +292,26 @@ class RunLoop(RouterSessions[QuerySession, Report]):
     def _look_into(self, run: Run, problem: BaseException) -> None:
         """The run, or a group that ran again, has failed."""
         if not run.group:  # the check
-            self.problem = run.sentence
+            self.problem = run.sentence = run.sentence or self._sentence(problem)
             run.groups.clear()
         elif (alone := run.split(has_answered=self._answered is not None)) is not None:
-            run.alone = run.queries[alone], self._sentence(problem)
+            run.blamed[self._sentence(problem)].append(run.queries[alone])
         elif not run.again:
             run.sentence = self._sentence(problem)
 
+    def _check(self, run: Run) -> None:
+        """Answers of the group were not finite, and nothing has shown since that the engine works."""
+        if self._answered is None:
+            run.sentence = self._sentence(RuntimeError(_NO_NUMBERS))
+        else:
+            run.groups.appendleft(())
+
     def _is_well(self, run: Run) -> None:
-        """The check was answered, so the engine works. A query that failed alone is to blame."""
+        """The engine has answered something, so the blamed queries fail with their own errors."""
         self.problem = None
-        if run.alone is not None:
-            query, sentence = run.alone
-            run.alone = None
-            self._fail([query], sentence)
+        for sentence, queries in run.blamed.items():
+            self._fail(queries, sentence)
+        run.blamed.clear()
 
     def _run_again(self, run: Run) -> None:
         """Run the next group, or end the run after the last one."""
@@ -308,10 +322,10 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             answered = [] if self._answered is None else [self._answered]
             contextvars.Context().run(self._begin, run, [run.queries[index] for index in run.group] or answered)
             return
-        left = [run.queries[index] for index in run.waiting(run.left)]
+        left = [*chain(*run.blamed.values()), *(run.queries[index] for index in run.waiting(run.left))]
         is_well = self.problem is None and self._answered is not None
         kind: FailureKind = "suspect" if is_well else "broken"
-        self._fail([query for query in left if query.due > now], run.sentence, kind)
+        self._fail([query for query in left if query.due > now or not is_well], run.sentence, kind)
         self._fail([query for query in left if query.due <= now], _NO_TIME)
         self._over(whole=False)
 
@@ -339,8 +353,13 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         queries = [run.queries[index] for index in indices]
         run.left.difference_update(indices.tolist())
         self.schedule.passed(now, queries)
-        if bad := [queries[at] for at in np.flatnonzero(~np.isfinite(norms))]:
-            self._fail(bad, "the engine gave no finite numbers for this input")
+        finite = np.isfinite(norms)
+        if not np.all(finite):
+            bad = [queries[at] for at in np.flatnonzero(~finite)]
+            run.blamed["the engine gave no finite numbers for this input"] += bad
+        if not np.any(finite):
+            return
+        self._is_well(run)
         for query, numbers, norm in zip(queries, answers, norms.tolist(), strict=True):
             if not query.gone:
                 self._answer(query, numbers, norm, run, now)

@@ -169,6 +169,16 @@ async def test_replicas_whose_runs_fail_at_once_do_not_take_everything(broken, w
     assert [replica.runner.problem for replica in accelerators[:broken]] == ["no kernel image"] * broken
 
 
+async def test_a_replica_that_gives_nothing_but_what_is_no_number_is_ejected():
+    replicas = [Replica(name, V100) for name in ("a1", "a2")]
+    router = await World({"accelerator": replicas}, slo_s=2.0).router()
+    replicas[0].runner.warmed_up(TokenBatch.pack([np.ones(75, np.int32)]))
+    replicas[0].engine.outcome = lambda _: math.nan
+    answers, _ = await stream(router, 20, 10)
+    assert kinds(answers) == {"Embedded": 200}
+    assert [link.view.replica for link in router.pools["accelerator"].ejected()] == ["a1"]
+
+
 async def test_a_query_that_breaks_its_run_takes_none_along():
     replica = Replica("a", (0.002, 0.02), 8)
     router = await World({"accelerator": [replica]}).router()

@@ -254,6 +254,7 @@ def breaks(*tokens):
 
 
 QUICK = {"curve": (1e-4, 0.02)}
+NO_NUMBERS = "the engine gave no finite numbers for this input"
 
 
 @pytest.mark.parametrize(
@@ -433,9 +434,93 @@ async def test_a_query_whose_answer_is_no_number_fails_with_its_offer():
     for size in (1, 3, 1):
         router.offer(size)
     await asyncio.sleep(2)
-    assert router.ends[2] == ("failed", "the engine gave no finite numbers for this input")
+    assert router.ends[2] == ("failed", NO_NUMBERS)
     assert {(1, 0), (3, 0)} <= set(router.ends)
     assert (2, 2) not in router.ends
+
+
+@pytest.mark.parametrize(
+    ("lengths", "passes", "runs"),
+    [
+        # One that is answered beside it shows that the engine works, whichever comes first; else a check does.
+        ([13, 75], None, [2]),
+        ([13, 75], 1, [2]),
+        ([75, 13], 1, [2, 1]),
+        ([13], None, [1, 1]),
+        ([13, 13], 1, [2, 1]),
+    ],
+)
+async def test_an_input_whose_answer_is_no_number_is_to_blame_itself(lengths, passes, runs):
+    router, runner, engine = served(**QUICK, micro_batch_queries=passes)
+    router.offer()
+    await runner.drained()
+    engine.runs.clear()
+    engine.outcome = lambda query: np.nan if len(query.ids) == 13 else None
+    sent = {router.offer(tokens=tokens, left_s=1.0 + at): tokens for at, tokens in enumerate(lengths)}
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    for number, tokens in sent.items():
+        assert (router.ends[number][0] == "failed") if tokens == 13 else ((number, 0) in router.ends)
+    assert (engine.runs, router.broken, router.suspect, runner.problem) == (runs, [], [], None)
+
+
+async def test_a_broken_engine_is_broken_though_its_queries_are_late_when_that_is_known():
+    """Else one whose run and check take more than an SLO would never be ejected."""
+    router, runner, engine = served(curve=(0.018, 0.6))
+    router.offer()
+    await runner.drained()
+    engine.outcome = lambda _: np.nan
+    late = router.offer()
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    assert router.broken == [late]
+
+
+@pytest.mark.parametrize("norm", [np.nan, np.inf])
+async def test_an_engine_whose_answers_are_no_numbers_is_broken_until_one_is(norm):
+    router, runner, engine = served(**QUICK)
+    router.offer()
+    await runner.drained()
+    engine.outcome = lambda _: norm
+    numbers = [router.offer(2) for _ in range(3)]
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    assert sorted(router.broken) == numbers
+    assert {router.ends[number] for number in numbers} == {("failed", "it gave no finite numbers")}
+    assert (engine.runs, runner.problem) == ([1, 6, 1], "it gave no finite numbers")
+    engine.outcome = lambda _: None
+    router.offer()
+    await runner.drained()
+    assert runner.problem is None
+
+
+async def test_an_answer_that_is_no_number_is_looked_into_though_the_others_are_called_off():
+    router, runner, engine = served(micro_batch_queries=1)
+    router.offer(tokens=5)
+    await runner.drained()
+    engine.runs.clear()
+    engine.outcome = lambda query: np.nan if len(query.ids) == 75 else None
+    bad = router.offer(left_s=1.0)
+    others = [router.offer(left_s=1.5) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.27 + 1.5 * 0.018 - (runner.now() - runner._run.began))
+    assert len(runner._run.left) == 3
+    router.call_off(*others)
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    assert (set(router.ends), router.ends[bad]) == ({(1, 0), bad}, ("failed", NO_NUMBERS))
+    assert engine.runs == [4, 1]
+
+
+async def test_an_engine_that_fails_and_whose_check_is_no_number_is_broken():
+    router, runner, engine = served(**QUICK)
+    router.offer()
+    await runner.drained()
+    engine.outcome = lambda query: ValueError("bad") if len(query.ids) == 13 else np.nan
+    bad = router.offer(tokens=13)
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    assert (router.broken, router.ends[bad], runner.problem) == ([bad], ("failed", "bad"), "bad")
 
 
 @pytest.mark.parametrize("per_offer", [1, 16_000])
@@ -641,7 +726,7 @@ async def test_looking_into_a_run_gives_way_to_those_that_are_due_before(how):
     assert len(router.suspect) == 6  # the half with the bad one
 
 
-@pytest.mark.parametrize(("tokens", "broken", "suspect"), [((), 10, 0), ((77,), 0, 10)])
+@pytest.mark.parametrize(("tokens", "broken", "suspect"), [((), 11, 0), ((77,), 0, 10)])
 async def test_a_run_that_gives_way_says_first_whether_the_engine_is_broken(tokens, broken, suspect):
     router, runner, engine = served(micro_batch_queries=None)
     router.offer(tokens=5)
