@@ -194,12 +194,13 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         count = len(request.queries)
         if request.bulk or (count > 1 and count > self._placer.capacity(self._estimated_tokens(request), request)):
             self._bulk.check(count)
-        elif not request.deferrable:  # deferrable queries are offered even to full replicas
+            return
+        if not request.deferrable:  # deferrable queries are offered even to full replicas
             lengths = self._estimated_lengths(request)
             if self._placer.is_full(request, lengths[0]):
                 raise self._placer.busy_everywhere(request, lengths)
-            if request.characters > ON_LOOP:
-                self._refuse_long_texts(request)
+        if request.characters > ON_LOOP:
+            self._refuse_long_texts(request)
 
     def _estimated_tokens(self, request: Request) -> float:
         return estimated_tokens(request.queries, self.card.max_tokens)
