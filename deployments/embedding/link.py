@@ -3,15 +3,17 @@
 The link detects a replica that hangs, because its device does not answer or its process was stopped. A replica hangs if
 it has begun no run and answered nothing for `_HANGS` times the predicted time for all its work, and for at least
 `_HANGS_SLO` of the SLO. Its queries are then overdue (`placement`). The time is predicted from its last state: when the
-Router sends it a query and has no other there, and again at each sign of progress.
+Router sends it a query and has no other there, and again at each sign of progress. A replica whose connection broke
+hangs after the same time, unless it is known by then that it has dropped its queries.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deployments.admission.fair_share import Tenant
@@ -126,15 +128,27 @@ class Link(ReplicaLink[View, Channel]):
     def _is_waiting(self) -> bool:
         return super()._is_waiting or (self._channel is not None and bool(self._channel.pending))
 
+    @property
+    def _hangs_at(self) -> float:
+        slo_s: float = self.pool.policy["slo_s"]
+        return self._progress_at + max(_HANGS * self._needs_s, _HANGS_SLO * slo_s)
+
     def _watch(self) -> None:
-        if self._channel is not None and self._channel.pending:
-            quiet_s = asyncio.get_running_loop().time() - self._progress_at
-            if quiet_s > max(_HANGS * self._needs_s, _HANGS_SLO * self.pool.policy["slo_s"]):
-                self._give_up(self._channel, quiet_s)
+        if self._channel is not None and asyncio.get_running_loop().time() > self._hangs_at:
+            self._give_up(self._channel.pending.values())
         super()._watch()
 
-    def _give_up(self, channel: Channel, quiet_s: float) -> None:
+    def _on_lost(self, left: list[PendingOffer]) -> None:
+        super()._on_lost(left)
+        if self._suspect:
+            loop = asyncio.get_running_loop()
+            loop.call_at(self._hangs_at, lambda: self._give_up(self._suspect), context=contextvars.Context())
+
+    def _give_up(self, offers: Iterable[PendingOffer]) -> None:
         """The replica hangs: queries that it has admitted become overdue, and undecided ones are lost."""
+        if not (left := [one for one in offers if not (one.waits or one.overdue or one.ended)]):
+            return
+        quiet_s = asyncio.get_running_loop().time() - self._progress_at
         who = f"the {self.pool.name} pool's replica {self.view.replica}"
         if not self._hangs:
             self._hangs = True
@@ -142,11 +156,9 @@ class Link(ReplicaLink[View, Channel]):
                 "%s has answered nothing for %.1f s, and needed %.1f s: its queries are offered elsewhere",
                 who, quiet_s, self._needs_s,
             )  # fmt: skip
-        for pending in list(channel.pending.values()):
-            if pending.waits or pending.overdue or pending.ended:
-                continue
+        for pending in left:
             if pending.admitted is None or pending.admitted.done():
                 pending.hang()
             else:
-                channel.call_off(pending)
+                super().call_off(pending)
                 pending.fail(ReplicaLost(f"{who} does not answer; try again"))

@@ -181,6 +181,28 @@ async def test_of_a_replica_that_hangs_what_may_wait_stands_and_what_is_not_admi
     assert ("call_off", unknown) in channel.told
 
 
+async def test_what_is_on_a_replica_that_cannot_be_reached_is_overdue_when_it_would_be_on_a_hung_one():
+    """Until then its client waited for `request_timeout_s`, whatever its deadline."""
+    world = Followed(None, *[TimeoutError()] * 9)
+    link, channel = await world.live()
+    world.pool.policy["slo_s"] = 1.0
+    admitted, bulk, undecided = [
+        link.offer(Offer(0, 1.0, [range(75)], **kind)) for kind in ({}, {"bulk": True}, {"partial": True})
+    ]
+    hangs_at = link._hangs_at - asyncio.get_running_loop().time()
+    await asyncio.sleep(0.1)
+    channel.breaks()
+    await asyncio.sleep(hangs_at - 0.11)
+    assert [one.overdue or one.ended for one in (admitted, bulk, undecided)] == [False] * 3
+    await asyncio.sleep(0.02)
+    assert [one.overdue for one in (admitted, bulk, undecided)] == [True, False, False]
+    with pytest.raises(ReplicaLost, match="the accelerator pool's replica a does not answer"):
+        await undecided.outcome
+    await world.follow(died="a")
+    assert admitted.ended
+    assert bulk.ended
+
+
 @pytest.mark.parametrize(
     ("report", "is_hung"),
     [

@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections import Counter
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -248,6 +249,21 @@ async def test_what_a_hung_device_has_is_answered_elsewhere_or_refused_by_its_de
     found = kinds(answers)
     assert found["Embedded"] >= 270
     assert found["Embedded"] + found["DeadlineExceeded"] + found["Busy"] == 300
+
+
+@pytest.mark.parametrize(("replicas", "ended"), [(2, "Embedded"), (1, "DeadlineExceeded")])
+async def test_what_a_replica_has_that_cannot_be_reached_is_answered_elsewhere_or_refused_by_its_deadline(
+    replicas, ended
+):
+    world = World({"accelerator": [Replica(name, V100) for name in ("a1", "a2")[:replicas]]}, slo_s=2.0)
+    router = await world.router()
+    began, asked = asyncio.get_running_loop().time(), several(router, 8)
+    await asyncio.sleep(0.1)
+    world.connect = Mock(side_effect=TimeoutError)
+    first = max(world.replicas.values(), key=lambda one: one.runner.schedule.in_flight)
+    first.reset()
+    assert kinds(await asyncio.gather(*asked)) == {ended: 8}
+    assert asyncio.get_running_loop().time() - began <= 2.01
 
 
 async def test_devices_that_have_become_slow_do_not_fail_for_ever():
