@@ -9,7 +9,8 @@
 #   cut off (408), and no Router has heard of him. That answer has OpenAI's shape. A connection on which nothing comes is closed without a word.
 #   Whoever stops sending a larger one, or stops reading his answer, is cut off after a minute; by gRPC, whoever opens a
 #   connection and asks for nothing, after ten seconds.
-# - Each HTTP request says in x-request-start when it had come, and to which host: a Router that is busy reads it later.
+# - Each HTTP request, and each gRPC call with one message, says in x-request-start when it had come, and to which host:
+#   a Router that is busy reads it later.
 # - A generation is never sent again to another Router: it may have run there, with random numbers of its own.
 # - Connections of HTTP cannot take gRPC's places, nor gRPC's those of HTTP.
 #
@@ -28,6 +29,7 @@ cohere='{"message":"'$sentence'"}'
 ollama='{"error":"'$sentence'"}'
 late='the request did not arrive within ten seconds; please send it again' # a 408 knows no route yet
 late='{"error":{"message":"'$late'","type":"invalid_request_error","param":null,"code":"timed_out"}}'
+single='path_end /Embed /EmbedSparse /EmbedAll /Predict /PredictPair /Rerank /Generate'
 grpc='hdr grpc-status 14 hdr grpc-message "'$sentence'" hdr retry-after-ms 1000 hdr grpc-retry-pushback-ms 1000'
 
 if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
@@ -43,6 +45,9 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     maxconn '$((most / 4 - 16))'\
     timeout http-request 10s\
     http-request disable-l7-retry if { path_end /Generate }\
+    http-request del-header x-request-start\
+    http-request wait-for-body time 10s if { '"$single"' }\
+    http-request set-header x-request-start "t=%[date(0,us)] %H" if { '"$single"' }\
     http-after-response set-header content-type application/grpc if { status 502:504 } { res.hdr(grpc-status) -m found }\
     http-after-response set-status 200 if { status 502:504 } { res.hdr(grpc-status) -m found }' \
     -e '/^frontend http_frontend/a\

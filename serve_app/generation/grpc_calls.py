@@ -86,11 +86,13 @@ class GenerationCalls(GrpcService):
         scope.came_from(client)
         parsed = self._parsed(self.checked(request), metadata_of(context, "model"))
         admission = asked_by(context)
-        left_ms = metadata_of(context, TIME_LEFT)
-        if left_ms is not None and int(left_ms) / 1000 < admission.get("timeout_s", self._router.config.ttft_s):
-            admission["timeout_s"] = max(1, int(left_ms)) / 1000
+        waited_s = admission.get("waited_s", 0.0)
+        if (left_ms := metadata_of(context, TIME_LEFT)) is not None:
+            allowed_s = waited_s + max(1, int(left_ms)) / 1000
+            if allowed_s < admission.get("timeout_s", self._router.config.ttft_s):
+                admission["timeout_s"] = allowed_s
         prompts = await self._asking.prompts(parsed)
-        (wanted,) = self._asking.wanted(parsed, prompts, admission, client=client, received=received)
+        (wanted,) = self._asking.wanted(parsed, prompts, admission, client=client, received=received - waited_s)
         return wanted
 
     def _parsed(self, request: Any, model: str | None) -> CompletionRequest | ChatRequest:

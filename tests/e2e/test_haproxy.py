@@ -11,7 +11,9 @@ import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 from ray.serve._private.common import RequestProtocol
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
@@ -61,9 +63,9 @@ def run(path, *arguments, script=HAPROXY, **more):
 
 
 @contextlib.contextmanager
-def proxy(folder, routers, fallback, script=HAPROXY):
-    """Where a HAProxy listens for HTTP. Its clients wait in the socket's backlog until it has started."""
-    path = config_of_ray(folder, {"windve": (routers, fallback)}, [RequestProtocol.HTTP])
+def proxy(folder, routers, fallback, script=HAPROXY, protocol=RequestProtocol.HTTP):
+    """Where a HAProxy listens. Its clients wait in the socket's backlog until it has started."""
+    path = config_of_ray(folder, {"windve": (routers, fallback)}, [protocol])
     with contextlib.ExitStack() as stack:
         listeners = {}
 
@@ -77,7 +79,7 @@ def proxy(folder, routers, fallback, script=HAPROXY):
         path.write_text(bound)
         process = run(path, "-db", "-q", script=script, pass_fds=[one.fileno() for one in listeners.values()])
         try:
-            yield listeners["frontend http_frontend"].getsockname()[1]
+            yield listeners[f"frontend {protocol.value.lower()}_frontend"].getsockname()[1]
         finally:
             process.terminate()
             process.wait(10)
@@ -275,6 +277,41 @@ def test_a_request_has_come_when_its_last_byte_has(tmp_path):
             assert connection.recv(9) == b"HTTP/1.1 "
         (sent,) = router.asked
     assert 0 < waited_s(sent) <= time.time() - before
+
+
+@pytest.mark.parametrize("call", ["/tei.v1.Embed/Embed", "/windve.v1.Generate/Generate", "/tei.v1.Embed/EmbedStream"])
+def test_a_call_has_come_when_its_message_has_and_a_stream_says_nothing(tmp_path, call):
+    asked, sent = [], []
+
+    def answer(messages, context):
+        list(messages)
+        asked.append(dict(context.invocation_metadata()))
+        yield b""
+
+    def message():
+        time.sleep(0.2)
+        sent.append(time.time())
+        yield b""
+
+    class Calls(grpc.GenericRpcHandler):
+        def service(self, details):
+            return grpc.stream_stream_rpc_method_handler(answer)
+
+    server = grpc.server(ThreadPoolExecutor(4), [Calls()])
+    router = server.add_insecure_port(f"{LOOPBACK}:0")
+    server.start()
+    with (
+        proxy(tmp_path, [router], router, protocol=RequestProtocol.GRPC) as port,
+        grpc.insecure_channel(f"{LOOPBACK}:{port}") as channel,
+    ):
+        metadata = [("application", "windve"), ("x-request-start", "t=1 elsewhere")]
+        list(channel.stream_stream(call)(message(), metadata=metadata, timeout=30, wait_for_ready=True))
+    server.stop(None)
+    found = admission({key.encode(): str(value).encode() for key, value in asked[-1].items()}).get("waited_s")
+    if call.endswith("Stream"):
+        assert found is None
+    else:
+        assert 0 < found <= time.time() - sent[0]
 
 
 def waited_s(head):

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import dataclasses
+import time
+from socket import gethostname
 from types import SimpleNamespace
 
 import grpc
@@ -253,6 +255,18 @@ def test_the_calls_deadline_is_one_for_the_first_token(client, world, timeout, m
     client.ask(GenerateRequest(prompt=PROMPT), *metadata, timeout=timeout)
     found = world.asked[0].timeout_s
     assert found is None if least is None else least <= found <= most
+
+
+@pytest.mark.parametrize("timeout", [None, 600])
+def test_what_waited_for_the_router_has_so_much_less_time(client, world, timeout):
+    """By `x-request-start`, which HAProxy sets. gRPC's own deadline is what is left when the Router reads the call."""
+    began, start = time.monotonic(), time.time() - 100
+    client.ask(
+        GenerateRequest(prompt=PROMPT), ("x-request-start", f"t={start * 1e6:.0f} {gethostname()}"), timeout=timeout
+    )
+    (wanted,) = world.asked
+    assert -101 < wanted.received - began < -95
+    assert wanted.timeout_s == (timeout and pytest.approx(700, abs=30))
 
 
 @pytest.mark.real_time
