@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -44,6 +44,7 @@ _ASKED = 4  # the most replicas of a pool that are asked for one generation
 _ANSWERS_S = 1.0  # a replica that sends nothing at all for this time is passed over
 _LATER = 0.02  # of `ttft_s`, added to Retry-After: at the very moment of the opening, a client comes too early
 _SHORTEST_RETRY_S = 0.05
+_HANGS, _HANGS_TTFT = 2.0, 0.5  # a first token is overdue after twice the predicted time, and half of the promised one
 _UNHURRIED = 0.75  # of the promised time: if so much is left, a refusal as "never" is not due to delays here
 
 
@@ -66,6 +67,7 @@ class GenerationRequest:
     broken: GenerationLink | None = None  # that replica, if it failed
     refusals: list[RefusedOffer] = field(default_factory=list)
     retry_s: float = math.inf
+    overdue_at: float = math.inf  # if no token has come by then, its replica seems to hang, and others are asked
     ended: set[int] = field(default_factory=set)  # answers that have ended
     begun: bool = False  # a token has come
     hurried: bool = False  # an offer was late or got no reply: a refusal as "never" may not hold at another time
@@ -106,6 +108,12 @@ class GenerationPlacer:
 
     async def place(self, request: GenerationRequest) -> Placed:
         """Have a replica admit it. Raises Busy, InvalidInput, DeadlineExceeded or Unavailable."""
+        if (placed := await self._placed(request)) is None:
+            raise self._refusal(request)
+        return placed
+
+    async def _placed(self, request: GenerationRequest) -> Placed | None:
+        """Where a replica has admitted it. None: all refuse, or do not answer."""
         for pool, link in self.candidates(request):
             record, clock = request.wanted.record, asyncio.get_running_loop().time
             now = clock()
@@ -118,6 +126,7 @@ class GenerationPlacer:
                 offered.ends(clock(), _outcome(found))
             if isinstance(found, PendingGeneration):
                 self._admitted(request, pool, link)
+                request.overdue_at = now + max(_HANGS * first_s, _HANGS_TTFT * (request.due - request.started))
                 return Placed(link, found)
             if found is None:
                 request.hurried = True
@@ -125,7 +134,7 @@ class GenerationPlacer:
             request.refusals.append(found)
             if not found.never:
                 request.retry_s = min(request.retry_s, found.opens_s)
-        raise self._refusal(request)
+        return None
 
     def _came(self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink, token: NewToken) -> None:
         """Take a token. It may come in the same turn of the loop as the admission, which is handled one turn later."""
@@ -214,6 +223,22 @@ class GenerationPlacer:
             return await self.place(request)
         except WindveError as refusal:
             raise type(error)(f"{error}; no other replica takes this: {refusal}") from None
+
+    async def place_beside(self, request: GenerationRequest, placed: Placed) -> tuple[GenerationRequest, Placed]:
+        """Have another replica admit a generation whose first token is overdue, and call it off at the first one. If
+        no other admits it, or the token comes meanwhile, it stays where it is.
+        """
+        request.overdue_at, predicted_s = math.inf, request.streamed.predicted_s
+        beside = replace(request, broken=placed.link, is_second=True, offered=[], refusals=[])
+        other = None if request.is_second or request.begun else await self._placed(beside)
+        if other is not None and not request.begun:
+            placed.link.call_off(placed.pending)
+            beside.overdue_at = math.inf
+            return beside, other
+        if other is not None:
+            other.link.call_off(other.pending)
+        request.streamed.predicted_s = predicted_s
+        return request, placed
 
     def candidates(self, request: GenerationRequest) -> Iterator[tuple[GenerationPool, GenerationLink]]:
         for pool in self.pools.values():

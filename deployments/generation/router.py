@@ -120,6 +120,8 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
             while not request.is_over:
                 try:
                     new = await self._next(request, placed.pending)
+                    if not new:
+                        request, placed = await self._placer.place_beside(request, placed)
                 except (ReplicaLost, EngineBroken) as error:
                     if request.begun:
                         raise
@@ -140,11 +142,14 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
             request.over(over)
 
     async def _next(self, request: GenerationRequest, pending: PendingGeneration) -> list[NewToken]:
-        """Wait for new tokens. Raises EngineFailed, ReplicaLost or TimedOut."""
+        """Wait for new tokens. Empty: the first one is overdue. Raises EngineFailed, ReplicaLost or TimedOut."""
+        is_watched = not request.begun and request.overdue_at < request.due
         try:
-            async with asyncio.timeout_at(request.ends):
+            async with asyncio.timeout_at(request.overdue_at if is_watched else request.ends):
                 return await pending.tokens()
         except TimeoutError:
+            if is_watched:
+                return []
             timeout_s = self.config.request_timeout_s
             raise TimedOut(f"the answer has not ended within {timeout_s:g} s (request_timeout_s)") from None
 

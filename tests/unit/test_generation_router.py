@@ -34,7 +34,7 @@ from deployments.generation.record import GenerationRecord
 from deployments.generation.replica import Generator
 from deployments.generation.request import WantedGeneration
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
-from deployments.generation.scheduler.step import Computed
+from deployments.generation.scheduler.step import Chunk, Computed, load_of
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.text.sampling import Sampling
 from deployments.serving import replica_set
@@ -198,6 +198,35 @@ async def test_it_is_offered_elsewhere_while_no_token_has_come(monkeypatch):
         first.die()
         assert await read(pieces) == [(expected(one), text_of(expected(one)), "length")]
         await freed(second)
+
+
+async def test_what_a_hung_step_has_no_token_of_is_answered_elsewhere_in_time(monkeypatch):
+    first, second = Replica("a"), Replica("b")
+    async with service(monkeypatch, [first], [second]) as router:
+        first.device.slow = 1e6
+        one, began = asked(200, 6, answers=2), asyncio.get_running_loop().time()
+        pieces = await router.begin(one)
+        first_piece = await anext(pieces)
+        assert 0.5 < asyncio.get_running_loop().time() - began < 0.6
+        assert first_piece.tokens
+        assert first.stepper.in_flight == 0
+        assert len(await read(pieces)) == 2
+
+
+@pytest.mark.parametrize("other", ["none", "refuses", "too late"])
+async def test_what_a_slow_step_has_stays_there_if_no_other_takes_it(monkeypatch, other):
+    """Its first token comes 0.75 s after it was asked for, a quarter later than the others are asked."""
+    first, second = Replica("a"), Replica("b", model=StepTime(0.9, 0.0001, 0.0, 0.00002, 0.0, 4))
+    async with service(monkeypatch, [first], *[[second]][: other != "none"]) as router:
+        second.flooded, one = other == "too late", asked(200, 6)
+        first.device.slow = 0.75 / MODEL.seconds(load_of([Chunk(one.ids, 0, ())]))
+        pieces = await router.begin(one)
+        await asyncio.sleep(0.01)
+        first.device.slow = 1.0
+        assert await read(pieces) == [(expected(one), text_of(expected(one)), "length")]
+        assert router.describe()["refused"] == 0
+        assert second.stepper.schedule.steps == 0
+        await freed(first)
 
 
 async def test_who_has_used_up_its_quota_waits(monkeypatch):
@@ -387,7 +416,8 @@ async def test_it_is_offered_elsewhere_once_and_only_while_it_may_be_in_time(mon
             replica.device.slow = 1000.0
         with pytest.raises(EngineBroken, match="no kernel"):
             await read(await router.begin(asked(timeout_s=0.5)))
-        assert sum(len(replica.device.works) for replica in (first, second, third)) == 3 * WORKS
+        # Its first token is overdue on the first of them, and its deadline passes on the second.
+        assert sum(len(replica.device.works) for replica in (first, second, third)) == 4 * WORKS
 
 
 async def test_a_replica_whose_engine_is_broken_is_ejected_and_asked_again_later(monkeypatch, caplog):
