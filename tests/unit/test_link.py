@@ -161,7 +161,9 @@ async def test_a_replica_that_answers_nothing_for_twice_what_it_needs_hangs(slo_
         False,
         0,
     )
+    third = link.offer(offer(75))
     await asyncio.sleep(1.0)
+    assert third.overdue
     assert caplog.text.count("has answered nothing for") == 1
     first.answer(Answered(1, 0, None, 1.0, 0.0, 0.0, 0.0))
     assert len(await first.outcome) == 1
