@@ -40,6 +40,7 @@ DOES = {
     "slower": "1.6 times as slow from a third of the time on, and back",
     "drift": "slows down bit by bit, to 1.4 times",
     "stolen": "another process takes half for 2 s at a time, a quarter of the time",
+    "shared": "its cores also receive the queries: a burst takes half of them for a moment",
     "ratio1": "warm-up said that all lengths cost the same",
     "ratio46": "warm-up said that cost grows with the square of length",
 }

@@ -20,7 +20,8 @@ paper:
 
 - An error is known only when its run ends.
 - Only admitted queries are seen.
-- A prediction shorter than a quarter of the SLO does not shrink the margin, because it is easily covered.
+- A prediction shorter than a quarter of the SLO does not shrink the margin, because it is easily covered. If one
+  shorter than an eighth is missed, it counts in proportion: a busy moment says little about a large run.
 - An error that the line has learned by now is not counted.
 """
 
@@ -44,11 +45,12 @@ _RELEVANT = 0.25  # of the SLO: relative errors of shorter runs are taken relati
 _SLOWEST, _SPELL = 3.0, 0.05  # the largest g; the least excess that counts as a spell
 _TRUSTED, _FADE = 0.125, 0.95  # of the SLO: the line is always trusted so far; decay of the largest run, per run
 _LARGE, _KEPT, _REMEMBERED_S = 0.5, 3, 60.0  # of a run's most work: a large run; how many are kept; for how long
-_GAIN, _AIM, _LEAST_MARGIN, _MOST_MARGIN = 0.05, 0.002, 0.02, 0.3
+_GAIN, _AIM, _LEAST_MARGIN, _MOST_MARGIN = 0.05, 0.003, 0.02, 0.3
 _FEW_MARGIN, _FEW = 0.05, 5.0  # the initial margin; SLOs of predictions after which it has faded to the least
 _DEVIATIONS, _DEVIATION = 3.25, 0.01  # mean deviations that the margin covers; the initial deviation
 _FORGET = 0.05  # how much each run counts in the mean deviation
 _LONG_ANSWER = 0.75  # of the SLO: errors of shorter predictions are taken relative to this
+_SHORT_ANSWER = 0.125  # of the SLO: missed predictions that are shorter count in proportion
 _HOPELESS = 0.5  # of the SLO: an excess that no margin could cover
 
 
@@ -229,8 +231,12 @@ class Predictor(LinePredictor):
         if not answers or unexplained_s > _HOPELESS * self.slo_s:
             self._covered += weight
             return
-        long_s, m = _LONG_ANSWER * self.slo_s, self._conformal
-        missed = sum(min(actual - said, unexplained_s) > m * max(said, long_s) for said, actual in answers)
+        short_s, long_s, m = _SHORT_ANSWER * self.slo_s, _LONG_ANSWER * self.slo_s, self._conformal
+        missed = sum(
+            min(1.0, said / short_s)
+            for said, actual in answers
+            if min(actual - said, unexplained_s) > m * max(said, long_s)
+        )
         share = sum(said for said, _ in answers) / len(answers) / self.slo_s
         self._covered += (share := share if share > _RELEVANT else 0.0)
         m = m + _GAIN * missed / len(answers) if missed else m - _GAIN * _AIM * share

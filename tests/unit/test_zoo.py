@@ -34,6 +34,7 @@ BARS = {
     "slower": Bar(0.1, 0.94, 0.85, 8),
     "drift": Bar(0.8, 0.97, 0.94, 7),
     "stolen": Bar(6.5, 0.89, 0.75, 0),  # half of the oracle's 13 %
+    "shared": Bar(0.1, 0.97, 0.85, 8),
     "ratio1": Bar(0.3, 0.89, 0.75, 6),
     "ratio46": Bar(0.1, 0.90, 0.80, 7),
 }

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 
 
+BURST_S = 20.0  # from one burst to the next
+
+
 @dataclass(frozen=True, slots=True)
 class Base:
     """A device's nominal model, and its load: `light` queries per second between bursts of `burst`."""
@@ -39,6 +42,7 @@ class Exact:
 
     mixed_only = False
     stair_s = 0.0
+    apart_s = 1e-5  # from one query of a burst to the next
 
     def __init__(self, base: Base, seed: int, seconds: float) -> None:
         self.alpha_s, self.beta_s, self.slo_s = base.alpha_s, base.beta_s, base.slo_s
@@ -221,6 +225,21 @@ class Stolen(Exact):
             at, number = ends, number + 1
 
 
+class Shared(Exact):
+    """Its cores also receive the queries: each burst takes 40 to 85 % of them for 0.05 to 0.2 s."""
+
+    apart_s = 0.0005
+
+    def clock(self, now: float, busy_s: float) -> float:
+        number = math.floor(now / BURST_S)
+        draw = random.Random(number)
+        ends, rate = number * BURST_S + draw.uniform(0.05, 0.2), draw.uniform(0.15, 0.6)
+        if not number or now >= ends:
+            return now + busy_s
+        done_s = min(busy_s, (ends - now) * rate)
+        return now + done_s / rate + busy_s - done_s
+
+
 class Ratio1(Exact):
     """The warm-up found that all lengths cost the same."""
 
@@ -243,6 +262,6 @@ LAWS: dict[str, type[Exact]] = {
     law.__name__.lower(): law
     for law in (
         Exact, beta06, beta09, beta15, alpha07, alpha14, quadratic, convex, Tiles, regimes, overhead, Gauss, Noise,
-        Pauses, Hiccups, Slower, Drift, Stolen, Ratio1, Ratio46,
+        Pauses, Hiccups, Slower, Drift, Stolen, Shared, Ratio1, Ratio46,
     )
 }  # fmt: skip

@@ -18,10 +18,10 @@ from deployments.admission.predictor import LinePredictor
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, ScheduledQuery
-from tests.kit.simulation.laws import BASES, LAWS, Base, Exact, overhead
+from tests.kit.simulation.laws import BASES, BURST_S, LAWS, Base, Exact, overhead
 
 WARM_S, WARM_BURSTS_S = 30.0, 70.0  # warm-up, which does not count
-BURST_S, BURSTS_S = 20.0, 300.0  # from one burst to the next, and the length of scenes with bursts
+BURSTS_S = 300.0  # the length of scenes with bursts
 LATE = 0.005  # the largest late share with which a scene keeps the promise
 CHANGED_S = 60.0  # after a sudden change; counted separately
 
@@ -50,7 +50,7 @@ def arrivals(base: Base, law: Exact, style: str, load: str, seed: int) -> list[t
         come.append((at, tokens()))
     if load == "burst":
         for number in range(1, math.ceil(law.seconds / BURST_S)):
-            come += [(number * BURST_S + index * 1e-5, tokens()) for index in range(base.burst)]
+            come += [(number * BURST_S + index * law.apart_s, tokens()) for index in range(base.burst)]
         come.sort()
     return come
 
