@@ -1,7 +1,7 @@
-"""Sends the head and the body of an HTTP answer in one segment.
+"""Sends the head and the body of an HTTP answer by one system call.
 
-uvicorn writes them apart, and asyncio sends each write at once: two system calls of the Router, and two reads of
-HAProxy, for each answer.
+uvicorn writes them one after the other, and asyncio sends each write at once. For a short answer that is a third of the
+Router's work (samples of a Router that refuses 700 queries at once), and HAProxy reads twice.
 """
 
 from __future__ import annotations
@@ -9,48 +9,51 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_AT_ONCE = 65_536  # bytes: from here on, copying them together costs more than a system call
+_AT_ONCE = 65_536  # bytes: a larger write is not worth a copy
 
 
 class GatheredWrites:
-    """A transport that collects what is written in one turn of the event loop, and sends it at the turn's end."""
+    """A transport that sends all writes of one turn of the event loop at its end."""
 
     __slots__ = ("_loop", "_parts", "_transport")
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
         self._loop = asyncio.get_running_loop()
+        self._transport = transport
         self._parts: list[bytes] = []
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
     def write(self, data: bytes) -> None:
+        """Send it at the end of this turn; at once if it is large."""
         if not self._parts:
             self._loop.call_soon(self._send)
         self._parts.append(data)
-        if len(data) >= _AT_ONCE:
+        if len(data) > _AT_ONCE:
             self._send()
 
     def close(self) -> None:
         self._send()
         self._transport.close()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
     def _send(self) -> None:
         if self._parts:
-            data, self._parts = b"".join(self._parts), []
-            self._transport.write(data)
+            self._transport.writelines(self._parts)
+            self._parts = []
 
 
 class GatheringProtocol(HttpToolsProtocol):
-    def connection_made(self, transport):
+    """uvicorn's protocol, with gathered writes."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.transport = GatheredWrites(transport)
+        self.transport = GatheredWrites(transport)  # type: ignore[assignment]
 
 
 def install() -> None:
-    from uvicorn.config import HTTP_PROTOCOLS
-
-    HTTP_PROTOCOLS["auto"] = f"{__name__}:GatheringProtocol"
+    """Use it for all servers that this process starts from now on."""
+    HTTP_PROTOCOLS["auto"] = f"{__name__}:{GatheringProtocol.__name__}"

@@ -43,7 +43,7 @@ class TellsLostRouter:
 
 
 def middlewares() -> list[Middleware]:
-    """Serve calls this when an HTTP server starts: in its proxies, and in Routers, which need no such middleware."""
+    """Serve calls this before an HTTP server starts: in its proxies, and in Routers, which gather writes instead."""
     from ray.serve import get_replica_context
     from ray.serve.exceptions import RayServeException
 
@@ -51,4 +51,7 @@ def middlewares() -> list[Middleware]:
         get_replica_context()
     except RayServeException:
         return [Middleware(TellsLostRouter)]
+    from deployments.serve_adapter import gathered_writes
+
+    gathered_writes.install()
     return []
