@@ -117,11 +117,9 @@ class World:
     each scheduler after each arrival. `schedules`: the devices' schedulers. `busy_s`: how long they ran in all.
     """
 
-    def __init__(
-        self, *devices, slo_s=1.0, max_batch_fraction=None, learned=True, slow=(), look=lambda schedule, now: None
-    ):
+    def __init__(self, *devices, slo_s=1.0, learned=True, slow=(), look=lambda schedule, now: None):
         self.devices, self.learned, self.slow, self.look = devices, learned, slow, look
-        self.policy = {"slo_s": slo_s, "max_batch_fraction": max_batch_fraction}
+        self.slo_s = slo_s
 
     def serve(self, arrivals):
         return run(self._serve(sorted(arrivals, key=lambda one: one.at)), MOST_TURNS)
@@ -133,7 +131,7 @@ class World:
                 f"r{number}",
                 device,
                 seed=number,
-                predictor=proven(device, self.policy["slo_s"]) if self.learned else None,
+                predictor=proven(device, self.slo_s) if self.learned else None,
             )
             for number, device in enumerate(self.devices)
         ]
@@ -141,7 +139,7 @@ class World:
             for replica in replicas:
                 loop.call_at(at, setattr, replica.engine, "slow", times)
         self.schedules = [replica.runner.schedule for replica in replicas]
-        self.routers = [FakeRouter(replica.runner, **self.policy) for replica in replicas]
+        self.routers = [FakeRouter(replica.runner, slo_s=self.slo_s) for replica in replicas]
         sent = []
         for arrival in arrivals:
             await asyncio.sleep(arrival.at - loop.time())
