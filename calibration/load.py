@@ -88,10 +88,7 @@ class HttpReply:
 
 
 def request_bytes(
-    payload: Any,
-    path: str = "/v1/embeddings",
-    headers: Iterable[tuple[str, str]] = (),
-    host: str = "windve",
+    payload: Any, path: str = "/v1/embeddings", headers: Iterable[tuple[str, str]] = (), host: str = "windve"
 ) -> bytes:
     """The bytes of a POST of `payload` as JSON."""
     body = json.dumps(payload).encode()

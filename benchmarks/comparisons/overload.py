@@ -122,10 +122,7 @@ def goals(found: Found) -> list[Goal]:
     ours = [one for one in samples if one["contestant"] == WINDVE]
     twice = [one for one in ours if one["load"] == _TUNING_LOAD]
     late = max((100 * one["late_share"] for one in ours), default=None)
-    beside = [
-        share for one in twice
-        if (share := ratio(one["goodput_s"], _best_peer(samples, one))) is not None
-    ]  # fmt: skip
+    beside = [share for one in twice if (share := ratio(one["goodput_s"], _best_peer(samples, one))) is not None]
     return [
         Goal("windve: late, most of any load", 1.0, late, "%", at_most=True),
         Goal("windve: goodput at twice its load beside the best peer's, the least", 1.0, min(beside, default=None)),

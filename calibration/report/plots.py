@@ -188,9 +188,7 @@ def _bars(axes: Axes, latencies_s: Floats, edges: Floats, **style: Any) -> None:
 def _titles(axes: Axes, device: str, equation: str) -> None:
     """Titles: the device's name (foreign text, in which `$` does not begin a formula) above the fitted numbers."""
     style: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom", "color": INK}
-    axes.annotate(
-        device, (0, 1), xytext=(0, 26), fontsize=12.5, fontweight="bold", parse_math=False, **style,
-    )  # fmt: skip
+    axes.annotate(device, (0, 1), xytext=(0, 26), fontsize=12.5, fontweight="bold", parse_math=False, **style)
     axes.annotate(equation, (0, 1), xytext=(0, 9), fontsize=10.5, **style)
 
 

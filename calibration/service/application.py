@@ -56,13 +56,7 @@ class Application:
 
     @classmethod
     def find(
-        cls,
-        *,
-        dashboard: str,
-        name: str | None,
-        url: str | None,
-        api_keys: str | None = None,
-        model: str | None = None,
+        cls, *, dashboard: str, name: str | None, url: str | None, api_keys: str | None = None, model: str | None = None
     ) -> Application:
         """Find the application with Ray Serve's API at `dashboard` (see `find_dashboard`).
 

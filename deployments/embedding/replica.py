@@ -56,11 +56,7 @@ class Embedder(Replica[Settings]):
         policy = Policy(_PLACEHOLDER_SLO_S, depth=0)
         schedule = Scheduler[OfferedQuery](model, policy, self._engine.micro_batch_tokens)
         worker = RunLoop(
-            schedule,
-            self._compute,
-            on_run=self._metrics.ran,
-            on_failure=self._failed,
-            on_policy=self._bound_passes,
+            schedule, self._compute, on_run=self._metrics.ran, on_failure=self._failed, on_policy=self._bound_passes
         )
         batch = self._warm_up_batch([min(QUERY_TOKENS, self._card.max_tokens)])
         worker.warmed_up(batch)

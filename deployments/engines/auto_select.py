@@ -21,10 +21,7 @@ _TORCH = "torch"  # as EngineInfo names it
 
 
 def auto_select(
-    load_torch: Callable[[], TorchEngine],
-    card: ModelCard,
-    settings: EngineSettings,
-    threads: int,
+    load_torch: Callable[[], TorchEngine], card: ModelCard, settings: EngineSettings, threads: int
 ) -> Engine:
     """The torch engine, or OpenVINO's if that is installed and takes less time for short, equal and mixed lengths in
     all.
@@ -53,13 +50,7 @@ def auto_select(
     return engine
 
 
-def _race(
-    torch: TorchEngine,
-    card: ModelCard,
-    settings: EngineSettings,
-    threads: int,
-    results: RaceCache,
-) -> Engine:
+def _race(torch: TorchEngine, card: ModelCard, settings: EngineSettings, threads: int, results: RaceCache) -> Engine:
     from deployments.engines.openvino_engine import OpenVinoEngine
 
     started = time.perf_counter()

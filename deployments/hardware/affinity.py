@@ -116,8 +116,7 @@ def _by_numa_node(numa_nodes: Sequence[Sequence[int]], candidates: Sequence[int]
 def _pick(groups: Sequence[Sequence[int]], candidates: Sequence[int], wanted: int) -> tuple[int, ...]:
     if not 1 <= wanted <= len(candidates):
         raise SettingsError(
-            "args.cpu.cores",
-            f"the config asks for {wanted} cores, but {len(candidates)} are free for an instance here",
+            "args.cpu.cores", f"the config asks for {wanted} cores, but {len(candidates)} are free for an instance here"
         )
     for group in groups:
         if len(group) >= wanted:  # one node is enough

@@ -223,11 +223,7 @@ def _gte(config: Config) -> dict[str, Any]:
         if scaling.get("type") != "ntk" or scaling.get("mixed_b") is not None or factor < 1:
             raise _refused("rope_scaling", dict(scaling), "gte")
         size = found["hidden_size"] // found["num_attention_heads"]
-        found["rope_parameters"] = {
-            "rope_type": "linear",
-            "rope_theta": theta * factor,
-            "factor": factor ** (2 / size),
-        }
+        found["rope_parameters"] = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / size)}
     return found
 
 

@@ -31,13 +31,7 @@ class Encoder:
         self._tokenizer.encode(["warm"], Cuts(truncate=True))
 
     async def encode(
-        self,
-        queries: Sequence[Query],
-        prompt: str,
-        *,
-        cuts: Cuts,
-        role: Role,
-        characters: int,
+        self, queries: Sequence[Query], prompt: str, *, cuts: Cuts, role: Role, characters: int
     ) -> list[TokenIds]:
         """The token ids of each query, int32 [tokens], with `prompt` before each. `characters`: of all queries
         together.

@@ -83,12 +83,7 @@ def _in_package(path: str) -> Path:
 
 def _download(settings: ModelSettings) -> tuple[Path, str | None]:
     from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     name, hub = settings.id, constants.ENDPOINT
     try:

@@ -16,10 +16,7 @@ _HEAD = {
     "status": STATUS,
     "headers": [(b"content-type", b"text/plain; charset=utf-8"), (b"retry-after", b"1")],
 }
-_BODY = {
-    "type": "http.response.body",
-    "body": b"the Router died before it had answered; please try again in a second",
-}
+_BODY = {"type": "http.response.body", "body": b"the Router died before it had answered; please try again in a second"}
 
 
 class TellsLostRouter:

@@ -61,13 +61,7 @@ def _router(ingress: type, nodes: Nodes) -> Deployment:
 
 
 def bind_pools(
-    settings: OneModelSettings,
-    plan: Plan,
-    nodes: Nodes,
-    parts: Mapping[str, CpuPart],
-    names: Names,
-    *,
-    replica: type,
+    settings: OneModelSettings, plan: Plan, nodes: Nodes, parts: Mapping[str, CpuPart], names: Names, *, replica: type
 ) -> dict[str, tuple[str, Application]]:
     """Bind each pool's deployment of the class `replica`: pool -> (name, deployment). `parts`: see `cpu_parts`."""
     bound = {}

@@ -243,10 +243,7 @@ class CohereEmbedRequest(RoleOptions):
     max_tokens: WholeFrom1 | None = None
     """Maximum tokens per input, special tokens included; `truncate` decides on longer ones."""
 
-    unsupported: ClassVar = {
-        "images": Unsupported(([],), "only texts are embedded"),
-        "priority": PRIORITY,
-    }
+    unsupported: ClassVar = {"images": Unsupported(([],), "only texts are embedded"), "priority": PRIORITY}
 
     @property
     def bounds(self) -> TokenBounds:

@@ -11,16 +11,7 @@ from deployments.errors import InvalidInput
 from deployments.models.text_pairs import Pair, TokenBounds
 from deployments.models.tokenizer import Query
 from serve_app.embedding.options import Options, VllmOptions
-from serve_app.web.fields import (
-    Constraint,
-    Fields,
-    Inputs,
-    Model,
-    TextOrPair,
-    Unsupported,
-    WholeFrom0,
-    one_or_many,
-)
+from serve_app.web.fields import Constraint, Fields, Inputs, Model, TextOrPair, Unsupported, WholeFrom0, one_or_many
 
 Texts = str | Annotated[list[str], Constraint("a list of strings", "max_inputs")]
 
@@ -55,9 +46,7 @@ class ScoringOptions(VllmOptions):
     max_tokens_per_query: WholeFrom0 = 0
     """Truncate the query to this many tokens. 0: do not."""
 
-    unsupported: ClassVar = {
-        "instruction": Unsupported(why="it is a setting of the server, args.model.instruction"),
-    }
+    unsupported: ClassVar = {"instruction": Unsupported(why="it is a setting of the server, args.model.instruction")}
 
     @property
     def bounds(self) -> TokenBounds:

@@ -65,10 +65,7 @@ _generating = partial(
     events={"description": "With `stream`: chunks, and `data: [DONE]` at the end.", "type": "string"},
 )
 _CHAT = _generating(
-    "chat",
-    "Answer a chat (OpenAI)",
-    _answer("chat.completion", message=_MESSAGE, logprobs=_CHAT_LOGPROBS),
-    ChatRequest,
+    "chat", "Answer a chat (OpenAI)", _answer("chat.completion", message=_MESSAGE, logprobs=_CHAT_LOGPROBS), ChatRequest
 )
 _COMPLETION = _generating(
     "completions",

@@ -21,9 +21,7 @@ All machines of a cluster need the same model: write FOLDER once, and copy it.""
 def main(arguments: Sequence[str]) -> None:
     """Raises SettingsError if the model cannot be trained or written."""
     parser = argparse.ArgumentParser(
-        prog="windve small-model",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="windve small-model", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", metavar="FOLDER", nargs="?", type=Path, help="must not exist yet")
     folder = parser.parse_args(arguments).folder

@@ -17,12 +17,7 @@ from serve_app.version import VERSION
 from serve_app.web.admission_headers import PRIORITY, TIMEOUT
 from serve_app.web.asgi import PROBES
 from serve_app.web.errors import error_shape
-from serve_app.web.tokenizer_requests import (
-    DecodeRequest,
-    DetokenizeRequest,
-    TokenizePromptRequest,
-    TokenizeRequest,
-)
+from serve_app.web.tokenizer_requests import DecodeRequest, DetokenizeRequest, TokenizePromptRequest, TokenizeRequest
 
 Schema = dict[str, Any]
 

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from serve_app.web.fields import (
-    Constraint,
-    Fields,
-    MaybeNoIds,
-    Model,
-    Prompt,
-    Text,
-    TokenIds,
-    Unsupported,
-    one_or_many,
-)
+from serve_app.web.fields import Constraint, Fields, MaybeNoIds, Model, Prompt, Text, TokenIds, Unsupported, one_or_many
 
 _NO_CHATS = "only texts can be tokenized here, not chats"
 

@@ -9,12 +9,7 @@ from typing import Protocol
 from deployments.models.tokenizer import Token
 from serve_app.web.asgi import Answer, Handler, HttpRequest, json_answer
 from serve_app.web.fields import Rules, says
-from serve_app.web.tokenizer_requests import (
-    DecodeRequest,
-    DetokenizeRequest,
-    TokenizePromptRequest,
-    TokenizeRequest,
-)
+from serve_app.web.tokenizer_requests import DecodeRequest, DetokenizeRequest, TokenizePromptRequest, TokenizeRequest
 
 
 class Tokenizes(Protocol):

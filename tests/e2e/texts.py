@@ -34,13 +34,7 @@ CHINESE = [
     "中英文 mixed text 在一句话里。",
     "队列深度" * 30,
 ]
-EMOJI = [
-    "😀",
-    "🎉🎊🥳 party time 🎈",
-    "I ❤️ embeddings",
-    "👩‍👩‍👧‍👦 family, 🏳️‍🌈 flag, 👍🏽 thumb",
-    "🚀" * 40,
-]
+EMOJI = ["😀", "🎉🎊🥳 party time 🎈", "I ❤️ embeddings", "👩‍👩‍👧‍👦 family, 🏳️‍🌈 flag, 👍🏽 thumb", "🚀" * 40]
 OTHER = [
     "Привет, как дела?",
     "こんにちは、世界",

@@ -40,9 +40,7 @@ SPOOFED = [
 
 def prompts(folder, template, *, context=10_000, **more):
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = ModelCard(
-        "m", folder, None, "qwen2", 8, len(tokenizer), context, "last", False, False, False, 1, 1,
-    )  # fmt: skip
+    model = ModelCard("m", folder, None, "qwen2", 8, len(tokenizer), context, "last", False, False, False, 1, 1)
     card = GenerationCard(model, (), Sampling(), template, tokenizer.special_tokens_map)
     return tokenizer, PromptEncoder(card, read_tokenizer(folder), **more)
 

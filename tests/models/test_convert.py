@@ -78,11 +78,5 @@ def test_its_help_teaches(run, capsys):
     with pytest.raises(SystemExit):
         run("--help")
     said = capsys.readouterr().out
-    for words in (
-        "usage: windve convert",
-        "args.model.id",
-        "weights_only=True",
-        "BAAI/bge-m3",
-        "HF_ENDPOINT",
-    ):
+    for words in ("usage: windve convert", "args.model.id", "weights_only=True", "BAAI/bge-m3", "HF_ENDPOINT"):
         assert words in said

@@ -10,14 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.embedding.config import RouterConfig
-from deployments.errors import (
-    Busy,
-    DeadlineExceeded,
-    EngineFailed,
-    InvalidInput,
-    Unauthorized,
-    Unavailable,
-)
+from deployments.errors import Busy, DeadlineExceeded, EngineFailed, InvalidInput, Unauthorized, Unavailable
 from deployments.serve_adapter.replica_process import access_log_handler
 from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.embedding.api import HttpApi
@@ -167,7 +160,7 @@ def test_the_file_is_beside_serve_s_own_and_rotates_as_it_does(tmp_path, monkeyp
     handler.close()
     serves.close()
     assert sorted(found.name for found in tmp_path.iterdir() if found.name.startswith("access")) == [
-        *(path.name, f"{path.name}.1", f"{path.name}.2"),
+        *(path.name, f"{path.name}.1", f"{path.name}.2")
     ]
     assert path.stat().st_size <= 100
 

@@ -7,15 +7,7 @@ import pytest
 from deployments.embedding.bulk import BulkQueue
 from deployments.errors import Busy, EngineFailed, ReplicaLost, Unavailable
 from deployments.serving.frames import CUT_BYTES
-from tests.kit.scripted_replicas import (
-    ScriptedReplica,
-    admits,
-    dies,
-    placer_of,
-    refuses,
-    request_of,
-    says_nothing,
-)
+from tests.kit.scripted_replicas import ScriptedReplica, admits, dies, placer_of, refuses, request_of, says_nothing
 
 
 def queue_of(*replicas, **how):

@@ -207,11 +207,7 @@ def test_the_file_may_leave_the_promise_to_the_option(tmp_path):
 @pytest.mark.parametrize(
     ("name", "overrides", "sentence"),
     [
-        (
-            "two_models.yaml",
-            Overrides(model="m"),
-            "--model: the config serves several models: set args.models there",
-        ),
+        ("two_models.yaml", Overrides(model="m"), "--model: the config serves several models: set args.models there"),
         (
             "generation.yaml",
             Overrides(slo_s=1.0),

@@ -232,8 +232,7 @@ def test_bulk_alone_has_the_whole_step():
 
 
 @pytest.mark.parametrize(
-    ("rows", "seconds", "added"),
-    [(1, 1.25, 1), (1, 1.249, 0), (0, 0.5, 1), (3, 1.5, 1), (3, 2.0, 5)],
+    ("rows", "seconds", "added"), [(1, 1.25, 1), (1, 1.249, 0), (0, 0.5, 1), (3, 1.5, 1), (3, 2.0, 5)]
 )
 def test_rows_of_bulk_have_what_is_left_and_one_always_goes(rows, seconds, added):
     composed = step(policy=StepPolicy(0.0, 2 * seconds))
@@ -371,9 +370,7 @@ def test_rows_that_take_part():
     composed.add_rows([answer()], rows)
     assert planned(composed, Planner([0], [1], [3]), host=host).planned_s == 7.0
     found = [(part.row, part.start, part.tokens, part.wanted, part.batch) for part in composed.chunks[1:]]
-    assert found == [
-        (rows[1], 19, 1, True, FIRST), (rows[0], 19, 1, True, SECOND), (rows[3], 49, 1, True, PARKING),
-    ]  # fmt: skip
+    assert found == [(rows[1], 19, 1, True, FIRST), (rows[0], 19, 1, True, SECOND), (rows[3], 49, 1, True, PARKING)]
     assert (host.parked, rows[3].parked, rows[3].coming) == ({}, None, 0)  # it is planned, and nothing has changed
     assert composed.load.rows == 1
 

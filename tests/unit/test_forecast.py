@@ -59,10 +59,7 @@ def test_answers_without_a_pace_are_never_due():
     assert look([Pace.of(0.0, None, 500, 10)]).kept
 
 
-@pytest.mark.parametrize(
-    ("most_tokens", "answers", "paces"),
-    [(1, 2, 0), (5, 2, 2)],
-)
+@pytest.mark.parametrize(("most_tokens", "answers", "paces"), [(1, 2, 0), (5, 2, 2)])
 def test_the_first_token_comes_of_the_prompt(most_tokens, answers, paces):
     one = prompt(3.0, 20, answers=answers, most_tokens=most_tokens, pace_s=0.5)
     assert one.paces(2.0) == [Pace(2.5, 0.5, 4, 21)] * paces

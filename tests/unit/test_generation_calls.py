@@ -23,14 +23,7 @@ from serve_app.generation.generation_services import GENERATE, add_to_server
 from serve_app.generation.grpc_calls import GenerationCalls
 from serve_app.generation.requests import CompletionRules
 from serve_app.observe.observer import Observer
-from serve_app.proto.generation_pb2 import (
-    Chat,
-    ChatMessage,
-    GenerateRequest,
-    GenerateResponse,
-    TokenIds,
-    Usage,
-)
+from serve_app.proto.generation_pb2 import Chat, ChatMessage, GenerateRequest, GenerateResponse, TokenIds, Usage
 from tests.kit.asgi_client import post
 from tests.kit.generating import ANSWER, Generating
 from tests.kit.grpc_caller import answer

@@ -108,11 +108,7 @@ def test_the_spans_of_a_generation():
     [
         (recorded(None, error=Busy("x", retry_after_s=1.0)), ["tokenize", "admission"], []),
         (recorded(None, error=EngineFailed("x"), lost=True), ["tokenize", "admission"], ["admission"]),
-        (
-            recorded([], error=EngineFailed("x")),
-            ["tokenize", "admission", "admission", "first_token"],
-            ["first_token"],
-        ),
+        (recorded([], error=EngineFailed("x")), ["tokenize", "admission", "admission", "first_token"], ["first_token"]),
         (
             recorded([10.5, 10.6], error=EngineFailed("x")),
             ["tokenize", "admission", "admission", "first_token", "stream"],

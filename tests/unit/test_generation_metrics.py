@@ -185,9 +185,7 @@ def test_a_replica_tells_its_steps_and_its_cache():
     metrics.publish(STATE)
     assert written.of("windve_batch_queries_sum") == [(16, ("cpu",))]
     counted = ("batches", "batched_queries", "tokens", "failed_batches")
-    assert [written.of(f"windve_{name}")[0][0] for name in counted] == [
-        1, 16, 400, 1,
-    ]  # fmt: skip
+    assert [written.of(f"windve_{name}")[0][0] for name in counted] == [1, 16, 400, 1]
     refused = {reason: value for value, (_, reason) in written.of("windve_refusals")}
     assert refused == {"full": 5, "never": 2}
     gauges = {name: told[0][0] for name in written.names if (told := written.of(name)) and len(told[0][1]) == 1}

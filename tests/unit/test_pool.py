@@ -75,11 +75,7 @@ def is_full(pool, tenant=None):
 async def test_of_many_sixteen_are_looked_at_in_turn_and_open_ones_first():
     many = [ScriptedReplica(str(number), rank=number) for number in range(20)]
     pool = pool_of("accelerator", *many)
-    assert [asked(pool) for _ in range(3)] == [
-        [*range(16)],
-        [*range(12), 16, 17, 18, 19],
-        [*range(8), *range(12, 20)],
-    ]
+    assert [asked(pool) for _ in range(3)] == [[*range(16)], [*range(12), 16, 17, 18, 19], [*range(8), *range(12, 20)]]
     say(pool, many[2:], opens_s=0.5)
     assert [asked(pool, 2) for _ in range(3)] == [[0, 1]] * 3
     found = [asked(pool) for _ in range(2)]  # the others make up the number, in turn

@@ -321,10 +321,7 @@ def test_the_lowest_of_the_latest_large_runs_counts():
 
 
 @given(
-    st.lists(
-        st.tuples(st.floats(0.001, 1.0), st.floats(0.2, 5.0), st.booleans(), st.floats(0.0, 200.0)),
-        max_size=30,
-    ),
+    st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.2, 5.0), st.booleans(), st.floats(0.0, 200.0)), max_size=30),
     st.floats(0.0005, 0.5),
 )
 def test_work_is_the_inverse_of_seconds_and_both_grow(runs, planned_s):

@@ -61,8 +61,7 @@ def test_whatever_may_change_who_wins_makes_them_race_again(card, of, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["", "{", "[]", '{"winner": "torch"}', '{"winner": "torch", "told": "", "raced": "soon"}', "\0" * 99],
+    "content", ["", "{", "[]", '{"winner": "torch"}', '{"winner": "torch", "told": "", "raced": "soon"}', "\0" * 99]
 )
 def test_a_damaged_file_is_none(card, of, content):
     results = of(card, CpuSettings(), 2)

@@ -32,12 +32,7 @@ from serve_app.generation.requests import ChatRequest, CompletionRequest, Comple
 from serve_app.generation.steps_request import StepsRequest
 from serve_app.web.admission_headers import admission
 from serve_app.web.fields import Rules
-from serve_app.web.tokenizer_requests import (
-    DecodeRequest,
-    DetokenizeRequest,
-    TokenizePromptRequest,
-    TokenizeRequest,
-)
+from serve_app.web.tokenizer_requests import DecodeRequest, DetokenizeRequest, TokenizePromptRequest, TokenizeRequest
 
 RULES = Rules(model="m", dimension=8, max_inputs=3)
 GENERATION_RULES = CompletionRules("m", 0, 3, default_tokens=100, max_answers=4, most_messages=5)

@@ -9,16 +9,7 @@ from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.starvation import SHARE
 from deployments.embedding.scheduler.state import Policy, ScheduledQuery
 from deployments.models.outputs import TEXT
-from tests.kit.replica_world import (
-    ATLAS,
-    KUNPENG,
-    V100,
-    XEON,
-    World,
-    adds_up,
-    late_share,
-    proven,
-)
+from tests.kit.replica_world import ATLAS, KUNPENG, V100, XEON, World, adds_up, late_share, proven
 from tests.kit.simulation.arrivals import Arrival, poisson
 from tests.kit.simulation.device import Device
 

@@ -78,8 +78,7 @@ def test_what_is_wrong_is_said_by_its_key(read, raw, sentence):
 
 
 @pytest.mark.parametrize(
-    "pools",
-    [{}, {"cpu": {"alpha_s": 0.1, "beta_s": 0.2, "cost": COST}}, {"accelerator": {"queue_depth": 0}}],
+    "pools", [{}, {"cpu": {"alpha_s": 0.1, "beta_s": 0.2, "cost": COST}}, {"accelerator": {"queue_depth": 0}}]
 )
 def test_by_predicted_finish_a_pool_needs_no_depth(pools):
     config = RouterConfig.parse({"slo_s": 1, **pools}, ("accelerator", "cpu"))

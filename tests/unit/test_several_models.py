@@ -239,11 +239,7 @@ def test_health_is_good_while_one_model_answers(routers):
     assert (reply.status, reply.json["status"], reply.json["missing"]) == (200, "degraded", ["cpu"])
     guarded = get(ModelsApi(routers, ApiKeys(["k"])), "/health").json
     assert guarded == {"status": "degraded", "missing": ["cpu"]}
-    assert reply.json["models"] == {
-        "a": {"status": "unavailable", "missing": ["cpu"]},
-        "org/b": well,
-        "ranks": well,
-    }
+    assert reply.json["models"] == {"a": {"status": "unavailable", "missing": ["cpu"]}, "org/b": well, "ranks": well}
     assert [get(api, f"/models/{name}/health").status for name in routers.names] == [503, 200, 200]
     for router in others:
         router.can_answer = False

@@ -42,11 +42,7 @@ def test_before_its_first_word_nothing_is_known():
 
 
 @pytest.mark.parametrize(
-    ("one", "now", "finish_s"),
-    [
-        (view(free_s=0.5), 10.2, 0.3 + 0.288),
-        (view(free_s=0.5), 99.0, 0.288),
-    ],
+    ("one", "now", "finish_s"), [(view(free_s=0.5), 10.2, 0.3 + 0.288), (view(free_s=0.5), 99.0, 0.288)]
 )
 def test_when_a_query_would_be_answered(one, now, finish_s):
     assert one.finish_s(now, [75]) == pytest.approx(finish_s)
@@ -76,11 +72,7 @@ GREEDY = {"opens_s": 0.5, "under_share_opens_s": 0.1, "over_share": ["big"]}
 
 @pytest.mark.parametrize(
     ("state", "tenant", "now", "opens_s"),
-    [
-        ({"opens_s": 0.5}, None, 10.2, 0.3),
-        (GREEDY, "big", 10.0, 0.5),
-        (GREEDY, "small", 10.0, 0.1),
-    ],
+    [({"opens_s": 0.5}, None, 10.2, 0.3), (GREEDY, "big", 10.0, 0.5), (GREEDY, "small", 10.0, 0.1)],
 )
 def test_when_it_opens_and_to_whom(state, tenant, now, opens_s):
     one = view(**state)

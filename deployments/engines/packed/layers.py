@@ -327,6 +327,5 @@ def is_quicker_fused(activation: tuple[str, str], dtype: torch.dtype, shape: tup
     x = torch.ones(_RACE_ROWS, shape[1], dtype=dtype)
     weight, bias = _laid_out(torch.ones(shape, dtype=dtype)), torch.ones(shape[0], dtype=dtype)
     return is_quicker(
-        lambda: _product(x, weight, bias, activation),
-        lambda: _activate(_product(x, weight, bias), activation),
+        lambda: _product(x, weight, bias, activation), lambda: _activate(_product(x, weight, bias), activation)
     )

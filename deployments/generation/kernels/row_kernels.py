@@ -63,12 +63,7 @@ class TurnKernel:
         self._eps = 0.0 if norm is None else norm.eps
 
     def turn(
-        self,
-        qkv: torch.Tensor,
-        angles: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        slots: torch.Tensor,
+        self, qkv: torch.Tensor, angles: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
     ) -> None:
         """Change `qkv`, [tokens + spare, heads + 2 groups, size], in place, and fill the cache. `angles`:
         [tokens + spare, size]; `slots`: the tokens' blocks and their positions in the blocks, [2, tokens].
