@@ -100,14 +100,8 @@ def test_keys_from_the_environment(monkeypatch, content, keys):
         ("sk-secret weight=2", "the key cannot be sent"),
         ("sk secret: x", "the name before the colon"),
         ("a: sk-secret tokens_per_minute=1 device_seconds_per_second=1", "a key can have only one quota"),
-        (
-            "a: sk-one\n\na: sk-secret weight=2",
-            "line 3 of .*an earlier line has the same name but other options; make the options equal",
-        ),
-        (
-            "a: sk-secret\nb: sk-secret",
-            "line 2 of .*an earlier line has the same key under another name; remove one of them",
-        ),
+        ("a: sk-one\n\na: sk-secret weight=2", "line 3 of .*an earlier line has the same name but other options"),
+        ("a: sk-secret\nb: sk-secret", "line 2 of .*an earlier line has the same key under another name"),
     ],
 )
 def test_bad_keys_are_refused_by_their_line_and_not_shown(file, content, problem):

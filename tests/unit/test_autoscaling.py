@@ -80,10 +80,7 @@ def test_serve_applies_it():
         ({"min": 3, "max": 2}, "args.accelerator.replicas: max (2) is less than min (3)"),
         ({"min": 1, "max": 2, "target": 0.5}, "args.accelerator.replicas.target: there is no such setting"),
         ({"min": 1}, "args.accelerator.replicas.max: missing"),
-        (
-            {"min": 1, "max": 2, "target_utilization": 1.5},
-            "args.accelerator.replicas.target_utilization: should be less than or equal to 1",
-        ),
+        ({"min": 1, "max": 2, "target_utilization": 1.5}, "args.accelerator.replicas.target_utilization: should be"),
         ("many", "args.accelerator.replicas: should be"),
         (0, "args.accelerator.replicas: should be"),
     ],

@@ -282,12 +282,7 @@ TOO_MUCH = (
         (TEXT, {"prompt": [5] * 8, "max_tokens": 400}, LONG, TOO_MUCH),
         (TEXT, {"prompt": [5] * 400}, LONG, "the prompt has 400 tokens, but the model's context is 400; shor"),
         (CHAT, {"messages": [{"role": "user", "content": "🐟" * 300}]}, LONG, "the prompt has "),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": "x" * 6000}]},
-            "body_too_large",
-            "the body has more bytes than",
-        ),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 6000}]}, "body_too_large", "the body has more bytes"),
     ],
 )
 def test_what_is_refused_is_an_error_of_openai_s_shape(api, world, path, changes, code, sentence):

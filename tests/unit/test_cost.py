@@ -97,13 +97,8 @@ def test_equation_4(slo_s, processing_s, others):
 @pytest.mark.parametrize(
     ("first", "second", "limit", "premise", "below"),
     [
-        (
-            PoolCapacity(V100, 40),
-            PoolCapacity(XEON, 7),
-            0.21,
-            True,
-            True,
-        ),  # the paper's ratios; depths at an SLO of 1 s and of 2 s
+        # The paper's ratios; depths at an SLO of 1 s and of 2 s.
+        (PoolCapacity(V100, 40), PoolCapacity(XEON, 7), 0.21, True, True),
         (PoolCapacity(V100, 96), PoolCapacity(XEON, 19), 0.21, True, True),
         (PoolCapacity(ATLAS, 84), PoolCapacity(KUNPENG, 1), 0.12, True, True),
         (PoolCapacity(ATLAS, 194), PoolCapacity(KUNPENG, 15), 0.12, True, True),

@@ -55,6 +55,9 @@ def test_who_has_an_account(tenant, bulk, has_one):
     assert (account is not None) is has_one
 
 
+TWO = {"kept_s": lambda *_: 4.0}  # seconds: of two generations
+
+
 @pytest.mark.parametrize(
     ("room", "account", "prompt", "waits", "rests", "prompts"),
     [
@@ -63,30 +66,16 @@ def test_who_has_an_account(tenant, bulk, has_one):
         (kept(tokens=600), None, 1000, True, False, []),
         (kept(), None, 300, True, False, []),
         (kept(kept_s=lambda *_: 4.1), OVER, 300, False, False, [300, 300, 300]),  # 4.1 s of 2 s each
-        (kept(kept_s=lambda *_: 4.0), UNDER, 300, False, False, [300, 300]),
-        (kept(kept_s=lambda *_: 4.0), None, 300, False, False, []),
-        (kept(kept_s=lambda *_: 4.0), QUIET, 300, False, False, []),
-        (kept(kept_s=lambda *_: 4.0), OVER, 300, False, True, []),
-        (kept(kept_s=lambda *_: 4.0, has_level=False), OVER, 300, False, False, []),
+        (kept(**TWO), UNDER, 300, False, False, [300, 300]),
+        (kept(**TWO), None, 300, False, False, []),
+        (kept(**TWO), QUIET, 300, False, False, []),
+        (kept(**TWO), OVER, 300, False, True, []),
+        (kept(**TWO, has_level=False), OVER, 300, False, False, []),
         (kept(kept_s=lambda *_: 99.0), OVER, 300, False, False, [300] * 8),  # not more
-        (kept(kept_s=lambda *_: 4.0, has_under_share=True, longest=700.4), OVER, 300, False, False, [700, 300]),
-        (kept(kept_s=lambda *_: 4.0, has_under_share=False, longest=700.4), OVER, 300, False, False, [300, 300]),
-        (
-            kept(kept_s=lambda *_: 4.0, has_under_share=True, longest=700.4, tokens=800),
-            OVER,
-            300,
-            True,
-            False,
-            [800, 300],
-        ),
-        (
-            kept(kept_s=lambda *_: 4.0, has_under_share=True, longest=900.0, tokens=800),
-            OVER,
-            300,
-            True,
-            False,
-            [900, 300],
-        ),
+        (kept(**TWO, has_under_share=True, longest=700.4), OVER, 300, False, False, [700, 300]),
+        (kept(**TWO, has_under_share=False, longest=700.4), OVER, 300, False, False, [300, 300]),
+        (kept(**TWO, has_under_share=True, longest=700.4, tokens=800), OVER, 300, True, False, [800, 300]),
+        (kept(**TWO, has_under_share=True, longest=900.0, tokens=800), OVER, 300, True, False, [900, 300]),
         (kept(tokens=800), QUIET, 300, True, False, []),
         (kept(has_under_share=True, longest=700.0), OVER, 300, False, False, [700]),
         (kept(cost_s=0.5, kept_s=lambda _, mean_s, within_s: mean_s + within_s), OVER, 300, False, False, [300] * 5),
@@ -120,14 +109,7 @@ def test_a_tenant_s_account_has_what_it_asked_for_and_got(admitted, used_s):
         (1000, None, False, True, True, 400.0),
         (1000, None, True, False, True, 400.0),
         (500, Account(1.0), True, False, True, 500.0),
-        (
-            300,
-            Account(1.0),
-            True,
-            False,
-            True,
-            380.0,
-        ),  # the longest one of tenants under their share is forgotten little by little
+        (300, Account(1.0), True, False, True, 380.0),  # the longest one under its share is forgotten little by little
         (500, Account(1.0), False, False, False, 400.0),
         (500, Account(1.0), False, True, True, 500.0),
         (500, Account(1.0, is_over_share=True), False, False, True, 400.0),

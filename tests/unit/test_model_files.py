@@ -153,12 +153,7 @@ def of(config, **files):
         (pools(weightedmean_tokens=True), {}, "pooling", "the model pools by weightedmean; one of"),
         (pools(mean_sqrt_len_tokens=True), {}, "pooling", "the model pools by mean_sqrt_len; one of"),
         (pools(cls_token=True, mean_tokens=True), {}, "pooling", "the model pools by cls and mean; one of"),
-        (
-            pools(lasttoken=True, weightedmean_tokens=True),
-            {},
-            "pooling",
-            "the model pools by last and weightedmean; one",
-        ),
+        (pools(lasttoken=True, weightedmean_tokens=True), {}, "pooling", "the model pools by last and weightedmean"),
         ({"pooling": {"pooling_mode": ["cls", "mean"]}}, {}, "pooling", "the model pools by cls and mean; one of"),
         ({"pooling": {"pooling_mode": "median"}}, {}, "pooling", "the model pools by median; one of"),
         ({"pooling": {"pooling_mode": [["cls"]]}}, {}, "pooling", "the model pools by ['cls']; one of"),

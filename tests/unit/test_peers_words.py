@@ -125,11 +125,7 @@ def test_jina_s_base64():
 @pytest.mark.parametrize(
     ("path", "fields", "sentence"),
     [
-        (
-            "/v1/embeddings",
-            {"padding": "max_length"},
-            "padding is not supported here: texts are never padded to the model's",
-        ),
+        ("/v1/embeddings", {"padding": "max_length"}, "padding is not supported here: texts are never padded"),
         ("/v1/embeddings", {"late_chunking_params": {"chunk_size": 2}}, "late_chunking_params is not supported here"),
         ("/v1/embeddings", {"late_chunking": True}, "late_chunking is not supported here: each text is embedded by"),
         ("/v1/embeddings", {"add_special_tokens": False}, "add_special_tokens is not supported here"),

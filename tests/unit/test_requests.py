@@ -221,11 +221,7 @@ OTHERS = [
     (ClassifyRequest, {"messages": [TURN]}, "messages is not supported here: only texts are read here, not chats"),
     (TokenizePromptRequest, {"prompt": ""}, "prompt is an empty string"),
     (TokenizePromptRequest, {"messages": [TURN]}, "messages is not supported here: only texts can be tokenized here"),
-    (
-        TokenizePromptRequest,
-        {"return_token_strs": True},
-        "return_token_strs is not supported here: inputs instead",
-    ),
+    (TokenizePromptRequest, {"return_token_strs": True}, "return_token_strs is not supported here: inputs instead"),
     (DetokenizeRequest, {"tokens": "a"}, "tokens must be a list of token ids, not 'a'"),
     (DetokenizeRequest, {"model": {}}, "model must be a string, not an object"),
     (CohereEmbedRequest, {"texts": None}, ONE_OF_TWO),

@@ -97,24 +97,21 @@ def test_the_pass_lets_its_holder_in():
         Trial(SECRET, depths).check(ALLOWED, POOLS, NOW)
 
 
+WRONG = "the secret is not that of the running calibration"
+
+
 @pytest.mark.parametrize(
     ("trial", "allowed", "now", "error", "problem"),
     [
         (Trial(SECRET, {"cpu": 1}), None, NOW, Forbidden, "no calibration is running"),
         (Trial(SECRET, {"cpu": 1}), ALLOWED, NOW + 60, Forbidden, "no calibration is running"),
-        (Trial(SECRET + "x", {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the running calibration"),
-        (Trial(SECRET[:-1], {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the running calibration"),
-        (Trial("", {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the running calibration"),
-        (Trial("é", {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the running calibration"),
-        (
-            Trial(ALLOWED.secret_sha256, {}),
-            ALLOWED,
-            NOW,
-            Forbidden,
-            "the secret is not that of the running calibration",
-        ),
+        (Trial(SECRET + "x", {"cpu": 1}), ALLOWED, NOW, Forbidden, WRONG),
+        (Trial(SECRET[:-1], {"cpu": 1}), ALLOWED, NOW, Forbidden, WRONG),
+        (Trial("", {"cpu": 1}), ALLOWED, NOW, Forbidden, WRONG),
+        (Trial("é", {"cpu": 1}), ALLOWED, NOW, Forbidden, WRONG),
+        (Trial(ALLOWED.secret_sha256, {}), ALLOWED, NOW, Forbidden, WRONG),
         (Trial(SECRET, {"gpu": 1}), ALLOWED, NOW, InvalidInput, "no pool named gpu; use accelerator or cpu"),
-        (Trial("wrong", {"gpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the running calibration"),
+        (Trial("wrong", {"gpu": 1}), ALLOWED, NOW, Forbidden, WRONG),
     ],
     ids=["no pass", "expired", "longer", "shorter", "empty", "not ASCII", "its hash", "unknown pool", "nothing told"],
 )
