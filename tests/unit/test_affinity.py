@@ -20,50 +20,30 @@ def plan_alone(machine, **part):
 KUNPENG = shape(range(32), range(32, 64), range(64, 96), range(96, 128))  # 2 x Kunpeng 920
 
 
-def test_low_quarter_is_left_and_high_cores_come_first():
-    plan = plan_alone(KUNPENG)
-    assert plan.reserved == tuple(range(32))
-    assert plan.instances[0][:3] == (127, 126, 125)
-    assert sorted(plan.instances[0]) == list(range(32, 128))
-
-
-def test_no_numa_node_is_crossed_if_one_is_enough():
-    assert plan_alone(KUNPENG, cores=32).instances == (tuple(range(127, 95, -1)),)
-
-
-def test_whole_nodes_are_filled_where_one_is_not_enough():
-    assert sorted(plan_alone(KUNPENG, cores=40).instances[0]) == [*range(88, 128)]
-
-
-def test_one_instance_per_numa_node():
-    plan = plan_alone(KUNPENG, per_numa_node=True)
-    assert [instance[0] for instance in plan.instances] == [127, 95, 63]
-    assert all(len(instance) == 32 for instance in plan.instances)
-
-
-def test_interleaved_nodes():
-    """Two sockets whose cores alternate, as Xeons number them."""
-    plan = plan_alone(shape(range(0, 16, 2), range(1, 16, 2)), cores=5)
-    assert plan.instances == ((15, 13, 11, 9, 7),)
-
-
-@pytest.mark.parametrize(("cores", "kept", "reserved"), [(1, 1, 0), (2, 2, 0), (3, 3, 0), (4, 3, 1), (8, 6, 2)])
-def test_small_machines(cores, kept, reserved):
-    plan = plan_alone(shape(range(cores)))
-    assert (len(plan.instances[0]), len(plan.reserved)) == (kept, reserved)
-
-
-def test_process_affinity_is_respected():
-    plan = plan_alone(shape(range(8), allowed=(2, 3, 4, 5)))
-    assert plan.instances == ((5, 4, 3),)
-    assert plan.reserved == (2,)
-
-
-def test_cgroup_quota_is_respected():
-    """A container with 4 CPUs on a machine of 64 gets 3 threads, not 48."""
-    plan = plan_alone(shape(range(64), quota=4.0))
-    assert plan.instances == ((63, 62, 61),)
-    assert len(plan_alone(shape(range(64), quota=0.5)).instances[0]) == 1
+@pytest.mark.parametrize(
+    ("machine", "part", "instances", "reserved"),
+    [
+        # The low quarter is left, and high cores come first.
+        (KUNPENG, {}, [range(127, 31, -1)], range(32)),
+        (KUNPENG, {"cores": 32}, [range(127, 95, -1)], range(32)),  # no NUMA node is crossed if one is enough
+        (KUNPENG, {"cores": 40}, [range(127, 87, -1)], range(32)),  # whole nodes are filled where one is not enough
+        (KUNPENG, {"per_numa_node": True}, [range(last, last - 32, -1) for last in (127, 95, 63)], range(32)),
+        # Two sockets whose cores alternate, as Xeons number them.
+        (shape(range(0, 16, 2), range(1, 16, 2)), {"cores": 5}, [range(15, 6, -2)], range(4)),
+        (shape(range(8), allowed=(2, 3, 4, 5)), {}, [(5, 4, 3)], (2,)),  # the process's affinity
+        # A container with 4 CPUs on a machine of 64 gets 3 threads, not 48.
+        (shape(range(64), quota=4.0), {}, [(63, 62, 61)], (0,)),
+        (shape(range(64), quota=0.5), {}, [(63,)], ()),
+        # Small machines.
+        *((shape(range(cores)), {}, [range(cores - 1, -1, -1)], ()) for cores in (1, 2, 3)),
+        (shape(range(4)), {}, [(3, 2, 1)], (0,)),
+        (shape(range(8)), {}, [range(7, 1, -1)], (0, 1)),
+    ],
+)
+def test_the_cores_of_one_model(machine, part, instances, reserved):
+    plan = plan_alone(machine, **part)
+    assert plan.instances == tuple(map(tuple, instances))
+    assert plan.reserved == tuple(reserved)
 
 
 def test_more_cores_than_there_are():
