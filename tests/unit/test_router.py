@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from collections import Counter
 from unittest.mock import Mock
 
@@ -11,10 +10,9 @@ import pytest
 
 from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client, Quota
-from deployments.admission.trial import Trial, hash_secret
 from deployments.embedding.request import Embedded
 from deployments.engines import TokenBatch
-from deployments.errors import Busy, EngineFailed, Forbidden, Unavailable
+from deployments.errors import Busy, Unavailable
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.replica_world import V100, XEON
 from tests.kit.router_world import Replica, World, ask, several, text
@@ -55,55 +53,6 @@ async def test_who_comes_back_when_told_or_has_a_longer_deadline_is_admitted():
     await asyncio.sleep(refused.retry_after_s)
     answers = await asyncio.gather(ask(router), *deferrable, *first)
     assert [isinstance(one, Embedded) for one in answers[:2]] == [True, True]
-
-
-@pytest.mark.parametrize("runs", [*range(1, 14), math.inf])
-async def test_a_bad_query_fails_alone_though_a_device_breaks_while_it_is_looked_for(runs):
-    """The fourth of eight is bad on any device, and the first device breaks after so many runs."""
-    one, other = Replica("a", QUICK), Replica("c", QUICK)
-    router = await World({"accelerator": [one], "cpu": [other]}).router()
-    for replica in (one, other):
-        replica.runner.warmed_up(TokenBatch.pack([np.ones(5, np.int32)]))
-        replica.engine.outcome = sound = lambda query: ValueError("bad") if len(query.ids) == 13 else None
-    one.engine.outcome = lambda query: sound(query) or (ValueError("broken") if len(one.engine.runs) > runs else None)
-    answers = await asyncio.gather(*several(router, 3), ask(router, text(13)), *several(router, 4))
-    assert kinds(answers[:3] + answers[4:]) == {"Embedded": 7}
-    assert (type(answers[3]), answers[3].message) == (EngineFailed, "bad")
-    # 1 + 1 + 2 + 2 + 2 runs find it, and one more shows that the device is well then.
-    assert bool(other.engine.runs) == (runs < 9)
-
-
-async def test_what_waited_for_the_router_has_so_much_less_time():
-    """Before the Router read it: the host was busy."""
-    router = await World({"accelerator": [Replica("a", V100)]}, slo_s=2.0).router()
-    fresh = await asyncio.gather(*several(router, 120))
-    await asyncio.sleep(3)
-    stale = await asyncio.gather(*several(router, 120, waited_s=1.0))
-    assert kinds(fresh)["Embedded"] > 1.5 * kinds(stale)["Embedded"] > 0
-    assert max(one.total_s for one in stale if isinstance(one, Embedded)) <= 2.0
-    assert min(one.total_s for one in stale if isinstance(one, Embedded)) > 1.0
-
-
-async def test_clients_that_come_back_when_told_do_not_come_all_at_once():
-    """Twice as many as have room, each with one query after the other: at best each asks twice for an answer."""
-    router = await World({"accelerator": [Replica("a", (0.006, 0.01), 8)]}).router()
-    loop, asked, answered = asyncio.get_running_loop(), 0, 0
-    end = loop.time() + 5
-
-    async def client(number):
-        nonlocal asked, answered
-        await asyncio.sleep(number / 334)
-        while loop.time() < end:
-            asked += 1
-            found = await ask(router)
-            if isinstance(found, Embedded):
-                answered += 1
-            else:
-                await asyncio.sleep(found.retry_after_s)
-
-    await asyncio.gather(*map(client, range(334)))
-    assert answered > 5 * 160
-    assert asked < 2.4 * answered
 
 
 async def test_a_pool_without_replicas_is_not_live_and_a_closed_one_is_not_counted():
@@ -178,18 +127,6 @@ async def test_a_replica_that_gives_nothing_but_what_is_no_number_is_ejected():
     answers, _ = await stream(router, 20, 10)
     assert kinds(answers) == {"Embedded": 200}
     assert [link.view.replica for link in router.pools["accelerator"].ejected()] == ["a1"]
-
-
-async def test_a_query_that_breaks_its_run_takes_none_along():
-    replica = Replica("a", (0.002, 0.02), 8)
-    router = await World({"accelerator": [replica]}).router()
-    replica.engine.outcome = lambda query: ValueError("bad") if len(query.ids) == 13 else None
-    good, bad = asyncio.ensure_future(stream(router, 200, 3)), []
-    for _ in range(3):
-        await asyncio.sleep(0.9)
-        bad += several(router, 1, text(13))
-    assert kinds((await good)[0]) == {"Embedded": 600}
-    assert kinds(await asyncio.gather(*bad)) == {"EngineFailed": 3}
 
 
 async def test_an_ejected_replica_is_back_when_the_others_have_gone():
@@ -277,18 +214,6 @@ async def test_devices_that_have_become_slow_do_not_fail_for_ever():
     found = kinds(answers)
     assert found["Embedded"] > 30  # a run of one takes 0.83 s
     assert found["Embedded"] + found["Busy"] == 600
-
-
-async def test_of_thirty_two_replicas_the_quick_half_is_not_overlooked():
-    """The slow ones, on the Router's own node, cannot answer in time at all."""
-    slow = [Replica(f"s{index}", (1.0, 1.5), 8) for index in range(16)]
-    quick = [Replica(f"q{index}", (0.01, 0.05), 8) for index in range(16)]
-    for replica in quick:
-        replica.node = "m"
-    world = World({"accelerator": slow + quick})
-    world.config["accelerator"] = {}
-    answers, _ = await stream(await world.router(), 400, 2)
-    assert kinds(answers) == {"Embedded": 800}
 
 
 async def test_a_request_of_a_thousand_texts_beside_single_queries():
@@ -398,18 +323,6 @@ async def test_who_goes_pays_for_what_a_device_may_have_computed(goes, paid):
         asked.cancel()
     await asyncio.wait([asked])
     assert quota._left == 5000 - paid
-
-
-async def test_a_calibration_runs_from_its_first_trial_query_until_its_grant_is_withdrawn():
-    granted = {"secret_sha256": hash_secret("secret"), "expires_at": time.time() + 1000}
-    world = World({"accelerator": [Replica("a")]}, trial=granted)
-    router = await world.router()
-    assert isinstance(await ask(router, trial=Trial("guessed", {"accelerator": 4})), Forbidden)
-    assert router.trial_seconds_ago is None
-    assert isinstance(await ask(router, trial=Trial("secret", {"accelerator": 4})), Embedded)
-    assert router.trial_seconds_ago < 1
-    await router.reconfigure({**world.config, "trial": None})
-    assert router.trial_seconds_ago is None
 
 
 async def test_a_router_that_starts_waits_for_its_first_replica_but_not_for_ever(monkeypatch):

@@ -28,6 +28,21 @@ def served(**how):
     return FakeRouter(runner), runner, engine
 
 
+async def answered_once(tokens=5, **how):
+    """As `served`, after the answer to one query of so many tokens."""
+    router, runner, engine = served(**how)
+    router.offer(tokens=tokens)
+    await runner.drained()
+    engine.runs.clear()
+    return router, runner, engine
+
+
+async def told_all(runner):
+    """All runs have ended, and the Routers have been told."""
+    await runner.drained()
+    await asyncio.sleep(0.01)
+
+
 async def test_a_burst_meets_and_becomes_one_run():
     runner, engine = replica()
     routers = [FakeRouter(runner, name) for name in "ab"]
@@ -205,8 +220,7 @@ async def test_a_run_waits_a_moment_for_the_rest_of_a_request_to_be_admitted_els
     else:
         assert runner._run.began - began == pytest.approx(began_s, abs=1e-6)
     router.confirm(number)  # too late, and no error
-    await runner.drained()
-    await asyncio.sleep(0.01)
+    await told_all(runner)
     assert len(router.answers()) == sum(engine.runs) == (0 if began_s is None else router.admitted[number])
     assert not runner.schedule._held
 
@@ -275,37 +289,18 @@ async def test_a_query_that_breaks_its_run_fails_alone(answered, lengths, runs):
     engine.runs.clear()
     engine.outcome = breaks(75)
     sent = {router.offer(tokens=tokens): tokens for tokens in lengths}
-    await runner.drained()
-    await asyncio.sleep(0.01)
+    await told_all(runner)
     for number, tokens in sent.items():
         assert (router.ends[number] == ("failed", "no 75")) if tokens == 75 else ((number, 0) in router.ends)
     assert (engine.runs, router.broken, runner.problem) == (runs, [], None)
 
 
-async def test_two_bad_queries_in_sixty_four_are_found():
-    router, runner, engine = served(**QUICK)
-    router.offer()
-    await runner.drained()
-    engine.outcome = breaks(13)
-    for index in range(64):
-        router.offer(tokens=13 if index in {20, 40} else 75)
-    await runner.drained()
-    await asyncio.sleep(0.01)
-    assert sum(how[0] == "failed" for how in router.ends.values()) == 2
-    assert len(router.answers()) == 63
-    assert router.broken == []
-
-
 async def test_so_many_runs_look_into_one_and_the_rest_may_be_answered_elsewhere():
-    router, runner, engine = served(**QUICK, micro_batch_queries=None)
-    router.offer(tokens=5)
-    await runner.drained()
-    engine.runs.clear()
+    router, runner, engine = await answered_once(**QUICK, micro_batch_queries=None)
     engine.outcome = breaks(75)
     for _ in range(40):
         router.offer()
-    await runner.drained()
-    await asyncio.sleep(0.01)
+    await told_all(runner)
     assert len(engine.runs) == 1 + 25
     assert engine.runs[:6] == [40, 1, 20, 20, 10, 10]
     assert (len(router.suspect), router.broken, runner.problem) == (40, [], None)  # nobody need be ejected
@@ -313,16 +308,13 @@ async def test_so_many_runs_look_into_one_and_the_rest_may_be_answered_elsewhere
 
 
 async def test_an_engine_that_fails_with_what_it_answered_before_is_broken_until_it_answers():
-    router, runner, engine = served(**QUICK)
-    router.offer()
-    await runner.drained()
+    router, runner, engine = await answered_once(75, **QUICK)
     engine.outcome = breaks()
     numbers = [router.offer(tokens=tokens) for tokens in (5, 6, 7)]
-    await runner.drained()
-    await asyncio.sleep(0.01)
+    await told_all(runner)
     assert sorted(router.broken) == numbers
     assert {router.ends[number] for number in numbers} == {("failed", "no 5")}
-    assert (engine.runs, runner.problem) == ([1, 3, 1], "no 5")
+    assert (engine.runs, runner.problem) == ([3, 1], "no 5")
     engine.outcome = lambda _: None
     router.offer()
     await runner.drained()
@@ -345,15 +337,11 @@ async def test_an_engine_that_fails_with_what_it_answered_before_is_broken_until
 )
 async def test_an_engine_that_breaks_while_a_run_is_looked_into_blames_nobody(runs, ended, broken):
     """The third of eight is bad. Whom it could not answer may be answered elsewhere."""
-    router, runner, engine = served(**QUICK, micro_batch_queries=None)
-    router.offer(tokens=5)
-    await runner.drained()
-    engine.runs.clear()
+    router, runner, engine = await answered_once(**QUICK, micro_batch_queries=None)
     engine.outcome = lambda query: ValueError("bad") if len(query.ids) == 13 or len(engine.runs) > runs else None
     for index in range(8):
         router.offer(tokens=13 if index == 2 else 75)
-    await runner.drained()
-    await asyncio.sleep(0.01)
+    await told_all(runner)
     answered = {number: True for number, _ in router.answers()[1:]}
     failed = {key: False for key, how in router.ends.items() if how[0] == "failed" and key not in router.broken}
     assert (answered | failed, sorted(router.broken)) == (ended, broken)
@@ -364,27 +352,21 @@ async def test_an_engine_that_never_answered_is_broken():
     router, runner, engine = served(**QUICK)
     engine.outcome = breaks()
     router.offer()
-    await runner.drained()
-    await asyncio.sleep(0.01)
+    await told_all(runner)
     assert (router.broken, engine.runs) == ([1], [1, 1])
 
 
 async def test_a_run_that_fails_once_is_answered():
-    router, runner, engine = served(**QUICK)
-    router.offer()
-    await runner.drained()
+    router, runner, engine = await answered_once(75, **QUICK)
     failures = [MemoryError("once")]
     engine.outcome = lambda _: failures.pop() if failures else None
     router.offer(3)
-    await runner.drained()
-    await asyncio.sleep(0.01)
+    await told_all(runner)
     assert len(router.answers()) == 4
 
 
 async def test_a_run_that_fails_after_its_last_answer_blames_no_query():
-    router, runner, engine = served(**QUICK)
-    router.offer(tokens=5)
-    await runner.drained()
+    router, runner, engine = await answered_once(**QUICK)
     failures, compute = [MemoryError("once")], runner._compute
 
     def fails_behind_the_first(items, passed, ended, stop):
@@ -394,22 +376,18 @@ async def test_a_run_that_fails_after_its_last_answer_blames_no_query():
     engine.outcome = lambda _: failures.pop() if failures else None
     runner._compute = fails_behind_the_first
     router.offer(2, tokens=75)
-    await runner.drained()
-    await asyncio.sleep(0.01)
+    await told_all(runner)
     assert router.answers()[1:] == [(2, 0), (2, 1)]
     assert 2 not in router.ends
 
 
 async def test_what_is_late_does_not_run_again():
-    router, runner, engine = served(micro_batch_queries=None)
-    router.offer(tokens=5)
-    await runner.drained()
+    router, runner, engine = await answered_once(micro_batch_queries=None)
     engine.outcome = breaks(75)
     router.offer(left_s=0.5)  # its run takes 0.29 s, and so does the one before its own
     router.offer(tokens=5, left_s=0.5)
     router.offer(tokens=5, left_s=2.0)
-    await runner.drained()
-    await asyncio.sleep(0.01)
+    await told_all(runner)
     assert {key for key, how in router.ends.items() if how[0] == "failed"} == {2, 3}
     assert router.broken == []  # the engine is well: nobody need be ejected
     assert (4, 0) in router.ends
@@ -687,9 +665,7 @@ async def test_every_query_ends_once(admission, micro_batch_queries, seed):
 
 async def test_a_query_is_told_an_error_only_if_it_ran_alone():
     """One of a pair that fails has gone: the other runs once more, and is answered."""
-    router, runner, engine = served(micro_batch_queries=None)
-    router.offer(tokens=5)
-    await runner.drained()
+    router, runner, engine = await answered_once(micro_batch_queries=None)
     engine.outcome = breaks(77)
     router.offer(tokens=75, left_s=8.0)
     await asyncio.sleep(0.05)
@@ -704,17 +680,14 @@ async def test_a_query_is_told_an_error_only_if_it_ran_alone():
             break
         await asyncio.sleep(0.01)
     router.call_off(numbers[1])
-    await runner.drained()
-    await asyncio.sleep(0.01)
+    await told_all(runner)
     assert [(number, 0) in router.ends for number in numbers] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("how", [{"bulk": True}, {}])
 async def test_looking_into_a_run_gives_way_to_those_that_are_due_before(how):
     """Twelve with much time and one bad among them; urgent ones came meanwhile."""
-    router, runner, engine = served(micro_batch_queries=None)
-    router.offer(tokens=5)
-    await runner.drained()
+    router, _, engine = await answered_once(micro_batch_queries=None)
     engine.outcome = breaks(77)
     for tokens in (*[75] * 6, 77, *[75] * 5):
         router.offer(tokens=tokens, left_s=30.0, **how)
@@ -728,16 +701,13 @@ async def test_looking_into_a_run_gives_way_to_those_that_are_due_before(how):
 
 @pytest.mark.parametrize(("tokens", "broken", "suspect"), [((), 11, 0), ((77,), 0, 10)])
 async def test_a_run_that_gives_way_says_first_whether_the_engine_is_broken(tokens, broken, suspect):
-    router, runner, engine = served(micro_batch_queries=None)
-    router.offer(tokens=5)
-    await runner.drained()
+    router, runner, engine = await answered_once(micro_batch_queries=None)
     engine.outcome, engine.slow = breaks(*tokens), 2.0
     for _ in range(10):
         router.offer(tokens=77, left_s=30.0)
     await asyncio.sleep(0.3)
     router.offer(left_s=0.9)  # the run takes twice as long as is known
-    await runner.drained()
-    await asyncio.sleep(0.01)
-    assert engine.runs[:4] == [1, 10, 1, 1]  # what was answered before, and the urgent one
+    await told_all(runner)
+    assert engine.runs[:3] == [10, 1, 1]  # what was answered before, and the urgent one
     assert (len(router.broken), len(router.suspect)) == (broken, suspect)
     assert (runner.problem is None) == (not broken)
