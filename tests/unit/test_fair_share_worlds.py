@@ -147,40 +147,6 @@ def test_two_tenants_over_their_share_get_it_by_weight(figure, curve, micro_batc
     assert not any(one.late for one in got.values())
 
 
-def test_what_a_tenant_leaves_others_have_as_soon_as_it_is_forgotten(figure):
-    """From 10 s after its last query; a tenth of what is there is noise of the arrivals."""
-    rate = 2 * Load(V100, 1.0).capacity
-    stays = list(poisson(rate, 45, allowed_s=1.0, tenant=Tenant("b"), seed=2))
-    leaves = poisson(rate, 20, allowed_s=1.0, tenant=Tenant("a"), seed=1)
-    beside, alone = (World(Device(*V100)).serve(one) for one in ([*stays, *leaves], stays))
-    ratio = sum(one.in_time for one in beside if one.at > 31) / sum(one.in_time for one in alone if one.at > 31)
-    figure(f"{ratio:.2f} of what it gets alone")
-    assert ratio >= 0.9
-
-
-@pytest.mark.parametrize("micro_batch_queries", [None, 8])
-@pytest.mark.parametrize(
-    ("told_apart", "other"),
-    [
-        pytest.param(True, {"tokens": 4500}, id="1.1 s each"),
-        pytest.param(False, {"tokens": 4500}, id="1.1 s each, not told apart"),
-        pytest.param(True, {"allowed_s": 10.0}, id="deferrable"),
-        pytest.param(True, {"allowed_s": 600.0, "bulk": True}, id="bulk"),
-    ],
-)
-def test_who_asks_in_vain_or_may_wait_takes_no_room_from_others(told_apart, other, micro_batch_queries):
-    """Half of the capacity is asked for by an SLO of 1 s, beside one query a second that is in vain or may wait."""
-    tenants = [Tenant(name) if told_apart else None for name in ("urgent", "other")]
-    urgent = list(poisson(0.5 * Load(V100, 1.0).capacity, 25, allowed_s=1.0, tenant=tenants[0], seed=1))
-    others = [one._replace(**other) for one in poisson(1.0, 25, allowed_s=1.0, tenant=tenants[1], seed=2)]
-    came = {one.at for one in urgent}
-    alone, beside = (
-        sum(one.in_time for one in World(Device(*V100, micro_batch_queries)).serve(arrivals) if one.arrival.at in came)
-        for arrivals in (urgent, [*urgent, *others])
-    )
-    assert beside >= 0.96 * alone
-
-
 @settings(max_examples=5, deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 5.0]), min_size=2, max_size=8),

@@ -229,16 +229,6 @@ async def test_what_a_slow_step_has_stays_there_if_no_other_takes_it(monkeypatch
         await freed(first)
 
 
-async def test_who_has_used_up_its_quota_waits(monkeypatch):
-    client = Client(Tenant("greedy"), Quota(1.0, "tokens"))
-    async with service(monkeypatch, [Replica("a")]) as router:
-        assert len(await read(await router.begin(asked(20, 10, client=client)))) == 1
-        assert client.quota._left == pytest.approx(5 - 20 - 10)
-        with pytest.raises(OverQuota, match="retry in"):
-            await router.begin(asked(20, 10, client=client))
-        assert len(await read(await router.begin(asked(20, 10)))) == 1
-
-
 async def test_requests_at_once_do_not_get_more_of_a_quota_than_one_after_another(monkeypatch):
     replica, client = Replica("a", blocks=6), Client(Tenant("greedy"), Quota(1.0, "tokens"))
     async with service(monkeypatch, [replica]) as router:

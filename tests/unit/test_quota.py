@@ -1,14 +1,10 @@
 """What one API key may use in all, in simulated time."""
 
 import random
-from dataclasses import astuple
 
 import pytest
 
 from deployments.admission.quota import Quota
-from deployments.generation.charge import GenerationCharge
-from deployments.generation.scheduler.state import StepState
-from deployments.generation.scheduler.step_time import StepTime
 
 
 def used(quota, rate, cost, seconds, routers=1, seed=1):
@@ -63,14 +59,3 @@ def test_how_long_a_request_waits(asks, waits):
         found.append(quota.wait_s(now, routers))
         quota.spend(cost)
     assert found == [pytest.approx(wait_s) for wait_s in waits]
-
-
-def test_an_answer_pays_for_what_it_reads_not_for_what_others_of_its_request_read():
-    model = StepTime(0.1, 0.0, 0.001, 0.0, 0.0)
-    state = StepState(0.0, 0.0, 0.0, 9, 9, 2, 0, 5, astuple(model), 2.0, 0.0, (0, 0))
-    charged = GenerationCharge(Quota(1.0, "device_seconds"), prompt_tokens=100)
-    for _ in range(3):
-        for answer in range(2):
-            charged.came(state, answer)
-    read = 2 * (100 + 101 + 102)
-    assert charged.quota._left == pytest.approx(-2.0 * (6 * 0.1 / 2 + 0.001 * read))
