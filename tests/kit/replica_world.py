@@ -113,13 +113,12 @@ class Sent(NamedTuple):
 class World:
     """Devices in the order of preference. Equal ones form a pool, in which the first to be free is asked first.
 
-    `slow`: ((at, factor), ...): from `at` on, everything takes `factor` times as long as planned. `look`: called with
-    each scheduler after each arrival. `schedules`: the devices' schedulers. `busy_s`: how long they ran in all.
+    `look`: called with each scheduler after each arrival. `schedules`: the devices' schedulers. `busy_s`: how long they
+    ran in all.
     """
 
-    def __init__(self, *devices, slo_s=1.0, learned=True, slow=(), look=lambda schedule, now: None):
-        self.devices, self.learned, self.slow, self.look = devices, learned, slow, look
-        self.slo_s = slo_s
+    def __init__(self, *devices, slo_s=1.0, look=lambda schedule, now: None):
+        self.devices, self.slo_s, self.look = devices, slo_s, look
 
     def serve(self, arrivals):
         return run(self._serve(sorted(arrivals, key=lambda one: one.at)), MOST_TURNS)
@@ -127,17 +126,9 @@ class World:
     async def _serve(self, arrivals):
         loop = asyncio.get_running_loop()
         replicas = [
-            Replica(
-                f"r{number}",
-                device,
-                seed=number,
-                predictor=proven(device, self.slo_s) if self.learned else None,
-            )
+            Replica(f"r{number}", device, seed=number, predictor=proven(device, self.slo_s))
             for number, device in enumerate(self.devices)
         ]
-        for at, times in self.slow:
-            for replica in replicas:
-                loop.call_at(at, setattr, replica.engine, "slow", times)
         self.schedules = [replica.runner.schedule for replica in replicas]
         self.routers = [FakeRouter(replica.runner, slo_s=self.slo_s) for replica in replicas]
         sent = []

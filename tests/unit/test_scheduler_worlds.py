@@ -52,22 +52,6 @@ def test_a_deferrable_query_does_not_share_the_pass_of_urgent_ones_that_it_would
     assert all(one.in_time for one in sent)
 
 
-@pytest.mark.parametrize(
-    ("times", "micro_batch_queries", "mixed"), [(1.5, 8, True), (2.0, 8, True), (2.0, None, False)]
-)
-def test_a_device_that_slows_down_is_late_with_two_runs(times, micro_batch_queries, mixed):
-    world = World(Device(*V100, micro_batch_queries, noise=0.01), slow=[(15, times)])
-    sent = world.serve(poisson(61, 40, allowed_s=1.0, mixed=mixed))
-    assert late_share(one for one in sent if not 14 <= one.at < 16.5) <= 0.005
-
-
-@pytest.mark.parametrize(("micro_batch_queries", "mixed"), [(None, False), (8, True)])
-def test_noise_of_three_percent_is_within_the_margin(micro_batch_queries, mixed):
-    world = World(Device(*V100, micro_batch_queries, noise=0.03), learned=False)
-    sent = world.serve(poisson(61, 60, allowed_s=1.0, mixed=mixed))
-    assert late_share(one for one in sent if one.at > 20) <= 0.005
-
-
 def test_one_admission_looks_at_none_of_those_that_wait():
     """A thousand wait; a comparison more or less for their order, and no walk over them."""
 
@@ -122,15 +106,6 @@ def test_long_queries_get_half_the_share_of_all_at_least(figure, load, curve, mi
 
 def bulk_of(rate, seconds):
     return [Arrival(number / rate, 75, 600.0, bulk=True) for number in range(int(rate * seconds))]
-
-
-@pytest.mark.parametrize("micro_batch_queries", ENDS)
-def test_bulk_has_its_part_beside_deferrable_and_urgent_queries(micro_batch_queries):
-    """All three ask for more than there is. Runs last an SLO at most, and each has a bulk query or two."""
-    arrivals = [*poisson(20, 60, allowed_s=30.0), *bulk_of(16, 60), *poisson(20, 60, allowed_s=1.0, seed=8)]
-    sent = World(Device(*V100, micro_batch_queries)).serve(arrivals)
-    assert sum(one.admitted for one in sent if one.arrival.bulk) >= 50
-    assert not any(one.admitted and not one.in_time for one in sent)
 
 
 @pytest.mark.parametrize("micro_batch_queries", ENDS)
