@@ -90,7 +90,8 @@ def _sentence(told):
 def test_a_route_for_other_models_says_which_there_are(kind):
     router = FakeRouter(kind)
     has = set(HttpApi(router)._document["paths"])
-    tei, others = {"/embed", "/similarity", "/rerank", "/predict", "/embed_sparse"}, {"/v1/embeddings", "/v2/rerank"}
+    tei = {"/embed", "/similarity", "/rerank", "/predict", "/embed_sparse"}
+    others = {"/v1/embeddings", "/v2/rerank", "/score", "/v1/classify"}
     assert has & tei
     for path in (tei | others) - has:
         reply = post(router, path, {})

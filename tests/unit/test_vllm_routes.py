@@ -17,8 +17,6 @@ from tests.kit.fake_router import ANSWERS, VECTORS, FakeRouter
 LOGITS = ANSWERS["reranker"][:, 0]
 SCORES = 1 / (1 + np.exp(-LOGITS.astype(float)))
 USAGE = {"prompt_tokens": 7, "total_tokens": 7, "completion_tokens": 0}
-KINDS = ["embedding", "reranker", "classifier", "sparse", "multi_vector"]
-SCORED = [("/score", 400), ("/v1/score", 400), ("/classify", 400), ("/v1/classify", 400)]
 BODIES = {
     "/score": {"model": "m", "text_1": "q", "text_2": ["a", "b"]},
     "/classify": {"model": "m", "input": ["a", "b", "c"]},
@@ -123,18 +121,6 @@ def test_classes(path):
 def test_a_reranker_has_one_class():
     (found,) = told(FakeRouter("reranker"), "/classify", {"input": "a"})["data"]
     assert (found["label"], found["num_classes"], found["probs"]) == ("LABEL_0", 1, pytest.approx(SCORES[:1]))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_model_that_does_not_fit_says_which_routes_do(kind):
-    api = HttpApi(FakeRouter(kind))
-    for path, status in SCORED:
-        reply = post(api, path, {})
-        words = sentence(reply)
-        if api.has_path(path):
-            assert (reply.status, "is missing" in words) == (400, True)
-        else:
-            assert (reply.status, words.startswith(f"{path} does not work with ")) == (status, True)
 
 
 def test_tokens_of_a_prompt_and_back():
