@@ -18,7 +18,7 @@ from deployments.generation.scheduler.hybrid.planner import (
 from deployments.generation.scheduler.hybrid.strategy import HybridHost
 from deployments.generation.scheduler.kept_room import KeptRoom
 from deployments.generation.scheduler.scheduler import StepScheduler
-from deployments.generation.scheduler.sequences import PARKING, Generation, Row
+from deployments.generation.scheduler.sequences import Generation, Row
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import ComputeSeconds, Copy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
@@ -438,30 +438,6 @@ def test_nobody_goes_to_the_host_and_comes_back_in_one_step(blocks):
         now += schedule.planned_s
         schedule.ended(now, schedule.planned_s, arrived=list(schedule.host.parked))
     assert to_host
-
-
-def test_bulk_sets_out_beside_a_busy_accelerator_and_arrives_later():
-    schedule = schedule_of(num_cpu_blocks=4 * 60)
-    there = offered(schedule, 0.0, 4, prompt=300, most=200)
-    bulk = offered(schedule, 0.0, 60, bulk=True)
-    assert all(one.on_host for one in bulk)
-    now = 0.0
-    for number in range(60):
-        parked = {part.row.parked for part in schedule.next_step(now) if part.batch == PARKING}
-        assert parked <= schedule.host.parked.keys()
-        now += schedule.planned_s
-        schedule.ended(now, schedule.planned_s, arrived=[*schedule.host.parked.keys() - parked][: number % 3])
-    assert schedule.host.steps[ASYNCHRONOUS]
-    assert schedule.joins
-    assert schedule.host.tokens > 20
-    assert all(one.rows for one in there)
-    gone = next(iter(schedule.host.parked.values())).generation
-    numbers = [row.parked for row in gone.rows]
-    schedule.remove(now, gone)
-    schedule.next_step(now)
-    assert schedule.called_off() == numbers
-    schedule.clear()
-    assert (schedule.parked, schedule.host.room.reserved) == ({}, 0)
 
 
 def test_routers_are_told_of_room_on_the_host():
