@@ -435,21 +435,6 @@ async def test_a_reader_that_takes_nothing_is_cut_off(world, streamed, bounds):
     assert asyncio.get_running_loop().time() < 1
 
 
-async def test_who_reads_on_just_as_it_is_cut_off_is_told(world, streamed):
-    reads_on, sent = asyncio.Event(), []
-    world.pauses = {1: 0.05}
-    world.at_token = lambda: reads_on.set() if world.tokens == 6 else None  # 4 wait by then
-
-    async def takes(message):
-        sent.append(message)
-        if message.get("body"):
-            await reads_on.wait()
-
-    await streamed(StreamBounds(slow_s=60, most_waiting=4), takes)
-    assert b"read the answer too slowly" in sent[-2]["body"].split(b"data: ")[-1]
-    assert not sent[-1].get("more_body")
-
-
 async def test_who_is_gone_before_the_streams_first_byte_frees_its_place(streamed):
     async def takes(message):
         raise OSError("the connection is closed")

@@ -18,7 +18,6 @@ from serve_app.ingress import KNOWN_ROUTES
 from serve_app.observe.observer import Observer
 from serve_app.observe.tracer import Tracer
 from serve_app.proto.tei_pb2 import EmbedRequest
-from tests.kit import otlp_collector
 from tests.kit.asgi_client import ask
 from tests.kit.fake_router import FakeRouter
 from tests.kit.grpc_caller import answer, stream, tei_calls
@@ -200,22 +199,6 @@ def test_settings_and_the_standard_variables(monkeypatch):
     assert bare._tracer.sampler.get_description() == "AlwaysOffSampler"
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     assert Tracer.exporting(parsed.traces, "r1")._tracer.resource.attributes["service.name"] == "mine"
-
-
-async def test_spans_reach_a_collector_by_otlp():
-    collector = otlp_collector.Collector()
-    traces = Settings.parse({"model": {"id": "m"}, "traces": {"endpoint": f"http://127.0.0.1:{collector.port}"}}).traces
-    tracer = Tracer.exporting(traces, "r1")
-    observer = Observer(None, tracer, KNOWN_ROUTES)
-    observer.configure({"m": RouterConfig.parse({"slo_s": 1.0})})
-    headers = [(b"traceparent", PARENT.encode())]
-    await embed(HttpApi(FakeRouter(), None, observer), "a", headers=headers)
-    tracer.provider.shutdown()
-    spans, (resource,) = collector.spans(TRACE)
-    collector.server.stop(0)
-    (request,) = spans["POST /embed"]
-    assert (request.parent_span_id.hex(), resource["service.name"]) == ("00f067aa0ba902b7", "windve")
-    assert otlp_collector.attributes(request)["http.response.status_code"] == 200
 
 
 def test_without_the_packages_one_sentence_says_what_to_install(monkeypatch):
