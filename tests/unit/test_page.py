@@ -130,14 +130,8 @@ def test_only_an_emulated_service_sends_bursts():
 def test_what_came_of_a_burst():
     one = router(accelerator=EMULATED, cpu=EMULATED)
     one.config = SimpleNamespace(slo_s=2.0)
-    answers = iter(
-        [
-            *(dataclasses.replace(embedded([]), pools=(pool,)) for pool in ("accelerator", "accelerator", "cpu")),
-            Busy("x", retry_after_s=1.0),
-            Busy("x", retry_after_s=1.0),
-            Unavailable("x"),
-        ]
-    )
+    answered = [dataclasses.replace(embedded([]), pools=(pool,)) for pool in ("accelerator", "accelerator", "cpu")]
+    answers = iter([*answered, *[Busy("x", retry_after_s=1.0)] * 2, Unavailable("x")])
 
     async def embed(queries, wanted):
         assert (len(queries), wanted) == (1, Wanted())
