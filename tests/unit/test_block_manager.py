@@ -300,14 +300,6 @@ def test_rows_of_the_host_wait_and_nobody_doubts():
     assert (len(first.rows[0].table), rooms[0]._blocks.free) == (2, 10)
 
 
-def test_where_all_that_is_promised_has_room_nobody_looks():
-    room = room_with(count=4)
-    first, second = admit(room, needs(3), holds=2), admit(room, needs(1))
-    assert take(room, second.rows[0], 1)
-    assert take(room, first.rows[0], 3 * BLOCK)
-    assert room._trust == 1.0
-
-
 @pytest.mark.parametrize(("prompt", "tables"), [(BLOCK + 5, [[0, 1], [0, 2], [0, 3]]), (BLOCK, [[0], [0], [0]])])
 def test_at_the_end_of_a_prompt_its_other_answers_get_their_blocks(prompt, tables):
     room = room_with()
@@ -392,19 +384,6 @@ def test_lengths_are_learned_of_answers_that_end_by_themselves(bulk, cut_off, pi
     room.end(one.rows.pop(), cut_off=cut_off)
     assert room.lengths.heard == heard
     assert (room.reserved, room._reserved_bulk, room._blocks.free, room._admitted) == (0, 0, 10, [])
-
-
-def test_what_answers_share_is_free_with_the_last_of_them():
-    room = room_with()
-    one = admit(room, Generation(BLOCK + 5, BLOCK, 0.0, answers=2))
-    assert take(room, one.rows[0], BLOCK + 5)
-    assert room.reserved == 1 + 2 * 2
-    free = []
-    for row in list(one.rows):
-        one.rows.remove(row)
-        room.end(row, cut_off=False)
-        free.append((room.reserved, room._blocks.free))
-    assert free == [(1 + 2, 8), (0, 10)]
 
 
 def test_nothing_is_left_when_all_is_cleared():

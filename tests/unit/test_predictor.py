@@ -90,13 +90,6 @@ def test_light_load_teaches_nothing_good_of_a_large_run(b, large_s):
     assert found.seconds(0.7) == pytest.approx(large_s, rel=0.03)
 
 
-def test_what_is_unknown_of_b_has_the_size_of_the_promise_at_least():
-    """Three quick runs of a device that is planned with 1 ms: b may be off by 2 % of the promise beside its own."""
-    found = steady((0.001, 0.008), times=3, planned_s=0.001)
-    assert found._b == pytest.approx(0.007, abs=0.001)
-    assert found.seconds(0.5) < 0.52  # and the rest of what it took is not the work's
-
-
 # --- slow spells and changes ------------------------------------------------------------------------------------------
 
 
@@ -195,12 +188,6 @@ def test_a_device_that_became_slower_is_slower_for_larger_runs_too():
     assert found.seconds(0.4) > 1.25 * 0.5
 
 
-def test_an_outlier_is_clipped():
-    found = steady((0.5, 0.6))
-    found.ended(0.0, EndedRun(0.5, 6.0))
-    assert found._b + found._k * 0.5 < 1.1 * 0.6
-
-
 @pytest.mark.parametrize(("times", "work_s"), [(4.0, 0.1), (0.3, 0.1)])
 def test_a_probe_is_believed(times, work_s):
     found = steady((0.5, 5.0))
@@ -215,11 +202,6 @@ def test_a_probe_that_took_no_time_leaves_a_device():
     assert (found.intercept_s, found.slope) == (0.0, 0.02)
     found.ended(0.0, EndedRun(0.5, 0.6))
     assert found.seconds(0.5) > 0
-
-
-def test_a_line_rises():
-    """By a fiftieth of what is planned, though large runs take as long as small ones."""
-    assert steady((0.02, 0.3), (0.7, 0.29), times=80)._k == 0.02
 
 
 def test_another_promise_counts_at_once():
@@ -387,13 +369,7 @@ def test_the_margin_covers_three_and_a_quarter_mean_deviations():
     assert found.margin == pytest.approx(3.25 * 0.05)
 
 
-def test_a_missed_answer_widens_it_by_a_twentieth_of_its_share():
-    found = steady((0.5, 0.6), times=400)
-    answered(found, (0.8, 0.8), (0.8, 0.8), (0.8, 0.8), (0.8, 0.85), off=1.2)
-    assert found._conformal == pytest.approx(0.02 + 0.05 / 4)
-
-
-def test_two_missed_answers_widen_it_by_twice_as_much():
+def test_each_missed_answer_widens_it_by_a_twentieth_of_its_share():
     found = certain()
     answered(found, (0.8, 0.8), (0.8, 0.8), (0.8, 0.85), (0.8, 0.85), off=1.2)
     assert found._conformal == pytest.approx(0.02 + 0.05 / 2)
@@ -471,12 +447,6 @@ def test_after_a_change_the_margin_is_no_wider_than_before():
     assert found._conformal == 0.1
 
 
-def test_it_covers_what_runs_are_off_by():
-    draw = random.Random(1)
-    found = learned(*[(0.5, 0.6 * draw.gauss(1, 0.06)) for _ in range(300)])
-    assert 0.1 < found.margin < 0.25
-
-
 @pytest.mark.parametrize(("spread", "most"), [(0.04, 0.01), (0.1, 0.02)])
 def test_the_share_that_it_does_not_cover_is_small(spread, most):
     draw, found, missed = random.Random(2), Predictor(planned_s=0.1, slo_s=1.0), 0
@@ -486,14 +456,6 @@ def test_the_share_that_it_does_not_cover_is_small(spread, most):
         missed += number > 400 and said_s * (1 + found.margin) < took_s
         found.ended(0.0, EndedRun(0.5, took_s, [(said_s, took_s)]))
     assert missed / 3600 < most
-
-
-def test_small_runs_say_little_of_how_much_runs_scatter():
-    found = steady((0.5, 0.6), times=100)
-    before = found._deviation
-    for number in range(20):
-        found.ended(0.0, EndedRun(0.001, 0.1 + 0.001 + 0.02 * (number % 2)))
-    assert found._deviation < before + 0.03
 
 
 def test_no_margin_is_wider_than_three_tenths():

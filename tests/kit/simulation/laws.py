@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 
-
 BURST_S = 20.0  # from one burst to the next
 
 
