@@ -17,7 +17,7 @@ ABOUT = {
     "overload": "windve and its peers from 0.3 to 3 times the load that each can take, timed at the client",
     "overflow": "a peak that overflows to the CPU and goes, as Prometheus and the dashboard's panels see it",
     "admission": "admission by predicted finish in virtual time, beside the paper's depths and the plain rules",
-    "zoo": "the promise on twenty devices that no cost model describes, in virtual time, beside an oracle",
+    "zoo": "the promise on devices that no cost model describes, in virtual time, beside an oracle",
     "scaling": "from one box to 256 nodes: Routers and queues in virtual time, and a Router that dies",
     "generation": "generation in virtual time: first tokens and paces that are kept, and goodput beside a bound",
     "hybrid": "a host that holds a part of the cache, in virtual time: each mode beside the model and no host",
