@@ -7,6 +7,7 @@ earliest predicted first token comes first.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -63,11 +64,12 @@ class GenerationRequest:
     charge: GenerationCharge | None
     link: GenerationLink | None = None  # the replica that has admitted it
     offered: list[GenerationLink] = field(default_factory=list)  # replicas that it was offered to
-    is_second: bool = False  # it was admitted before, by a replica that died or failed
-    broken: GenerationLink | None = None  # that replica, if it failed
+    is_second: bool = False  # it was admitted before, by a replica that died, failed or hung
+    broken: GenerationLink | None = None  # that replica, if it failed or hung
     refusals: list[RefusedOffer] = field(default_factory=list)
     retry_s: float = math.inf
     overdue_at: float = math.inf  # if no token has come by then, its replica seems to hang, and others are asked
+    asking: asyncio.Timeout | None = None  # ends the offers to those others, once a token has come after all
     ended: set[int] = field(default_factory=set)  # answers that have ended
     begun: bool = False  # a token has come
     hurried: bool = False  # an offer was late or got no reply: a refusal as "never" may not hold at another time
@@ -83,6 +85,8 @@ class GenerationRequest:
 
     def on_token(self, token: NewToken) -> None:
         """Count and charge a token when its frame comes."""
+        if self.asking is not None and not self.begun:
+            self.asking.reschedule(0.0)
         self.begun = True
         if self.charge is not None and self.link is not None and self.link.view.state is not None:
             self.charge.came(self.link.view.state, token.answer)
@@ -229,8 +233,12 @@ class GenerationPlacer:
         no other admits it, or the token comes meanwhile, it stays where it is.
         """
         request.overdue_at, predicted_s = math.inf, request.streamed.predicted_s
-        beside = replace(request, broken=placed.link, is_second=True, offered=[], refusals=[])
-        other = None if request.is_second or request.begun else await self._placed(beside)
+        beside, other = replace(request, broken=placed.link, is_second=True, offered=[], refusals=[]), None
+        if not (request.is_second or request.begun):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None) as request.asking:
+                    other = await self._placed(beside)
+            request.asking = None
         if other is not None and not request.begun:
             placed.link.call_off(placed.pending)
             beside.overdue_at = math.inf

@@ -15,7 +15,7 @@ class OfferRecord:
     """An offer to one replica. Times are the loop's, s.
 
     Outcomes: "never", even an idle device would be late; "lost", the replica died, failed or did not answer;
-    "cancelled", the request ended before the replica decided.
+    "cancelled", the request ended before the replica decided, or its first token came from another replica.
     """
 
     pool: str

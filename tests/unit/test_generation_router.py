@@ -213,17 +213,20 @@ async def test_what_a_hung_step_has_no_token_of_is_answered_elsewhere_in_time(mo
         assert len(await read(pieces)) == 2
 
 
-@pytest.mark.parametrize("other", ["none", "refuses", "too late"])
+@pytest.mark.parametrize("other", ["none", "refuses", "too late", "hangs"])
 async def test_what_a_slow_step_has_stays_there_if_no_other_takes_it(monkeypatch, other):
-    """Its first token comes 0.75 s after it was asked for, a quarter later than the others are asked."""
+    """Its first token comes 0.75 s after it was asked for, a quarter later than the others are asked. It does not wait
+    for them.
+    """
     first, second = Replica("a"), Replica("b", model=StepTime(0.9, 0.0001, 0.0, 0.00002, 0.0, 4))
     async with service(monkeypatch, [first], *[[second]][: other != "none"]) as router:
-        second.flooded, one = other == "too late", asked(200, 6)
+        second.flooded, second.hung, one = other == "too late", other == "hangs", asked(200, 6)
         first.device.slow = 0.75 / MODEL.seconds(load_of([Chunk(one.ids, 0, ())]))
-        pieces = await router.begin(one)
+        began, pieces = asyncio.get_running_loop().time(), await router.begin(one)
         await asyncio.sleep(0.01)
         first.device.slow = 1.0
         assert await read(pieces) == [(expected(one), text_of(expected(one)), "length")]
+        assert 0.75 < asyncio.get_running_loop().time() - began < 0.8
         assert router.describe()["refused"] == 0
         assert second.stepper.schedule.steps == 0
         await freed(first)
