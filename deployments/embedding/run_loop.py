@@ -309,9 +309,9 @@ class RunLoop(RouterSessions[QuerySession, Report]):
     def _is_well(self, run: Run) -> None:
         """The engine has answered something, so the blamed queries fail with their own errors."""
         self.problem = None
-        for sentence, queries in run.blamed.items():
+        while run.blamed:
+            sentence, queries = run.blamed.popitem()
             self._fail(queries, sentence)
-        run.blamed.clear()
 
     def _run_again(self, run: Run) -> None:
         """Run the next group, or end the run after the last one."""
@@ -367,7 +367,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
     def _answer(self, query: OfferedQuery, numbers: Numbers, norm: float, run: Run, now: float) -> None:
         session = query.session
         query.gone = True
-        self._answered, self.problem = query, None
+        self._answered = query
         queries = session.admitted[query.number]
         del queries[query.index]
         if not queries:

@@ -501,6 +501,15 @@ async def test_an_engine_that_fails_and_whose_check_is_no_number_is_broken():
     assert (router.broken, router.ends[bad], runner.problem) == ([bad], ("failed", "bad"), "bad")
 
 
+async def test_a_run_stops_when_one_bad_answer_leaves_it_nothing_to_do():
+    router, runner, engine = served(micro_batch_queries=2)
+    engine.outcome = lambda query: np.nan if len(query.ids) == 75 and query.index == 0 else None
+    good, bad = router.offer(tokens=5, left_s=1.0), router.offer(3, left_s=1.5)
+    await told_all(runner)
+    assert (set(router.ends), router.ends[bad]) == ({(good, 0), bad}, ("failed", NO_NUMBERS))
+    assert engine.stopped == 1
+
+
 @pytest.mark.parametrize("per_offer", [1, 16_000])
 @pytest.mark.parametrize("norm", [1.0, math.nan])
 async def test_the_end_of_a_run_takes_time_in_proportion_to_its_queries(per_offer, norm):
