@@ -142,7 +142,7 @@ class Link(ReplicaLink[View, Channel]):
         super()._on_lost(left)
         if self._suspect:
             loop = asyncio.get_running_loop()
-            loop.call_at(self._hangs_at, lambda: self._give_up(self._suspect), context=contextvars.Context())
+            loop.call_at(self._hangs_at, self._give_up, left, context=contextvars.Context())
 
     def _give_up(self, offers: Iterable[PendingOffer]) -> None:
         """The replica hangs: queries that it has admitted become overdue, and undecided ones are lost."""

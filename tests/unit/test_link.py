@@ -205,6 +205,25 @@ async def test_what_is_on_a_replica_that_cannot_be_reached_is_overdue_when_it_wo
     assert bulk.ended
 
 
+async def test_what_is_on_a_replica_that_was_reached_again_meanwhile_has_time_of_its_own():
+    world = Followed(None, None, *[TimeoutError()] * 9)
+    link, channel = await world.live()
+    world.pool.policy["slo_s"] = 1.0
+    lost = link.offer(offer(75))
+    hangs_s = link._hangs_at - asyncio.get_running_loop().time()
+    channel.breaks()
+    await asyncio.sleep(0.3)
+    world.channels[1].reports()
+    with pytest.raises(ReplicaLost, match=LOST):
+        await lost.outcome
+    pending = link.offer(offer(75))
+    world.channels[1].breaks()
+    await asyncio.sleep(hangs_s - 0.01)
+    assert not pending.overdue
+    await asyncio.sleep(0.02)
+    assert pending.overdue
+
+
 @pytest.mark.parametrize(
     ("report", "is_hung"),
     [
