@@ -12,28 +12,30 @@ from typing import Any
 from uvicorn.config import HTTP_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_AT_ONCE = 65_536  # bytes: a larger write is not worth a copy
+_AT_ONCE = 65_536  # bytes: more is not held back, so that a writer is told to wait for a slow reader
 
 
 class GatheredWrites:
     """A transport that sends all writes of one turn of the event loop at its end."""
 
-    __slots__ = ("_loop", "_parts", "_transport")
+    __slots__ = ("_loop", "_parts", "_size", "_transport")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._parts: list[bytes] = []
+        self._size = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send it at the end of this turn; at once if it is large."""
+        """Send it at the end of this turn, or at once if much is waiting."""
         if not self._parts:
             self._loop.call_soon(self._send)
         self._parts.append(data)
-        if len(data) > _AT_ONCE:
+        self._size += len(data)
+        if self._size > _AT_ONCE:
             self._send()
 
     def close(self) -> None:
@@ -41,9 +43,9 @@ class GatheredWrites:
         self._transport.close()
 
     def _send(self) -> None:
-        if self._parts:
-            self._transport.writelines(self._parts)
-            self._parts = []
+        parts, self._parts, self._size = self._parts, [], 0
+        if parts and not self._transport.is_closing():  # uvloop raises an error if the client has gone
+            self._transport.writelines(parts)
 
 
 class GatheringProtocol(HttpToolsProtocol):

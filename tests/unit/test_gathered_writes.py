@@ -33,13 +33,15 @@ class Wire:
 
 
 def written(act):
-    wire = Wire()
+    wire, problems = Wire(), []
 
     async def run():
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: problems.append(about))
         await act(GatheredWrites(wire))
         await asyncio.sleep(0)
 
     asyncio.run(run())
+    assert not problems
     return wire
 
 
@@ -70,6 +72,25 @@ def test_a_large_body_does_not_wait(size, waits):
         assert (transport._transport.sent == []) == waits
 
     assert len(written(act).sent) == 1
+
+
+def test_writes_of_a_turn_do_not_wait_once_they_are_large_together():
+    """Else an answer in many pieces would grow in memory, because nothing tells its writer to wait."""
+
+    async def act(transport):
+        for _ in range(3):
+            transport.write(bytes(40_000))
+        assert list(map(len, transport._transport.sent)) == [80_000]
+
+    assert list(map(len, written(act).sent)) == [80_000, 40_000]
+
+
+def test_what_was_written_is_dropped_if_the_client_has_gone():
+    async def act(transport):
+        transport.write(b"bye")
+        transport._transport.close()
+
+    assert written(act).sent == []
 
 
 def test_a_server_answers_by_one_write_after_it_is_installed(monkeypatch):
