@@ -5,8 +5,9 @@
 # - An answer that HAProxy itself gives because no Router can is 503 with Retry-After, in the shape of the route's own
 #   errors (web/errors.py), whatever prefix the path has; Ray's is a bare 500. So is the 502 of Serve's own proxy
 #   (lost_router.py). gRPC's is UNAVAILABLE, and says when gRPC's own retries come back (gRFC A6).
-# - A request is read up to the buffer's size before a Router gets it. Whoever takes more than ten seconds for that is
-#   cut off (408), and no Router has heard of him. That answer has OpenAI's shape. A connection on which nothing comes is closed without a word.
+# - A request, and a gRPC call with one message, is read up to the buffer's size before a Router gets it. Whoever takes
+#   more than ten seconds for that is cut off, and no Router has heard of him: 408 in OpenAI's shape, by gRPC
+#   DEADLINE_EXCEEDED. A connection on which nothing comes is closed without a word.
 #   Whoever stops sending a larger one, or stops reading his answer, is cut off after a minute; by gRPC, whoever opens a
 #   connection and asks for nothing, after ten seconds.
 # - Each HTTP request, and each gRPC call with one message, says in x-request-start when it had come, and to which host:
@@ -27,8 +28,8 @@ tei='{"error":"'$sentence'","error_type":"Unhealthy"}'
 openai='{"error":{"message":"'$sentence'","type":"server_error","param":null,"code":"unavailable"}}'
 cohere='{"message":"'$sentence'"}'
 ollama='{"error":"'$sentence'"}'
-late='the request did not arrive within ten seconds; please send it again' # a 408 knows no route yet
-late='{"error":{"message":"'$late'","type":"invalid_request_error","param":null,"code":"timed_out"}}'
+late='the request did not arrive within ten seconds; please send it again'
+slow='{"error":{"message":"'$late'","type":"invalid_request_error","param":null,"code":"timed_out"}}' # a 408 knows no route yet
 single='path_end /Embed /EmbedSparse /EmbedAll /Predict /PredictPair /Rerank /Generate'
 grpc='hdr grpc-status 14 hdr grpc-message "'$sentence'" hdr retry-after-ms 1000 hdr grpc-retry-pushback-ms 1000'
 
@@ -44,19 +45,20 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     -e '/^frontend grpc_frontend/a\
     maxconn '$((most / 4 - 16))'\
     timeout http-request 10s\
+    http-error status 408 hdr grpc-status 4 hdr grpc-message "'"$late"'"\
     http-request disable-l7-retry if { path_end /Generate }\
     http-request del-header x-request-start\
     http-request wait-for-body time 10s if { '"$single"' }\
     http-request set-header x-request-start "t=%[date(0,us)] %H" if { '"$single"' }\
-    http-after-response set-header content-type application/grpc if { status 502:504 } { res.hdr(grpc-status) -m found }\
-    http-after-response set-status 200 if { status 502:504 } { res.hdr(grpc-status) -m found }' \
+    http-after-response set-header content-type application/grpc if { status 408 502:504 } { res.hdr(grpc-status) -m found }\
+    http-after-response set-status 200 if { status 408 502:504 } { res.hdr(grpc-status) -m found }' \
     -e '/^frontend http_frontend/a\
     maxconn '$((most * 3 / 4 - 16))'\
     timeout client 60s\
     timeout http-request 10s\
     option http-buffer-request\
     option http-ignore-probes\
-    http-error status 408 content-type application/json string '"'$late'"'\
+    http-error status 408 content-type application/json string '"'$slow'"'\
     http-request disable-l7-retry if { path_end /completions }\
     http-request set-header x-request-start "t=%[date(0,us)] %H"\
     http-request del-header x-request-id if { req.hdr(x-request-id) -m reg [^!-~] }\

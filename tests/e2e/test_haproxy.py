@@ -236,6 +236,25 @@ def test_a_body_that_does_not_arrive_is_refused_in_openais_shape(hasty, body):
     assert error == {"type": "invalid_request_error", "param": None, "code": "timed_out"}
 
 
+def test_a_call_whose_message_does_not_arrive_ends_with_a_status_of_grpc(tmp_path):
+    script = tmp_path / "haproxy.sh"
+    script.write_text(HAPROXY.read_text().replace("wait-for-body time 10s", "wait-for-body time 200ms"))
+    over = threading.Event()
+
+    def message():
+        over.wait(30)
+        yield b""
+
+    with (
+        proxy(tmp_path, [1], 2, script, RequestProtocol.GRPC) as port,
+        grpc.insecure_channel(f"{LOOPBACK}:{port}") as channel,
+        pytest.raises(grpc.RpcError, match="the request did not arrive within ten seconds") as failed,
+    ):
+        list(channel.stream_stream("/tei.v1.Embed/Embed")(message(), timeout=30, wait_for_ready=True))
+    over.set()
+    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
 NOT_UTF_8 = b"\xff\xfe"
 
 
