@@ -15,13 +15,14 @@ Work is in planned seconds: the sum of the cost model's costs of all queries. A 
 A prediction may fill 1 / (1 + m) of the time to a deadline. The margin m follows adaptive conformal inference (Gibbs
 and Candes, 2021, Eq. 2): it grows by `_GAIN` times the share of a run's answers that it did not cover, and shrinks by
 `_GAIN * _AIM`. While m is between its bounds, the uncovered share tends to `_AIM` over many runs, whatever the
-distribution of the counted errors. This does not promise `_AIM` for all answers, because four things differ from the
+distribution of the counted errors. This does not promise `_AIM` for all answers, because five things differ from the
 paper:
 
 - An error is known only when its run ends.
 - Only admitted queries are seen.
-- A prediction shorter than a quarter of the SLO does not shrink the margin, because it is easily covered. If one
-  shorter than an eighth is missed, it counts in proportion: a busy moment says little about a large run.
+- A prediction shorter than a quarter of the SLO does not shrink the margin, because it is easily covered.
+- A missed prediction shorter than an eighth of the SLO counts in proportion to its length: a delay that is large for
+  a small run may be small for a large one.
 - An error that the line has learned by now is not counted.
 """
 

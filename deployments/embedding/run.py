@@ -7,8 +7,8 @@ serves as the check whether the engine still works:
     the check fails                 the engine is broken: all queries of the run fail, Routers offer them elsewhere, and
                                     the replica's health check fails until something is answered
     the check is answered           run the queries again in halves, halves of halves, and so on
-    a query fails alone, or a pass  run the check again: if it is answered, the query fails with its own error; else the
-    has no finite numbers           engine has broken in the meantime
+    a query fails alone, or a pass  run the check: if it is answered, these queries fail with their own errors; else the
+    gives no finite numbers         engine has broken in the meantime
     `MOST_AGAIN` runs are used up,  fail the rest; Routers offer it elsewhere, and know that this engine works
     or urgent queries wait
 """
@@ -76,7 +76,7 @@ class Run:
     - `groups`: what runs again after this group; `again`: how many groups have run again.
     - `sentence`: why the run failed.
 
-    `blamed`: queries that fail, by the reason, once something shows that the engine works.
+    `blamed`: queries that fail, by reason, once something shows that the engine works.
     """
 
     queries: list[OfferedQuery]

@@ -300,7 +300,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             run.sentence = self._sentence(problem)
 
     def _check(self, run: Run) -> None:
-        """Answers of the group were not finite, and nothing has shown since that the engine works."""
+        """Schedule the check: answers were not finite, and nothing has shown since that the engine works."""
         if self._answered is None:
             run.sentence = self._sentence(RuntimeError(_NO_NUMBERS))
         else:

@@ -1,7 +1,7 @@
-"""Sends the head and the body of an HTTP answer by one system call.
+"""Sends the head and the body of an HTTP answer in one system call.
 
-uvicorn writes them one after the other, and asyncio sends each write at once. For a short answer that is a third of the
-Router's work (samples of a Router that refuses 700 queries at once), and HAProxy reads twice.
+uvicorn writes them one after the other, and the event loop sends each write at once. A Router that refused 700 queries
+spent a third of its time on that (profiler samples), and HAProxy read each answer twice.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ cohere='{"message":"'$sentence'"}'
 ollama='{"error":"'$sentence'"}'
 late='the request did not arrive within ten seconds; please send it again'
 slow='{"error":{"message":"'$late'","type":"invalid_request_error","param":null,"code":"timed_out"}}' # a 408 knows no route yet
-single='path_end /Embed /EmbedSparse /EmbedAll /Predict /PredictPair /Rerank /Generate'
+single='path_end /Embed /EmbedSparse /EmbedAll /Predict /PredictPair /Rerank /Generate' # gRPC calls with one message
 grpc='hdr grpc-status 14 hdr grpc-message "'$sentence'" hdr retry-after-ms 1000 hdr grpc-retry-pushback-ms 1000'
 
 if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then

@@ -88,7 +88,7 @@ class GenerationCalls(GrpcService):
         admission = asked_by(context)
         waited_s = admission.get("waited_s", 0.0)
         if (left_ms := metadata_of(context, TIME_LEFT)) is not None:
-            allowed_s = waited_s + max(1, int(left_ms)) / 1000
+            allowed_s = waited_s + max(1, int(left_ms)) / 1000  # gRPC counts from now, `timeout_s` from the arrival
             if allowed_s < admission.get("timeout_s", self._router.config.ttft_s):
                 admission["timeout_s"] = allowed_s
         prompts = await self._asking.prompts(parsed)

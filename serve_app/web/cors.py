@@ -17,6 +17,6 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         allow_origins=origins,
         allow_methods=("GET", "HEAD", "POST"),
         allow_headers=("*",),
-        allow_private_network="*" not in origins,  # a named origin may be a public site
+        allow_private_network="*" not in origins,  # named public sites may ask a private network
         expose_headers=("*",),
     )
