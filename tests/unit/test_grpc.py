@@ -29,6 +29,7 @@ from serve_app.embedding import grpc_model
 from serve_app.embedding.api import HttpApi
 from serve_app.embedding.grpc_answers import embed_response, info_response, tokens_response
 from serve_app.grpc_services import METHODS, add_to_server
+from serve_app.proto.generation_pb2 import DESCRIPTOR as GENERATION
 from serve_app.proto.tei_pb2 import (
     DESCRIPTOR,
     DecodeRequest,
@@ -87,6 +88,14 @@ def test_calls_are_tei_s():
     theirs = {call: (*kinds, False, False) for call, kinds in tei_wire.UNARY.items()}
     theirs |= {call: (*kinds, True, True) for call, kinds in tei_wire.STREAMS.items()}
     assert ours == theirs | {call: (*kinds, True, False) for call, kinds in tei_wire.COLLECTED.items()}
+
+
+def test_haproxy_stamps_all_calls_of_the_model_that_have_one_message():
+    script = (ROOT / "deployments/serve_adapter/haproxy.sh").read_text(encoding="utf-8")
+    (stamped,) = re.findall(r"^single='path_end ([^']+)'", script, re.MULTILINE)
+    services = [*DESCRIPTOR.services_by_name.values(), *GENERATION.services_by_name.values()]
+    single = {call.name for service in services for call in service.methods if not call.client_streaming}
+    assert {name.removeprefix("/") for name in stamped.split()} == single - {"Info", "Tokenize", "Decode"}
 
 
 def test_services_are_added_with_all_calls_and_each_has_a_method():
