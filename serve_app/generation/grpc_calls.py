@@ -84,8 +84,8 @@ class GenerationCalls(GrpcService):
         received = asyncio.get_running_loop().time()
         client = self.let_in(context)
         scope.came_from(client)
+        admission = asked_by(context)  # its wait ends here: what follows counts from `received`
         parsed = self._parsed(self.checked(request), metadata_of(context, "model"))
-        admission = asked_by(context)
         waited_s = admission.get("waited_s", 0.0)
         if (left_ms := metadata_of(context, TIME_LEFT)) is not None:
             allowed_s = waited_s + max(1, int(left_ms)) / 1000  # gRPC counts from now, `timeout_s` from the arrival
