@@ -78,3 +78,9 @@ def test_a_sample_fails_where_it_cannot_be_chance(planted, found, is_sample, sta
     console = Console(file=io.StringIO())
     counts = Counter({"a/b.py": planted}), Counter({"a/b.py": found}), Counter[str]()
     assert mutants.verdict(console, *counts, is_sample=is_sample) == status
+
+
+def test_every_fault_that_changes_nothing_can_be_planted():
+    files = {file for file, _ in mutants.equivalent()}
+    planted = {f.key for file in files for f in faults(file, (mutants.ROOT / file).read_text(encoding="utf-8"))[1]}
+    assert not mutants.equivalent().keys() - planted
