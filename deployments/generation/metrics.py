@@ -70,7 +70,7 @@ class GenerationPoolState(NamedTuple):
 
     is_open: bool
     live_replicas: int
-    ejected_replicas: int  # how many of them get nothing because their engines fail
+    ejected_replicas: int  # how many of them get nothing because their engines fail or hang
     calibrated: bool
 
 

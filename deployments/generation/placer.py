@@ -99,6 +99,7 @@ class Placed(NamedTuple):
 
     link: GenerationLink
     pending: PendingGeneration
+    offered_at: float
 
 
 class GenerationPlacer:
@@ -131,7 +132,7 @@ class GenerationPlacer:
             if isinstance(found, PendingGeneration):
                 self._admitted(request, pool, link)
                 request.overdue_at = now + max(_HANGS * first_s, _HANGS_TTFT * (request.due - request.started))
-                return Placed(link, found)
+                return Placed(link, found, now)
             if found is None:
                 request.hurried = True
                 continue
@@ -235,6 +236,7 @@ class GenerationPlacer:
         request.overdue_at, predicted_s = math.inf, request.streamed.predicted_s
         beside, other = replace(request, broken=placed.link, is_second=True, offered=[], refusals=[]), None
         if not (request.is_second or request.begun):
+            self._note_overdue(placed)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None) as request.asking:
                     other = await self._placed(beside)
@@ -247,6 +249,14 @@ class GenerationPlacer:
             other.link.call_off(other.pending)
         request.streamed.predicted_s = predicted_s
         return request, placed
+
+    def _note_overdue(self, placed: Placed) -> None:
+        """Count an overdue first token as a failure of the replica, provided that another one is open."""
+        now = asyncio.get_running_loop().time()
+        others = (link.view for pool in self.pools.values() for link in pool.live if link is not placed.link)
+        if any(view.opens_s(now) <= 0 and not view.is_out(now) for view in others):
+            placed.link.view.outlier.count_overdue(now, placed.offered_at)
+            self.ejections.note_failed(placed.link)
 
     def candidates(self, request: GenerationRequest) -> Iterator[tuple[GenerationPool, GenerationLink]]:
         for pool in self.pools.values():

@@ -1,4 +1,4 @@
-"""Ejects a Router's replicas whose engines fail, and lets them back (`outliers`)."""
+"""Ejects a Router's replicas whose engines fail or hang, and lets them back (`outliers`)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Ejections:
         self._pools = pools
 
     def note_failed(self, link: ReplicaLink[Any, Any]) -> None:
-        """A replica's engine has failed: eject the replica if it is an outlier and not too many are ejected."""
+        """A replica's engine failed or hangs: eject the replica if it is an outlier and not too many are ejected."""
         now, outlier = asyncio.get_running_loop().time(), link.view.outlier
         if outlier.should_be_ejected(now) and may_eject_one(len(self._ejected()), self._live):
             ejected_s = outlier.eject(now)
             link.pool.heard(link)
             logger.warning(
-                "ejecting the %s pool's replica %s for %.0f s: its engine has failed %d times in a row",
+                "ejecting the %s pool's replica %s for %.0f s: its engine has failed or hung %d times in a row",
                 link.pool.name, link.view.replica, ejected_s, outlier.failures,
             )  # fmt: skip
 

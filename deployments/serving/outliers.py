@@ -1,12 +1,13 @@
-"""Outlier ejection: when a Router stops sending to a replica whose engine fails, and for how long. Pure: the time is an
-argument.
+"""Outlier ejection: when a Router stops sending to a replica whose engine fails or hangs, and for how long. Pure: the
+time is an argument.
 
 It follows Envoy's outlier detection, for the same reason: a replica that fails at once looks idle, and so attracts all
 queries (https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier). The first three numbers are
 Envoy's defaults (`consecutive_5xx`, `base_ejection_time`, `max_ejection_time`). Envoy's `max_ejection_percent` of 10 %
 suits hundreds of hosts; a pool here may have two.
 
-    ejected        after `FAILURES` offers in a row failed because of the engine
+    ejected        after `FAILURES` offers in a row failed because of the engine, or because a first token was overdue;
+                   of those that wait for it at the same time, only one counts, so that a short pause ejects nobody
     for            `BASE_S` times the number of its ejections, at most `LONGEST_S`; the number starts again at 1 if the
                    replica has worked for as long as its last ejection took
     back           automatically; the next failure ejects it again, while an answer, or a failure that shows that the
@@ -32,10 +33,17 @@ class Outlier:
     failures: int = 0  # in a row
     ejections: int = 0
     until: float = -math.inf
+    overdue_at: float = -math.inf  # when a first token that counted was overdue
 
     def count(self, *, worked: int, failed: int) -> None:
         """Count the outcomes of offers since the last report. `worked`: those that show that the engine works."""
         self.failures = failed if worked else self.failures + failed
+
+    def count_overdue(self, now: float, offered_at: float) -> None:
+        """Count an overdue first token, unless it was offered before the last one that counted was overdue."""
+        if offered_at >= self.overdue_at:
+            self.overdue_at = now
+            self.failures += 1
 
     def should_be_ejected(self, now: float) -> bool:
         return self.failures >= FAILURES and not self.is_ejected(now)

@@ -221,7 +221,7 @@ async def test_what_a_slow_step_has_stays_there_if_no_other_takes_it(monkeypatch
     first, second = Replica("a"), Replica("b", model=StepTime(0.9, 0.0001, 0.0, 0.00002, 0.0, 4))
     async with service(monkeypatch, [first], *[[second]][: other != "none"]) as router:
         second.flooded, second.hung, one = other == "too late", other == "hangs", asked(200, 6)
-        first.device.slow = 0.75 / MODEL.seconds(load_of([Chunk(one.ids, 0, ())]))
+        first.device.slow = 0.75 / step_s(one)
         began, pieces = asyncio.get_running_loop().time(), await router.begin(one)
         await asyncio.sleep(0.01)
         first.device.slow = 1.0
@@ -420,7 +420,7 @@ async def test_a_replica_whose_engine_is_broken_is_ejected_and_asked_again_later
         for _ in range(8):
             assert len(await read(await router.begin(asked()))) == 1
         assert len(first.device.works) == 5 * WORKS
-        assert caplog.text.count("a for 30 s: its engine has failed 5 times in a row") == 1
+        assert caplog.text.count("a for 30 s: its engine has failed or hung 5 times in a row") == 1
         assert router.describe()["pools"]["accelerator"]["replicas"]["a"]["ejected_s"] > 29
         first.device.broken = None
         await asyncio.sleep(30.0)
@@ -459,6 +459,83 @@ async def test_the_only_replica_is_not_ejected_and_says_why(monkeypatch):
         assert router.pools["accelerator"].ejected() == []
         replica.device.broken = None
         assert len(await read(await router.begin(asked()))) == 1
+
+
+def step_s(one):
+    """Seconds of a step of only this prompt."""
+    return MODEL.seconds(load_of([Chunk(one.ids, 0, ())]))
+
+
+async def test_a_replica_that_hangs_is_ejected_and_asked_again_later(monkeypatch, caplog):
+    """Before, each prompt was offered to it first. Its step ends after 50 s."""
+    first, second, asks = Replica("a"), Replica("b"), Counter()
+
+    async def ask(router, count):
+        for seed in range(count):
+            record = GenerationRecord()
+            assert len(await read(await router.begin(asked(60, 8, seed, record=record)))) == 1
+            asks.update(offer.replica for offer in record.offers)
+        return asks.pop("a", 0)
+
+    async with service(monkeypatch, [first, second]) as router:
+        first.device.slow = 50.0 / step_s(asked(60))
+        assert await ask(router, 40) == 5
+        assert caplog.text.count("a for 30 s: its engine has failed or hung 5 times in a row") == 1
+        await asyncio.sleep(30.0)
+        assert await ask(router, 10) == 1
+        assert caplog.text.count("a for 60 s: its engine has failed or hung 6 times in a row") == 1
+        first.device.slow = 1.0
+        await asyncio.sleep(60.0)
+        assert await ask(router, 10) > 1
+        assert router.pools["accelerator"].links["a"].view.outlier.failures == 0
+        await freed(first, second)
+
+
+async def test_what_runs_on_an_ejected_replica_goes_on(monkeypatch):
+    first, second, one = Replica("a"), Replica("b"), asked(tokens=40)
+    async with service(monkeypatch, [first, second]) as router:
+        pieces = await router.begin(one)
+        router.pools["accelerator"].links["a"].view.outlier.eject(asyncio.get_running_loop().time())
+        assert await read(pieces) == [(expected(one), text_of(expected(one)), "length")]
+        assert second.stepper.schedule.steps == 0
+
+
+@pytest.mark.parametrize("other", ["full", "ejected"])
+async def test_a_replica_that_hangs_is_not_ejected_while_no_other_is_open(monkeypatch, other):
+    first, hangs = Replica("a", model=StepTime(0.04, 0.0, 0.0, 0.0, 0.0, 4), blocks=4), Replica("b")
+    async with service(monkeypatch, [first], [hangs]) as router:
+        hangs.device.slow = 1e9
+        async with contextlib.aclosing(await router.begin(asked(100, 400 if other == "full" else 1))):
+            await asyncio.sleep(0.01)
+            if other == "ejected":
+                router.pools["accelerator"].live[0].view.outlier.eject(asyncio.get_running_loop().time())
+            for _ in range(8):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await read(await router.begin(asked(300, 1)))
+            assert router.pools["cpu"].live[0].view.outlier.failures == 0
+
+
+async def test_a_replica_that_is_only_slow_is_not_ejected(monkeypatch):
+    """Each first token comes after 0.75 s, and the other replica is too slow to take the prompt after half a second."""
+    slow, other = Replica("a"), Replica("b", model=StepTime(0.002, 0.0, 0.0, 0.01, 0.0, 4))
+    async with service(monkeypatch, [slow], [other]) as router:
+        slow.device.slow = 0.75 / step_s(asked(60))
+        for _ in range(8):
+            assert len(await read(await router.begin(asked(60, 1)))) == 1
+        assert slow.stepper.schedule.steps == 8
+        assert router.pools["accelerator"].ejected() == []
+
+
+async def test_a_replica_that_pauses_is_not_ejected(monkeypatch):
+    """For 2 s, in which 40 prompts come."""
+    first, second = Replica("a"), Replica("b")
+    async with service(monkeypatch, [first, second]) as router:
+        first.device.slow = 2.0 / step_s(asked(60))
+        asyncio.get_running_loop().call_later(0.02, setattr, first.device, "slow", 1.0)
+        assert await stream(router, 60, 20.0, 0, []) == {True: 60}
+        assert router.pools["accelerator"].ejected() == []
+        await freed(first, second)
 
 
 async def test_an_ejected_replica_is_back_when_the_other_has_gone(monkeypatch):

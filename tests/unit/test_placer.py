@@ -164,7 +164,7 @@ async def test_a_replica_whose_engine_is_broken_is_ejected_and_asked_again_later
         a1.view.outlier.failures = min(count, 5)  # as its reports say
         await placer.answer(request_of(75))
     assert len(a1.heard) == 5
-    assert caplog.text.count("a0 for 30 s: its engine has failed 5 times in a row") == 1
+    assert caplog.text.count("a0 for 30 s: its engine has failed or hung 5 times in a row") == 1
     assert placer.pools["accelerator"].ejected() == [a1]
     a2.view.outlier.failures = 5
     a2.scripts[:] = [breaks]
