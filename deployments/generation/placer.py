@@ -78,6 +78,11 @@ class GenerationRequest:
     def is_over(self) -> bool:
         return len(self.ended) == self.wanted.answers
 
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether its first token came from another replica (`GenerationPlacer.place_beside`)."""
+        return not self.begun and self.streamed.first_at is not None
+
     def over(self, error: BaseException | None) -> None:
         """Note its end, with the error if there is one."""
         device_s = 0.0 if self.charge is None else self.charge.device_s
@@ -127,6 +132,9 @@ class GenerationPlacer:
             request.streamed.predicted_s = now - request.started + first_s
             request.offered.append(link)
             found = await self._ask(request, pool, link)
+            if request.is_overtaken and isinstance(found, PendingGeneration):
+                link.call_off(found)
+                return None
             if offered is not None:
                 offered.ends(clock(), _outcome(found))
             if isinstance(found, PendingGeneration):
@@ -143,8 +151,9 @@ class GenerationPlacer:
 
     def _came(self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink, token: NewToken) -> None:
         """Take a token. It may come in the same turn of the loop as the admission, which is handled one turn later."""
-        self._admitted(request, pool, link)
-        request.on_token(token)
+        if not request.is_overtaken:
+            self._admitted(request, pool, link)
+            request.on_token(token)
 
     async def _ask(
         self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink
@@ -231,7 +240,8 @@ class GenerationPlacer:
 
     async def place_beside(self, request: GenerationRequest, placed: Placed) -> tuple[GenerationRequest, Placed]:
         """Have another replica admit a generation whose first token is overdue, and call it off at the first one. If
-        no other admits it, or the token comes meanwhile, it stays where it is.
+        no other admits it, or the token comes meanwhile, it stays where it is. Tokens of the replica that is called off
+        are not counted.
         """
         request.overdue_at, predicted_s = math.inf, request.streamed.predicted_s
         beside, other = replace(request, broken=placed.link, is_second=True, offered=[], refusals=[]), None
@@ -241,12 +251,10 @@ class GenerationPlacer:
                 async with asyncio.timeout(None) as request.asking:
                     other = await self._placed(beside)
             request.asking = None
-        if other is not None and not request.begun:
+        if other is not None:
             placed.link.call_off(placed.pending)
             beside.overdue_at = math.inf
             return beside, other
-        if other is not None:
-            other.link.call_off(other.pending)
         request.streamed.predicted_s = predicted_s
         return request, placed
 

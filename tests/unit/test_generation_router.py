@@ -232,6 +232,52 @@ async def test_what_a_slow_step_has_stays_there_if_no_other_takes_it(monkeypatch
         await freed(first)
 
 
+@pytest.mark.parametrize(
+    ("turns", "pool"),
+    [
+        (["admission", "slow"], "accelerator"),
+        (["admission token", "slow"], "cpu"),
+        (["slow admission"], "accelerator"),
+        (["slow admission token"], "accelerator"),
+        (["admission token slow"], "cpu"),
+    ],
+)
+async def test_the_first_token_decides_which_of_two_replicas_is_counted(monkeypatch, turns, pool):
+    """The CPU's replica is asked because the other one is slow. Its admission and its tokens are read with the slow
+    one's first token, in one turn of the loop or in two.
+    """
+    first, second, counted, held = Replica("a"), Replica("b"), [], {"slow": [], "admission": [], "token": []}
+    hear, record, client = GenerationChannel.hear, GenerationRecord(), Client(Tenant("t"), Quota(1.0, "tokens"))
+
+    def read_together(channel, report):
+        is_slow = channel is router.pools["accelerator"].live[0]._channel
+        held["slow" if is_slow else "admission" if report.admitted else "token"].append((channel, report))
+        if is_slow and report.tokens:
+            monkeypatch.setattr(GenerationChannel, "hear", hear)
+            for turn in [*turns, "slow admission token"]:  # the last one: what is left
+                asyncio.get_running_loop().call_soon(read_turn, turn.split())
+
+    def read_turn(kinds):
+        for kind in kinds:
+            while held[kind]:
+                hear(*held[kind].pop(0))
+
+    async with service(monkeypatch, [first], [second]) as router:
+        monkeypatch.setattr(router.metrics, "count", lambda name, step, *tags: counted.append((name, step, *tags)))
+        one = asked(200, 6, record=record, client=client)
+        first.device.slow = 0.7 / MODEL.seconds(load_of([Chunk(one.ids, 0, ())]))
+        pieces = await router.begin(one)
+        await asyncio.sleep(0.01)
+        first.device.slow = 1.0
+        monkeypatch.setattr(GenerationChannel, "hear", read_together)
+        assert await read(pieces) == [(expected(one), text_of(expected(one)), "length")]
+        assert {tags[0] for name, _, *tags in counted if name != "prompt_tokens"} == {pool}
+        assert sum(step for name, step, *_ in counted if name == "answer_tokens") == 6
+        assert record.admitted.pool == pool
+        assert client.quota._left == pytest.approx(5 - 200 - 6)
+        await freed(first, second)
+
+
 async def test_requests_at_once_do_not_get_more_of_a_quota_than_one_after_another(monkeypatch):
     replica, client = Replica("a", blocks=6), Client(Tenant("greedy"), Quota(1.0, "tokens"))
     async with service(monkeypatch, [replica]) as router:
