@@ -40,6 +40,9 @@ class Link(ReplicaLink[View, Channel]):
     at_work = "the query was on it"
 
     pool: Pool
+    _progress_at: float  # loop time; set with the first offer, like the next two
+    _needs_s: float
+    _hangs: bool
 
     def __init__(self, pool: Pool, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
         super().__init__(pool, replica, about, rank)
@@ -47,7 +50,6 @@ class Link(ReplicaLink[View, Channel]):
         self.bulk_parts = 0  # parts of bulk requests that are there now
         self.bulk_again_at = 0.0  # it had no room for bulk queries; do not ask again before
         self._asking: asyncio.Future[None] | None = None  # done at its next report
-        self._progress_at, self._needs_s, self._hangs = 0.0, 0.0, False
 
     def offer(self, offer: Offer) -> PendingOffer:
         """Send the offer. Call it only while `is_live`."""
