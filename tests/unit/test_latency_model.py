@@ -227,6 +227,7 @@ def test_the_margin_is_a_side_of_the_confidence_interval(shape):
     line_s = np.array([found.curve.latency_s(level) for level in LEVELS])
     columns = np.column_stack([LEVELS, np.ones(5)]) / line_s[:, None]
     residuals = np.array([sample.latency_s for sample in samples]) / line_s - 1
+    assert columns.T @ residuals == pytest.approx([0.0, 0.0], abs=1e-6)
     variance = (residuals @ residuals + 2 * 0.01**2) / (5 - 2 + 2)
     where = np.array([30, 2 if shape == "steady" else 1])
     deviation_s = math.sqrt(where @ np.linalg.inv(columns.T @ columns) @ where * variance)
