@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.channel import Channel, PendingOffer
 from deployments.embedding.frames import Offer, Report
+from deployments.embedding.scheduler.starvation import is_tight
 from deployments.embedding.view import View
 from deployments.errors import ReplicaLost
 from deployments.serving.replica_link import ReplicaLink, learned
@@ -83,7 +84,8 @@ class Link(ReplicaLink[View, Channel]):
             return
         model, most_s = self.view.model, math.inf if self.pool.by_count else self.view.idle_room_s(allowed_s)
         if lengths := [tokens for tokens in lengths if model.cost_s(tokens) <= most_s]:
-            self._channel.note_refused(model.work_s(lengths), tenant, lengths)
+            tight = is_tight(allowed_s, self.pool.policy["slo_s"])
+            self._channel.note_refused(model.work_s(lengths), tenant, () if tight else lengths)
 
     def describe(self) -> dict[str, Any]:
         """The replica as `/info` shows it."""

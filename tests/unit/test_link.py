@@ -268,9 +268,19 @@ async def test_failures_by_the_engines_fault_are_counted_until_something_is_answ
     assert counts == [2, 2, 3, 0, 1, 0, 1, 0]
 
 
+@pytest.mark.parametrize(("slo_s", "sizes"), [(1.0, [75, 20]), (1.06, ())])
+async def test_no_room_is_kept_for_a_query_with_less_time_than_the_slo(slo_s, sizes):
+    link, channel = await Followed().live()
+    link.pool.policy["slo_s"] = slo_s
+    del channel.told[:]
+    link.refuse_here([75, 20], 1.0, None)
+    assert channel.told == [("note_refused", link.view.model.work_s([75, 20]), None, sizes)]
+
+
 async def test_what_is_said_of_an_offer_goes_to_its_connection():
     world = Followed(None, *[OSError()] * 9)
     link, channel = await world.live()
+    link.pool.policy["slo_s"] = 1.0
     pending = link.offer(offer(75))
     del channel.told[:]
     link.confirm(pending)

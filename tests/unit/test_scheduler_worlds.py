@@ -104,6 +104,35 @@ def test_long_queries_get_half_the_share_of_all_at_least(figure, load, curve, mi
     assert ratio >= SHARE
 
 
+@pytest.mark.parametrize("micro_batch_queries", ENDS)
+@pytest.mark.parametrize(
+    ("load", "cost_s", "allowed_s"),
+    [
+        pytest.param(1.0, 0.5, 0.8, id="on an idle device just in time"),
+        pytest.param(1.5, 0.5, 0.8, id="beside more"),
+        pytest.param(1.0, 0.3, 0.85, id="in time before others are"),
+        pytest.param(1.0, 0.65, 1.0, id="nearly a whole run"),
+    ],
+)
+def test_long_queries_that_kept_room_does_not_help_cost_the_others_little(
+    figure, micro_batch_queries, load, cost_s, allowed_s
+):
+    """Two a second. Room that was kept for them cost up to 0.86 of what is answered without them."""
+    device = Device(*ATLAS, micro_batch_queries)
+    short = list(poisson(load * (1 - device.beta_s) / device.alpha_s, 20, allowed_s=1.0))
+    tokens = round(75 * cost_s / device.alpha_s)
+    long = [one._replace(tokens=tokens) for one in poisson(2.0, 20, allowed_s=allowed_s, seed=77)]
+
+    def answered(arrivals):
+        sent = [one for one in World(device).serve(arrivals) if one.at > 5]
+        assert not late_share(sent)
+        return sum(one.arrival.tokens for one in sent if one.in_time) / 75 / 15 * device.alpha_s
+
+    alone_s, beside_s = answered(short), answered([*short, *long])
+    figure(f"{beside_s:.2f} device seconds a second are answered, without the long ones {alone_s:.2f}")
+    assert beside_s >= 0.8 * alone_s
+
+
 def bulk_of(rate, seconds):
     return [Arrival(number / rate, 75, 600.0, bulk=True) for number in range(int(rate * seconds))]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.embedding.scheduler.starvation import _AIM, SHARE, LongQueries
+from deployments.embedding.scheduler.starvation import _AIM, SHARE, LongQueries, is_tight
 
 LONG, SHORT = 5.0, 0.25
 
@@ -70,6 +70,33 @@ def test_many_at_once_count_as_one_after_the_other(mean_s, count):
         lambda one: (one._all.offered_s, one._all.admitted_s, one._long.offered_s, one._long.admitted_s),
     ):
         assert read(at_once) == pytest.approx(read(one_by_one))
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "left_s", "helped"),
+    [
+        (5.5, 2.0, True),
+        (5.51, 2.0, False),  # more than 0.55 of what an idle device admits
+        (5.5, 1.9, True),
+        (5.5, 1.89, False),  # less than 0.95 of the usual time, of which it makes 0.02
+        (5.5, 9.0, True),
+        (5.5, None, True),
+        (5.51, None, False),
+    ],
+)
+def test_room_is_kept_only_for_those_whom_it_helps(cost_s, left_s, helped):
+    fairness = LongQueries(1.0)
+    fairness.offered(0.0, SHORT, refused=False, left_s=2.0)
+    assert fairness.left_s == 2.0
+    fairness.offered(0.0, cost_s, refused=True, count=9, most_s=10.0, left_s=left_s)
+    assert (fairness.long_s, fairness.reserve_s) == ((cost_s, cost_s) if helped else (0.0, 0.0))
+    assert fairness._all.offered_s == pytest.approx(SHORT + 9 * cost_s)
+    assert fairness.left_s == pytest.approx(2.0 + 0.02 * ((left_s or 2.0) - 2.0))
+
+
+@pytest.mark.parametrize(("left_s", "tight"), [(0.94, True), (0.95, False), (2.0, False)])
+def test_a_query_with_much_less_time_than_others_is_tight(left_s, tight):
+    assert is_tight(left_s, 1.0) == tight
 
 
 def test_so_many_at_once_take_no_time():

@@ -43,8 +43,8 @@ class Demand:
 
     def refused(self, now: float, cost_s: float, count: int) -> None:
         """Count `count` queries of that cost that a Router refused for lack of room here."""
-        if cost_s <= self.limits.idle_room_s(self.limits.policy.slo_s):
-            self.long_queries.offered(now, cost_s, refused=True, count=count)
+        if cost_s <= (most_s := self.limits.idle_room_s(self.limits.policy.slo_s)):
+            self.long_queries.offered(now, cost_s, refused=True, count=count, most_s=most_s)
 
     def has_urgent(self, now: float) -> bool:
         """Whether an urgent query came lately."""
@@ -87,7 +87,8 @@ class Demand:
         if (account := queries[0].account) is not None:
             account.count(asked_s, used_s)
         if counts:
-            self.long_queries.offered(now, asked_s / len(queries), refused=bool(refused))
+            cost_s, left_s = asked_s / len(queries), min(queries[0].due - now, self.limits.policy.slo_s)
+            self.long_queries.offered(now, cost_s, refused=bool(refused), most_s=most_s, left_s=left_s)
 
     @property
     def reserve_s(self) -> float:

@@ -3,8 +3,10 @@
 Under overload, a short query fits into the little room that becomes free, and a long one does not. So the device
 compares two ratios: the admitted share of the long queries' work, and that of all work. While the first is less than
 `_AIM` times the second, the device reserves room for a long query: it admits a shorter one only if a long one would
-have room as well. Over 20 s and more, at any load, this keeps the first ratio at `SHARE` of the second or above, for
-long queries that an idle device would admit.
+have room as well. Over 20 s and more, at any load, this keeps the first ratio at `SHARE` of the second or above.
+
+Only queries that such room helps count as long. One that needs more than half an idle device's room would cost the
+others too much. One with an earlier deadline than theirs would still be refused.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ _LONG = 2.0  # times the mean cost: a query that costs more is long
 _MEMORY_S = 10.0  # how long a query is remembered
 _FADE_EVERY = 0.01  # of the memory: fading more often would be a waste
 _FEW = 3.0  # long queries that must be remembered before room is reserved
+_HELPED = 0.55  # of the work that an idle device admits: no room is kept for a query that costs more
+_TIGHT = 0.95  # of the mean time to a deadline: no room is kept for a query that has less
 _MEAN, _LONG_MEAN = 0.02, 0.1  # how far one query moves the mean cost, and that of long queries, towards its own
 
 
@@ -39,10 +43,14 @@ class _Work:
 
 @dataclass(slots=True)
 class LongQueries:
-    """Remembers the offered and admitted work, of all and of long queries. `mean_s`: the mean cost of a query."""
+    """Remembers the offered and admitted work, of all and of long queries.
+
+    `mean_s`: the mean cost of a query. `left_s`: the mean time to a deadline, of which no more than the SLO counts.
+    """
 
     mean_s: float
     long_s: float = 0.0  # the mean cost of long queries
+    left_s: float = 0.0
     _all: _Work = field(default_factory=_Work)
     _long: _Work = field(default_factory=_Work)
     _at: float = 0.0
@@ -56,9 +64,24 @@ class LongQueries:
         starve = long.admitted_s * work.offered_s < _AIM * work.admitted_s * long.offered_s
         return self.long_s if starve and long.offered_s >= _FEW * self.long_s else 0.0
 
-    def offered(self, now: float, cost_s: float, *, refused: bool, count: int = 1) -> None:
-        """Count `count` queries of that cost that were admitted, or refused for lack of room."""
-        long = self._long_of(cost_s, count)
+    def offered(
+        self,
+        now: float,
+        cost_s: float,
+        *,
+        refused: bool,
+        count: int = 1,
+        most_s: float = math.inf,
+        left_s: float | None = None,
+    ) -> None:
+        """Count `count` queries of that cost that were admitted, or refused for lack of room. `left_s`: the time to the
+        deadline; None: the usual one. `most_s`: the largest cost that an idle device admits in that time.
+        """
+        if left_s is None:
+            left_s = self.left_s
+        self.left_s = _towards(left_s, self.left_s or left_s, _MEAN, 1)
+        helped = cost_s <= _HELPED * most_s and not is_tight(left_s, self.left_s)
+        long = self._long_of(cost_s, count) if helped else 0
         self.mean_s = _towards(cost_s, self.mean_s, _MEAN, count)
         if now - self._at > _FADE_EVERY * _MEMORY_S:
             fade = math.exp((self._at - now) / _MEMORY_S)
@@ -76,6 +99,11 @@ class LongQueries:
         while long < count and cost_s > _LONG * _towards(cost_s, self.mean_s, _MEAN, long + 1):
             long += 1
         return long
+
+
+def is_tight(left_s: float, usual_s: float) -> bool:
+    """Whether a query has too little time to use room that is kept from queries with the usual time."""
+    return left_s < _TIGHT * usual_s
 
 
 def _towards(cost_s: float, mean_s: float, share: float, count: int) -> float:
