@@ -286,13 +286,13 @@ def test_which_queries_count_for_the_fairness_to_long_ones(queue, offer, how, me
     ("ms", "allowed_s", "long_ms", "usual_s"),
     [
         # An idle device admits 594 ms of those with the SLO.
-        (0.55 * 594 - STEP, 1.0, 0.55 * 594 - STEP, 1.0),
-        (0.55 * 594 + STEP, 1.0, 0, 1.0),
-        (0.55 * 594 - STEP, 1.5, 0.55 * 594 - STEP, 1.0),  # no more than the SLO counts
+        (0.6 * 594 - STEP, 1.0, 0.6 * 594 - STEP, 1.0),
+        (0.6 * 594 + STEP, 1.0, 0, 1.0),
+        (0.6 * 594 - STEP, 1.5, 0.6 * 594 - STEP, 1.0),  # no more than the SLO counts
         (200, 0.9491, 200, 0.998982),
         (200, 0.9490, 0, 0.99898),  # less than 0.95 of it
-        (0.55 * (0.96 * 800 - 206) - STEP, 0.96, 0.55 * (0.96 * 800 - 206) - STEP, 0.9992),
-        (0.55 * (0.96 * 800 - 206) + STEP, 0.96, 0, 0.9992),
+        (0.6 * (0.96 * 800 - 206) - STEP, 0.96, 0.6 * (0.96 * 800 - 206) - STEP, 0.9992),
+        (0.6 * (0.96 * 800 - 206) + STEP, 0.96, 0, 0.9992),
     ],
 )
 def test_which_refused_queries_room_is_kept_for(ms, allowed_s, long_ms, usual_s):
@@ -1060,7 +1060,7 @@ def test_long_queries_that_routers_refuse_are_kept_room_for():
     queue = running(300, micro_batch_tokens=100)
     demand = queue.demand
     demand.refused(0.0, 0.9, 5)  # an idle device would refuse them, too
-    demand.refused(0.0, 0.55 * 0.594 + 1e-5, 5)  # they need too much of it
+    demand.refused(0.0, 0.6 * 0.594 + 1e-5, 5)  # they need too much of it
     assert demand.long_queries.long_s == 0
     for _ in range(20):
         demand.long_queries.offered(0.0, 0.01, refused=False)

@@ -75,13 +75,13 @@ def test_many_at_once_count_as_one_after_the_other(mean_s, count):
 @pytest.mark.parametrize(
     ("cost_s", "left_s", "helped"),
     [
-        (5.5, 2.0, True),
-        (5.51, 2.0, False),  # more than 0.55 of what an idle device admits
-        (5.5, 1.9, True),
-        (5.5, 1.89, False),  # less than 0.95 of the usual time, of which it makes 0.02
-        (5.5, 9.0, True),
-        (5.5, None, True),
-        (5.51, None, False),
+        (6.0, 2.0, True),
+        (6.01, 2.0, False),  # more than 0.6 of what an idle device admits
+        (6.0, 1.9, True),
+        (6.0, 1.89, False),  # less than 0.95 of the usual time, of which it makes 0.02
+        (6.0, 9.0, True),
+        (6.0, None, True),
+        (6.01, None, False),
     ],
 )
 def test_room_is_kept_only_for_those_whom_it_helps(cost_s, left_s, helped):

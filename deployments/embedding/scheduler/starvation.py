@@ -20,7 +20,7 @@ _LONG = 2.0  # times the mean cost: a query that costs more is long
 _MEMORY_S = 10.0  # how long a query is remembered
 _FADE_EVERY = 0.01  # of the memory: fading more often would be a waste
 _FEW = 3.0  # long queries that must be remembered before room is reserved
-_HELPED = 0.55  # of the work that an idle device admits: no room is kept for a query that costs more
+_HELPED = 0.6  # of the work that an idle device admits: no room is kept for a query that costs more
 _TIGHT = 0.95  # of the mean time to a deadline: no room is kept for a query that has less
 _MEAN, _LONG_MEAN = 0.02, 0.1  # how far one query moves the mean cost, and that of long queries, towards its own
 
