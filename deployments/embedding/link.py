@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.channel import Channel, PendingOffer
 from deployments.embedding.frames import Offer, Report
-from deployments.embedding.scheduler.starvation import is_tight
+from deployments.embedding.scheduler.starvation import UsualTime
 from deployments.embedding.view import View
 from deployments.errors import ReplicaLost
 from deployments.serving.replica_link import ReplicaLink, learned
@@ -41,7 +41,7 @@ class Link(ReplicaLink[View, Channel]):
     at_work = "the query was on it"
 
     pool: Pool
-    _progress_at: float  # loop time; set with the first offer, like the next two
+    _progress_at: float  # loop time; set with the first report, like the next two
     _needs_s: float
     _hangs: bool
 
@@ -51,6 +51,7 @@ class Link(ReplicaLink[View, Channel]):
         self.bulk_parts = 0  # parts of bulk requests that are there now
         self.bulk_again_at = 0.0  # it had no room for bulk queries; do not ask again before
         self._asking: asyncio.Future[None] | None = None  # done at its next report
+        self._usual = UsualTime()
 
     def offer(self, offer: Offer) -> PendingOffer:
         """Send the offer. Call it only while `is_live`."""
@@ -61,6 +62,8 @@ class Link(ReplicaLink[View, Channel]):
         self.view.sent(self._channel.frames, len(offer.queries), cost_s)
         if is_first:
             self._note_progress()
+        if not pending.waits:
+            self._is_tight(offer.left_s)
         if not self._watching:
             self._watch()
         return pending
@@ -78,14 +81,18 @@ class Link(ReplicaLink[View, Channel]):
 
     def refuse_here(self, lengths: Sequence[int], allowed_s: float, tenant: Tenant | None) -> None:
         """Note that queries of these lengths were refused without asking the replica. The next frame tells it about
-        those that it would admit if it were idle.
+        those that it would admit if it were idle, and about their sizes unless they have clearly less time than usual.
         """
         if self._channel is None:
             return
         model, most_s = self.view.model, math.inf if self.pool.by_count else self.view.idle_room_s(allowed_s)
         if lengths := [tokens for tokens in lengths if model.cost_s(tokens) <= most_s]:
-            tight = is_tight(allowed_s, self.pool.policy["slo_s"])
-            self._channel.note_refused(model.work_s(lengths), tenant, () if tight else lengths)
+            sizes = () if self._is_tight(allowed_s) else lengths
+            self._channel.note_refused(model.work_s(lengths), tenant, sizes)
+
+    def _is_tight(self, left_s: float) -> bool:
+        slo_s: float = self.pool.policy["slo_s"]
+        return self._usual.is_tight(min(left_s, slo_s))
 
     def describe(self) -> dict[str, Any]:
         """The replica as `/info` shows it."""

@@ -193,7 +193,7 @@ class Streamed:
         self.first_at: float | None = None  # when its first token came
         self.over_at: float | None = None
         self.is_broken = False  # an error of ours ended it
-        self.predicted_s: float | None = None  # from its arrival to its first token, as predicted at the last offer
+        self.predicted_s: float | None = None  # from its arrival to its first token, where it was admitted
 
     @property
     def tokens(self) -> int:

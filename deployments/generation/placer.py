@@ -68,6 +68,7 @@ class GenerationRequest:
     broken: GenerationLink | None = None  # that replica, if it failed or hung
     refusals: list[RefusedOffer] = field(default_factory=list)
     retry_s: float = math.inf
+    predicted_s: float = 0.0  # from its arrival to its first token, where it was last offered
     overdue_at: float = math.inf  # if no token has come by then, its replica seems to hang, and others are asked
     asking: asyncio.Timeout | None = None  # ends the offers to those others, once a token has come after all
     ended: set[int] = field(default_factory=set)  # answers that have ended
@@ -80,7 +81,9 @@ class GenerationRequest:
 
     @property
     def is_overtaken(self) -> bool:
-        """Whether its first token came from another replica (`GenerationPlacer.place_beside`)."""
+        """Whether the other of the two replicas that have it sent the first token. Their requests share `streamed`
+        (`GenerationPlacer.place_beside`).
+        """
         return not self.begun and self.streamed.first_at is not None
 
     def over(self, error: BaseException | None) -> None:
@@ -123,13 +126,13 @@ class GenerationPlacer:
         return placed
 
     async def _placed(self, request: GenerationRequest) -> Placed | None:
-        """Where a replica has admitted it. None: all refuse, or do not answer."""
+        """Where a replica has admitted it. None: all refuse or do not answer, or another has sent its first token."""
         for pool, link in self.candidates(request):
             record, clock = request.wanted.record, asyncio.get_running_loop().time
             now = clock()
             offered = None if record is None else record.offer(pool.name, link.view.replica, now)
             first_s = link.view.first_s(now, len(request.wanted.ids))
-            request.streamed.predicted_s = now - request.started + first_s
+            request.predicted_s = now - request.started + first_s
             request.offered.append(link)
             found = await self._ask(request, pool, link)
             if request.is_overtaken and isinstance(found, PendingGeneration):
@@ -150,7 +153,9 @@ class GenerationPlacer:
         return None
 
     def _came(self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink, token: NewToken) -> None:
-        """Take a token. It may come in the same turn of the loop as the admission, which is handled one turn later."""
+        """Take a token, unless the first one came from another replica. It may come in the same turn of the loop as the
+        admission, which is handled one turn later.
+        """
         if not request.is_overtaken:
             self._admitted(request, pool, link)
             request.on_token(token)
@@ -215,7 +220,7 @@ class GenerationPlacer:
             return
         if request.charge is not None and request.link is None and link.view.state is not None:
             request.charge.prompt(link.view.state)
-        request.link = link
+        request.link, request.streamed.predicted_s = link, request.predicted_s
         request.streamed.admitted(pool.name)
 
     async def place_again(
@@ -239,31 +244,30 @@ class GenerationPlacer:
             raise type(error)(f"{error}; no other replica takes this: {refusal}") from None
 
     async def place_beside(self, request: GenerationRequest, placed: Placed) -> tuple[GenerationRequest, Placed]:
-        """Have another replica admit a generation whose first token is overdue, and call it off at the first one. If
-        no other admits it, or the token comes meanwhile, it stays where it is. Tokens of the replica that is called off
-        are not counted.
+        """Have another replica admit a generation whose first token is overdue, and call it off where it was. If no
+        other admits it, or the first token comes meanwhile, it stays. Tokens of a replica that was called off are not
+        counted. Returns where it is now.
         """
-        request.overdue_at, predicted_s = math.inf, request.streamed.predicted_s
-        beside, other = replace(request, broken=placed.link, is_second=True, offered=[], refusals=[]), None
-        if not (request.is_second or request.begun):
-            self._note_overdue(placed)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None) as request.asking:
-                    other = await self._placed(beside)
-            request.asking = None
-        if other is not None:
-            placed.link.call_off(placed.pending)
-            beside.overdue_at = math.inf
-            return beside, other
-        request.streamed.predicted_s = predicted_s
-        return request, placed
+        request.overdue_at, other = math.inf, None
+        if request.is_second or request.begun:
+            return request, placed
+        self._note_overdue(placed)
+        beside = replace(request, broken=placed.link, is_second=True, offered=[], refusals=[])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as request.asking:
+                other = await self._placed(beside)
+        request.asking = None
+        if other is None:
+            return request, placed
+        placed.link.call_off(placed.pending)
+        beside.overdue_at = math.inf
+        return beside, other
 
     def _note_overdue(self, placed: Placed) -> None:
-        """Count an overdue first token as a failure of the replica, provided that another one is open."""
-        now = asyncio.get_running_loop().time()
-        others = (link.view for pool in self.pools.values() for link in pool.live if link is not placed.link)
-        if any(view.opens_s(now) <= 0 and not view.is_out(now) for view in others):
-            placed.link.view.outlier.count_overdue(now, placed.offered_at)
+        """Count an overdue first token as a failure of its replica, if another replica has room now."""
+        now, late = asyncio.get_running_loop().time(), placed.link.view
+        has_room = any(view is not late and view.opens_s(now) <= 0 and not view.is_out(now) for view in self._views)
+        if has_room and late.outlier.count_overdue(now, placed.offered_at):
             self.ejections.note_failed(placed.link)
 
     def candidates(self, request: GenerationRequest) -> Iterator[tuple[GenerationPool, GenerationLink]]:
@@ -294,7 +298,9 @@ class GenerationPlacer:
         """The error for a generation that no replica has admitted."""
         if not request.refusals:
             return Unavailable("no pool can answer now: no live replica answers; try again later")
-        if all(refused.never for refused in request.refusals) and not request.hurried:
+        now = asyncio.get_running_loop().time()
+        is_never = all(refused.never for refused in request.refusals) and not request.hurried
+        if is_never and not any(view.is_out(now) for view in self._views):  # one that is out may be larger
             return self._never(request, max(refused.longest for refused in request.refusals))
         self.refused += 1
         opens_s = request.retry_s if math.isfinite(request.retry_s) else self.config.ttft_s

@@ -37,7 +37,7 @@ OTHER_TENANTS = "other"
 REACHED = {  # fields of a pool's state at a Router
     "is_open": "1 unless the pool is closed (queue_depth: 0)",
     "live_replicas": "Replicas that this Router may send to",
-    "ejected_replicas": "Replicas of windve_live_replicas that this Router ejected because their engines fail or hang",
+    "ejected_replicas": "Ejected replicas of windve_live_replicas: their engines fail, or hang (generation only)",
     "calibrated": "1 if a calibration wrote the cost model, 0 if it was measured at warm-up",
 }
 REPLICA_GAUGES = {  # fields of any replica's state

@@ -6,8 +6,9 @@ queries (https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstrea
 Envoy's defaults (`consecutive_5xx`, `base_ejection_time`, `max_ejection_time`). Envoy's `max_ejection_percent` of 10 %
 suits hundreds of hosts; a pool here may have two.
 
-    ejected        after `FAILURES` offers in a row failed because of the engine, or because a first token was overdue;
-                   of those that wait for it at the same time, only one counts, so that a short pause ejects nobody
+    ejected        after `FAILURES` failures in a row: an offer failed because of the engine, or a first token was
+                   overdue while another replica had room. Of those that are overdue together, only one counts, so that
+                   a short pause ejects nobody
     for            `BASE_S` times the number of its ejections, at most `LONGEST_S`; the number starts again at 1 if the
                    replica has worked for as long as its last ejection took
     back           automatically; the next failure ejects it again, while an answer, or a failure that shows that the
@@ -33,17 +34,21 @@ class Outlier:
     failures: int = 0  # in a row
     ejections: int = 0
     until: float = -math.inf
-    overdue_at: float = -math.inf  # when a first token that counted was overdue
+    last_overdue_at: float = -math.inf  # when an overdue first token was last counted
 
     def count(self, *, worked: int, failed: int) -> None:
         """Count the outcomes of offers since the last report. `worked`: those that show that the engine works."""
         self.failures = failed if worked else self.failures + failed
 
-    def count_overdue(self, now: float, offered_at: float) -> None:
-        """Count an overdue first token, unless it was offered before the last one that counted was overdue."""
-        if offered_at >= self.overdue_at:
-            self.overdue_at = now
-            self.failures += 1
+    def count_overdue(self, now: float, offered_at: float) -> bool:
+        """Count an overdue first token, unless its prompt was offered before the last one was counted: one pause may
+        explain both. Returns whether it counts.
+        """
+        if offered_at < self.last_overdue_at:
+            return False
+        self.last_overdue_at = now
+        self.failures += 1
+        return True
 
     def should_be_ejected(self, now: float) -> bool:
         return self.failures >= FAILURES and not self.is_ejected(now)

@@ -122,7 +122,7 @@ class ReplicaSet(ABC, Generic[L]):
         return bool(self.live)
 
     def ejected(self) -> list[L]:
-        """The live replicas that get no queries because their engines fail or hang."""
+        """The live replicas that get no queries because their engines fail, or hang (generation only)."""
         now = self._loop.time()
         return [link for link in self.live if link.view.outlier.is_ejected(now)]
 

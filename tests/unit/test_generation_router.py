@@ -513,7 +513,7 @@ def step_s(one):
 
 
 async def test_a_replica_that_hangs_is_ejected_and_asked_again_later(monkeypatch, caplog):
-    """Before, each prompt was offered to it first. Its step ends after 50 s."""
+    """Without ejection, each prompt is offered to it first. Its step ends after 50 s."""
     first, second, asks = Replica("a"), Replica("b"), Counter()
 
     async def ask(router, count):
@@ -560,6 +560,13 @@ async def test_a_replica_that_hangs_is_not_ejected_while_no_other_is_open(monkey
                     async with asyncio.timeout(1.0):
                         await read(await router.begin(asked(300, 1)))
             assert router.pools["cpu"].live[0].view.outlier.failures == 0
+
+
+async def test_a_prompt_that_only_an_ejected_replica_takes_may_come_again(monkeypatch):
+    async with service(monkeypatch, [Replica("a", blocks=2)], [Replica("c")]) as router:
+        router.pools["cpu"].links["c"].view.outlier.eject(asyncio.get_running_loop().time())
+        with pytest.raises(Busy):
+            await router.begin(asked(300, 8))
 
 
 async def test_a_replica_that_is_only_slow_is_not_ejected(monkeypatch):

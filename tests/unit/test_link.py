@@ -75,8 +75,8 @@ class Followed:
         return link, self.channels[-1]
 
 
-def offer(*lengths):
-    return Offer(0, 1.0, [range(tokens) for tokens in lengths])
+def offer(*lengths, left_s=1.0, bulk=False):
+    return Offer(0, left_s, [range(tokens) for tokens in lengths], bulk=bulk)
 
 
 async def test_a_replica_that_comes_is_configured_and_lives_with_its_first_report():
@@ -268,12 +268,28 @@ async def test_failures_by_the_engines_fault_are_counted_until_something_is_answ
     assert counts == [2, 2, 3, 0, 1, 0, 1, 0]
 
 
-@pytest.mark.parametrize(("slo_s", "sizes"), [(1.0, [75, 20]), (1.06, ())])
-async def test_no_room_is_kept_for_a_query_with_less_time_than_the_slo(slo_s, sizes):
+@pytest.mark.parametrize(
+    ("before", "allowed_s", "sizes"),
+    [
+        ([], 0.5, [75, 20]),  # nothing else says what is usual
+        ([0.5], 0.5, [75, 20]),
+        ([1.0], 0.9, ()),
+        ([9.0], 0.96, [75, 20]),  # the SLO at most
+        ([9.0], 0.9, ()),
+    ],
+)
+@pytest.mark.parametrize("is_offered", [True, False])
+async def test_no_sizes_are_told_of_refused_queries_with_less_time_than_usual(before, allowed_s, sizes, is_offered):
     link, channel = await Followed().live()
-    link.pool.policy["slo_s"] = slo_s
+    link.pool.policy["slo_s"] = 1.0
+    for left_s in before:
+        if is_offered:
+            link.offer(offer(75, left_s=left_s))
+        else:
+            link.refuse_here([75], left_s, None)
+    link.offer(offer(75, left_s=0.1, bulk=True))  # says nothing
     del channel.told[:]
-    link.refuse_here([75, 20], 1.0, None)
+    link.refuse_here([75, 20], allowed_s, None)
     assert channel.told == [("note_refused", link.view.model.work_s([75, 20]), None, sizes)]
 
 

@@ -109,15 +109,15 @@ def test_long_queries_get_half_the_share_of_all_at_least(figure, load, curve, mi
     ("load", "cost_s", "allowed_s"),
     [
         pytest.param(1.0, 0.5, 0.8, id="on an idle device just in time"),
-        pytest.param(1.5, 0.5, 0.8, id="beside more"),
-        pytest.param(1.0, 0.3, 0.85, id="in time before others are"),
+        pytest.param(1.5, 0.5, 0.8, id="the same under overload"),
+        pytest.param(1.0, 0.3, 0.85, id="an earlier deadline than the others"),
         pytest.param(1.0, 0.65, 1.0, id="nearly a whole run"),
     ],
 )
-def test_long_queries_that_kept_room_does_not_help_cost_the_others_little(
+def test_long_queries_that_reserved_room_does_not_help_cost_little(
     figure, micro_batch_queries, load, cost_s, allowed_s
 ):
-    """Two a second. Room that was kept for them cost up to 0.86 of what is answered without them."""
+    """Two long queries a second. Room reserved for them took up to 0.86 of the work that is answered without them."""
     device = Device(*ATLAS, micro_batch_queries)
     short = list(poisson(load * (1 - device.beta_s) / device.alpha_s, 20, allowed_s=1.0))
     tokens = round(75 * cost_s / device.alpha_s)

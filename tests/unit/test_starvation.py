@@ -1,8 +1,10 @@
 """Room is kept for long queries once too little of their work is admitted: numbers on both sides of each threshold."""
 
+import math
+
 import pytest
 
-from deployments.embedding.scheduler.starvation import _AIM, SHARE, LongQueries, is_tight
+from deployments.embedding.scheduler.starvation import _AIM, SHARE, LongQueries, UsualTime
 
 LONG, SHORT = 5.0, 0.25
 
@@ -87,16 +89,44 @@ def test_many_at_once_count_as_one_after_the_other(mean_s, count):
 def test_room_is_kept_only_for_those_whom_it_helps(cost_s, left_s, helped):
     fairness = LongQueries(1.0)
     fairness.offered(0.0, SHORT, refused=False, left_s=2.0)
-    assert fairness.left_s == 2.0
     fairness.offered(0.0, cost_s, refused=True, count=9, most_s=10.0, left_s=left_s)
     assert (fairness.long_s, fairness.reserve_s) == ((cost_s, cost_s) if helped else (0.0, 0.0))
-    assert fairness._all.offered_s == pytest.approx(SHORT + 9 * cost_s)
-    assert fairness.left_s == pytest.approx(2.0 + 0.02 * ((left_s or 2.0) - 2.0))
+    assert fairness._all.offered_s == pytest.approx(SHORT + 9 * cost_s * helped)
+    assert fairness.usual.mean_s == pytest.approx(2.0 + 0.02 * ((left_s or 2.0) - 2.0))
 
 
-@pytest.mark.parametrize(("left_s", "tight"), [(0.94, True), (0.95, False), (2.0, False)])
-def test_a_query_with_much_less_time_than_others_is_tight(left_s, tight):
-    assert is_tight(left_s, 1.0) == tight
+@pytest.mark.parametrize(
+    ("left_s", "refused", "counted_s", "long_s"),
+    [
+        (1.0, False, 9.0, 9.0),  # what is admitted counts, however little time it has
+        (1.0, True, 0.0, 0.0),
+        (2.0, True, 9.0, 9.0),
+    ],
+)
+def test_the_time_to_a_deadline_matters_for_refused_queries_only(left_s, refused, counted_s, long_s):
+    fairness = LongQueries(1.0, usual=UsualTime(2.0))
+    fairness.offered(0.0, 9.0, refused=refused, left_s=left_s)
+    assert (fairness._all.offered_s, fairness._long.offered_s) == (counted_s, long_s)
+
+
+@pytest.mark.parametrize(("cost_s", "counted_s"), [(6.01, 0.0), (1.9, 1.9)])
+def test_a_refused_query_that_reserved_room_does_not_help_lowers_no_share(cost_s, counted_s):
+    fairness = LongQueries(1.0)
+    fairness.offered(0.0, cost_s, refused=True, most_s=3.0 if cost_s < 2 else 10.0)
+    assert fairness._all.offered_s == counted_s
+    assert fairness.mean_s == pytest.approx(1.0 + 0.02 * (cost_s - 1.0))
+    fairness.offered(0.0, 6.01, refused=False, most_s=10.0)
+    assert (fairness._all.admitted_s, fairness._long.offered_s) == (6.01, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "is_tight", "mean_s"), [(0.9490, True, 0.99898), (0.9491, False, 0.998982), (2.0, False, 1.02)]
+)
+def test_a_query_with_much_less_time_than_others_is_tight(left_s, is_tight, mean_s):
+    usual = UsualTime(1.0)
+    assert usual.is_tight(left_s) == is_tight
+    assert usual.mean_s == pytest.approx(mean_s)
+    assert not UsualTime().is_tight(left_s)
 
 
 def test_so_many_at_once_take_no_time():
@@ -104,6 +134,12 @@ def test_so_many_at_once_take_no_time():
     fairness.offered(0.0, 1.0, refused=True, count=2**63)
     assert fairness._long.offered_s == 34.0  # 0.98 ** 35 is less than a half: the mean is more than half of 1
     assert fairness.mean_s == 1.0
+
+
+def test_all_that_is_remembered_fades():
+    fairness = after((LONG, True, 1), (SHORT, False, 1, 10.0))
+    assert fairness._all.offered_s == pytest.approx(LONG / math.e + SHORT)
+    assert fairness._long.offered_s == pytest.approx(LONG / math.e)
 
 
 def test_the_mean_follows_what_is_offered():

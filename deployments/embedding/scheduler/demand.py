@@ -43,7 +43,8 @@ class Demand:
 
     def refused(self, now: float, cost_s: float, count: int) -> None:
         """Count `count` queries of that cost that a Router refused for lack of room here."""
-        if cost_s <= (most_s := self.limits.idle_room_s(self.limits.policy.slo_s)):
+        most_s = self.limits.idle_room_s(self.limits.policy.slo_s)
+        if cost_s <= most_s:
             self.long_queries.offered(now, cost_s, refused=True, count=count, most_s=most_s)
 
     def has_urgent(self, now: float) -> bool:
@@ -76,7 +77,7 @@ class Demand:
 
     def note(self, now: float, queries: Sequence[ScheduledQuery], taken: int, total_s: float, most_s: float) -> None:
         """Count queries for the fairness to tenants and to long queries. The first `taken` of them were admitted.
-        Refused queries that cost more than `most_s` do not count, because reserved room would not help them.
+        Refused queries that cost more than `most_s` do not count: even an idle device refuses them.
         """
         used_s = asked_s = total_s
         counts, refused = True, queries[taken:]
@@ -87,7 +88,8 @@ class Demand:
         if (account := queries[0].account) is not None:
             account.count(asked_s, used_s)
         if counts:
-            cost_s, left_s = asked_s / len(queries), min(queries[0].due - now, self.limits.policy.slo_s)
+            cost_s, slo_s = asked_s / len(queries), self.limits.policy.slo_s
+            most_s, left_s = self.limits.idle_room_s(slo_s), min(queries[0].due - now, slo_s)
             self.long_queries.offered(now, cost_s, refused=bool(refused), most_s=most_s, left_s=left_s)
 
     @property

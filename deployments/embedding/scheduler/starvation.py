@@ -5,8 +5,8 @@ compares two ratios: the admitted share of the long queries' work, and that of a
 `_AIM` times the second, the device reserves room for a long query: it admits a shorter one only if a long one would
 have room as well. Over 20 s and more, at any load, this keeps the first ratio at `SHARE` of the second or above.
 
-Only queries that such room helps count as long. One that needs more than half an idle device's room would cost the
-others too much. One with an earlier deadline than theirs would still be refused.
+No room is reserved for a query that it does not help. One that costs more than `_HELPED` of what an idle device admits
+would take too much from the others. One whose deadline is clearly earlier than usual would be refused all the same.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _LONG = 2.0  # times the mean cost: a query that costs more is long
 _MEMORY_S = 10.0  # how long a query is remembered
 _FADE_EVERY = 0.01  # of the memory: fading more often would be a waste
 _FEW = 3.0  # long queries that must be remembered before room is reserved
-_HELPED = 0.6  # of the work that an idle device admits: no room is kept for a query that costs more
-_TIGHT = 0.95  # of the mean time to a deadline: no room is kept for a query that has less
-_MEAN, _LONG_MEAN = 0.02, 0.1  # how far one query moves the mean cost, and that of long queries, towards its own
+_HELPED = 0.6  # of what an idle device admits: no room is reserved for a query that costs more
+_TIGHT = 0.95  # of the usual time to a deadline: no room is reserved for a query with less
+_MEAN, _LONG_MEAN = 0.02, 0.1  # how far one query moves a mean, and the mean cost of long queries, towards its own
 
 
 @dataclass(slots=True)
@@ -42,15 +42,24 @@ class _Work:
 
 
 @dataclass(slots=True)
-class LongQueries:
-    """Remembers the offered and admitted work, of all and of long queries.
+class UsualTime:
+    """The mean time that queries have to their deadline."""
 
-    `mean_s`: the mean cost of a query. `left_s`: the mean time to a deadline, of which no more than the SLO counts.
-    """
+    mean_s: float = 0.0
+
+    def is_tight(self, left_s: float) -> bool:
+        """Count a query with this much time. Returns whether it has clearly less than usual."""
+        self.mean_s = _towards(left_s, self.mean_s or left_s, _MEAN, 1)
+        return left_s < _TIGHT * self.mean_s
+
+
+@dataclass(slots=True)
+class LongQueries:
+    """Remembers the offered and admitted work, of all and of long queries. `mean_s`: the mean cost of a query."""
 
     mean_s: float
     long_s: float = 0.0  # the mean cost of long queries
-    left_s: float = 0.0
+    usual: UsualTime = field(default_factory=UsualTime)
     _all: _Work = field(default_factory=_Work)
     _long: _Work = field(default_factory=_Work)
     _at: float = 0.0
@@ -74,22 +83,21 @@ class LongQueries:
         most_s: float = math.inf,
         left_s: float | None = None,
     ) -> None:
-        """Count `count` queries of that cost that were admitted, or refused for lack of room. `left_s`: the time to the
-        deadline; None: the usual one. `most_s`: the largest cost that an idle device admits in that time.
+        """Count `count` queries of that cost, all admitted or all refused for lack of room. `most_s`: the largest cost
+        that an idle device admits within the SLO. `left_s`: the time to the deadline; None: about the usual one.
         """
-        if left_s is None:
-            left_s = self.left_s
-        self.left_s = _towards(left_s, self.left_s or left_s, _MEAN, 1)
-        helped = cost_s <= _HELPED * most_s and not is_tight(left_s, self.left_s)
-        long = self._long_of(cost_s, count) if helped else 0
+        is_tight, is_huge = left_s is not None and self.usual.is_tight(left_s), cost_s > _HELPED * most_s
+        long = self._long_of(cost_s, count)
         self.mean_s = _towards(cost_s, self.mean_s, _MEAN, count)
+        if refused and long and (is_tight or is_huge):
+            return
         if now - self._at > _FADE_EVERY * _MEMORY_S:
             fade = math.exp((self._at - now) / _MEMORY_S)
             self._at = now
             self._all.fade(fade)
             self._long.fade(fade)
         self._all.count(count * cost_s, 0.0 if refused else count * cost_s)
-        if long:
+        if long and not is_huge:
             self._long.count(long * cost_s, 0.0 if refused else long * cost_s)
             self.long_s = _towards(cost_s, self.long_s or cost_s, _LONG_MEAN, long)
 
@@ -101,11 +109,6 @@ class LongQueries:
         return long
 
 
-def is_tight(left_s: float, usual_s: float) -> bool:
-    """Whether a query has too little time to use room that is kept from queries with the usual time."""
-    return left_s < _TIGHT * usual_s
-
-
-def _towards(cost_s: float, mean_s: float, share: float, count: int) -> float:
-    """The mean after `count` queries of that cost."""
-    return cost_s + (mean_s - cost_s) * (1 - share) ** count
+def _towards(value: float, mean: float, share: float, count: int) -> float:
+    """The mean after `count` queries with that value."""
+    return value + (mean - value) * (1 - share) ** count
