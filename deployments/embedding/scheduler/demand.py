@@ -89,7 +89,8 @@ class Demand:
             account.count(asked_s, used_s)
         if counts:
             cost_s, slo_s = asked_s / len(queries), self.limits.policy.slo_s
-            most_s, left_s = self.limits.idle_room_s(slo_s), min(queries[0].due - now, slo_s)
+            most_s = self.limits.idle_room_s(slo_s) if cost_s > self.long_queries.mean_s else math.inf  # not long
+            left_s = min(queries[0].due - now, slo_s)
             self.long_queries.offered(now, cost_s, refused=bool(refused), most_s=most_s, left_s=left_s)
 
     @property

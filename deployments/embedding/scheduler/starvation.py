@@ -49,7 +49,7 @@ class UsualTime:
 
     def is_tight(self, left_s: float) -> bool:
         """Count a query with this much time. Returns whether it has clearly less than usual."""
-        self.mean_s = _towards(left_s, self.mean_s or left_s, _MEAN, 1)
+        self.mean_s += _MEAN * (left_s - self.mean_s) if self.mean_s else left_s
         return left_s < _TIGHT * self.mean_s
 
 
@@ -87,7 +87,7 @@ class LongQueries:
         that an idle device admits within the SLO. `left_s`: the time to the deadline; None: about the usual one.
         """
         is_tight, is_huge = left_s is not None and self.usual.is_tight(left_s), cost_s > _HELPED * most_s
-        long = self._long_of(cost_s, count)
+        long = self._long_of(cost_s, count) if cost_s > self.mean_s else 0
         self.mean_s = _towards(cost_s, self.mean_s, _MEAN, count)
         if refused and long and (is_tight or is_huge):
             return
