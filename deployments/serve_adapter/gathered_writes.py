@@ -30,13 +30,15 @@ class GatheredWrites:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send it at the end of this turn, or at once if much is waiting."""
+        """Send it at the end of this turn, or at once if it is much together with what waits."""
+        if self._size + len(data) > _AT_ONCE:
+            self._send()
+            self._pass(data)
+            return
         if not self._parts:
             self._loop.call_soon(self._send)
         self._parts.append(data)
         self._size += len(data)
-        if self._size > _AT_ONCE:
-            self._send()
 
     def close(self) -> None:
         self._send()
@@ -44,8 +46,12 @@ class GatheredWrites:
 
     def _send(self) -> None:
         parts, self._parts, self._size = self._parts, [], 0
-        if parts and not self._transport.is_closing():  # uvloop raises an error if the client has gone
-            self._transport.writelines(parts)
+        if parts:
+            self._pass(b"".join(parts))
+
+    def _pass(self, data: bytes) -> None:
+        if not self._transport.is_closing():  # uvloop raises an error if the client has gone
+            self._transport.write(data)  # `writelines` may not tell a writer to wait (CVE-2024-12254)
 
 
 class GatheringProtocol(HttpToolsProtocol):
