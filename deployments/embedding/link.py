@@ -63,7 +63,7 @@ class Link(ReplicaLink[View, Channel]):
         if is_first:
             self._note_progress()
         if not pending.waits:
-            self._is_tight(offer.left_s)
+            self._count_time(offer.left_s)
         if not self._watching:
             self._watch()
         return pending
@@ -87,12 +87,13 @@ class Link(ReplicaLink[View, Channel]):
             return
         model, most_s = self.view.model, math.inf if self.pool.by_count else self.view.idle_room_s(allowed_s)
         if lengths := [tokens for tokens in lengths if model.cost_s(tokens) <= most_s]:
-            sizes = () if self._is_tight(allowed_s) else lengths
-            self._channel.note_refused(model.work_s(lengths), tenant, sizes)
+            is_tight = self._count_time(allowed_s)
+            self._channel.note_refused(model.work_s(lengths), tenant, () if is_tight else lengths)
 
-    def _is_tight(self, left_s: float) -> bool:
+    def _count_time(self, left_s: float) -> bool:
+        """Count the time to a deadline, of which no more than the SLO counts. Returns whether it is less than usual."""
         slo_s: float = self.pool.policy["slo_s"]
-        return self._usual.is_tight(min(left_s, slo_s))
+        return self._usual.count(min(left_s, slo_s))
 
     def describe(self) -> dict[str, Any]:
         """The replica as `/info` shows it."""

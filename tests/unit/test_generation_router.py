@@ -265,7 +265,7 @@ async def test_the_first_token_decides_which_of_two_replicas_is_counted(monkeypa
     async with service(monkeypatch, [first], [second]) as router:
         monkeypatch.setattr(router.metrics, "count", lambda name, step, *tags: counted.append((name, step, *tags)))
         one = asked(200, 6, record=record, client=client)
-        first.device.slow = 0.7 / MODEL.seconds(load_of([Chunk(one.ids, 0, ())]))
+        first.device.slow = 0.7 / step_s(one)
         pieces = await router.begin(one)
         await asyncio.sleep(0.01)
         first.device.slow = 1.0

@@ -124,9 +124,9 @@ def test_a_refused_query_that_reserved_room_does_not_help_lowers_no_share(cost_s
 )
 def test_a_query_with_much_less_time_than_others_is_tight(left_s, is_tight, mean_s):
     usual = UsualTime(1.0)
-    assert usual.is_tight(left_s) == is_tight
+    assert usual.count(left_s) == is_tight
     assert usual.mean_s == pytest.approx(mean_s)
-    assert not UsualTime().is_tight(left_s)
+    assert not UsualTime().count(left_s)
 
 
 def test_so_many_at_once_take_no_time():

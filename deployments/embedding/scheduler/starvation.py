@@ -47,8 +47,8 @@ class UsualTime:
 
     mean_s: float = 0.0
 
-    def is_tight(self, left_s: float) -> bool:
-        """Count a query with this much time. Returns whether it has clearly less than usual."""
+    def count(self, left_s: float) -> bool:
+        """Count a query with this much time. Returns whether that is clearly less than usual."""
         self.mean_s += _MEAN * (left_s - self.mean_s) if self.mean_s else left_s
         return left_s < _TIGHT * self.mean_s
 
@@ -86,7 +86,7 @@ class LongQueries:
         """Count `count` queries of that cost, all admitted or all refused for lack of room. `most_s`: the largest cost
         that an idle device admits within the SLO. `left_s`: the time to the deadline; None: about the usual one.
         """
-        is_tight, is_huge = left_s is not None and self.usual.is_tight(left_s), cost_s > _HELPED * most_s
+        is_tight, is_huge = left_s is not None and self.usual.count(left_s), cost_s > _HELPED * most_s
         long = self._long_of(cost_s, count) if cost_s > self.mean_s else 0
         self.mean_s = _towards(cost_s, self.mean_s, _MEAN, count)
         if refused and long and (is_tight or is_huge):
