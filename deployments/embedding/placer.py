@@ -174,11 +174,12 @@ class Placer:
             trial=trial is not None,
             tenant=request.tenant,
         )
-        if record is None:
-            return OfferedPart(link, pool.name, link.offer(offer), indices)
-        finish_s = link.view.finish_s(now, request.lengths(indices))
+        finish_s = link.view.finish_s(now, request.lengths(indices)) if request.is_foreseen else 0.0
         part = OfferedPart(link, pool.name, link.offer(offer), indices)
-        record.parts.append((part, finish_s))
+        if request.is_foreseen:
+            request.predicted_s = now - request.started + finish_s
+        if record is not None:
+            record.parts.append((part, finish_s))
         return part
 
     def collect(self, request: Request, part: OfferedPart, found: list[Answered] | Refused, answers: Answers) -> None:

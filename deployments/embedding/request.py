@@ -101,6 +101,8 @@ class Request:
     - `asked`: how many replicas had no room; `never`: how many of them would be late even if they were idle.
     - `last_pool`: the pool of the last one.
     - `is_over_share`: one of them reported that the tenant is over its share.
+
+    If `is_foreseen`, each offer sets `predicted_s`: the predicted seconds from the request's arrival to its answer.
     """
 
     queries: Sequence[Query]
@@ -120,14 +122,15 @@ class Request:
     last_pool: str | None = None
     is_over_share: bool = False
     charge: Charge | None = None  # against its client's quota, if there is one
+    predicted_s: float | None = None
+    is_foreseen: bool = field(init=False)
+    tenant: Tenant | None = field(init=False)
     characters: int = field(init=False)  # of all queries, each with the prompt; a token id counts as a character
 
     def __post_init__(self) -> None:
+        self.is_foreseen = self.wanted.record is not None
+        self.tenant = None if self.wanted.charged is None else self.wanted.charged.tenant
         self.characters = sum(map(len, self.queries)) + len(self.prompt) * len(self.queries)
-
-    @property
-    def tenant(self) -> Tenant | None:
-        return None if self.wanted.charged is None else self.wanted.charged.tenant
 
     @property
     def quota(self) -> Quota | None:
@@ -170,10 +173,7 @@ class Record:
     @property
     def predicted_s(self) -> float | None:
         """Seconds from arrival to answer, as predicted at the last offer; None if nothing was offered."""
-        if self.request is None or not self.parts:
-            return None
-        part, finish_s = self.parts[-1]
-        return part.pending.sent_at - self.request.started + finish_s
+        return None if self.request is None else self.request.predicted_s
 
 
 Answers = dict[int, tuple[str, Answered]]
@@ -186,26 +186,26 @@ RowsOf = Callable[[npt.NDArray[np.float32], TokenIds], Mapping[Output, npt.NDArr
 
 def embedded(request: Request, answers: Answers, rows_of: RowsOf) -> Embedded:
     """The answer to a whole request."""
-    in_order = [answers[index] for index in range(len(request.queries))]
+    in_order = [answers[index][1] for index in range(len(request.queries))]
     outputs = request.outputs
     if outputs == TEXT:
-        found: dict[Output, Sequence[npt.NDArray[np.float32]]] = {"text": [answer.numbers for _, answer in in_order]}
+        found: dict[Output, Sequence[npt.NDArray[np.float32]]] = {"text": [answer.numbers for answer in in_order]}
     else:
-        each = [rows_of(answer.numbers, ids) for (_, answer), ids in zip(in_order, request.ids, strict=True)]
+        each = [rows_of(answer.numbers, ids) for answer, ids in zip(in_order, request.ids, strict=True)]
         found = {output: [one[output] for one in each] for output in outputs}
     vectors = found.pop(outputs[0])
     tokenization_s = request.tokenised - request.started
-    parts_s = tokenization_s + max(answer.queue_s + answer.compute_s for _, answer in in_order)
+    parts_s = tokenization_s + max([answer.queue_s + answer.compute_s for answer in in_order])
     elapsed_s = asyncio.get_running_loop().time() - request.started  # uvloop counts whole ms: it may be too small
     return Embedded(
         vectors=vectors,
-        norms=[answer.norm for _, answer in in_order],
-        pools=tuple(sorted({pool for pool, _ in in_order})),
+        norms=[answer.norm for answer in in_order],
+        pools=tuple(sorted({pool for pool, _ in answers.values()})),
         tokens=sum(map(len, request.ids)),
-        characters=sum(len(query) for query in request.queries if isinstance(query, str | Pair)),
+        characters=sum([len(query) for query in request.queries if isinstance(query, (str, Pair))]),
         tokenization_s=tokenization_s,
-        queue_s=max(answer.queue_s for _, answer in in_order),
-        compute_s=max(answer.compute_s for _, answer in in_order),
+        queue_s=max([answer.queue_s for answer in in_order]),
+        compute_s=max([answer.compute_s for answer in in_order]),
         total_s=max(elapsed_s, parts_s),
         others=found,
     )

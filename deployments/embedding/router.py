@@ -12,7 +12,6 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from deployments.embedding.config import RouterConfig
 from deployments.embedding.metrics import RouterMetrics
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
-from deployments.embedding.request import Answers, Embedded, Record, Request, Wanted, embedded
+from deployments.embedding.request import Answers, Embedded, Request, Wanted, embedded
 from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.errors import DeadlineExceeded, TimedOut, WrongKind
 from deployments.hardware.device_detector import Topology
@@ -156,8 +155,6 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         Raises WrongKind, InvalidInput, Forbidden or DeadlineExceeded.
         """
         outputs = self._outputs(wanted)
-        if self.metrics.recent.wants_finish() and wanted.record is None:
-            wanted = replace(wanted, record=Record())
         if wanted.timeout_s is not None and wanted.timeout_s <= 0:
             raise _too_late(wanted.timeout_s)
         prompt = self._encoder.prompt(wanted.prompt_name)
@@ -169,6 +166,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         deferrable = is_deferrable(self.config.admission, slo_s, allowed_s, trial=wanted.trial is not None)
         bulk = wanted.bulk and wanted.trial is None
         request = Request(queries, wanted, prompt, came_at, came_at + allowed_s, deferrable, bulk, outputs)
+        request.is_foreseen |= self.metrics.recent.wants_finish()
         if (record := wanted.record) is not None:
             record.model, record.request = self.card.name, request
         return request
@@ -258,9 +256,8 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         if not (request.bulk or request.wanted.trial):
             allowed_s = self.config.slo_s if request.wanted.timeout_s is None else request.allowed_s
             self.metrics.promised(done.total_s, allowed_s)
-            record = request.wanted.record
-            if record is not None and record.predicted_s is not None:
-                self.metrics.recent.finished(record.predicted_s, done.total_s, pools[-1])
+            if request.predicted_s is not None:
+                self.metrics.recent.finished(request.predicted_s, done.total_s, pools[-1])
 
     # --- texts and tokens ---------------------------------------------------------------------------------------------
 

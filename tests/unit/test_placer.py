@@ -270,6 +270,22 @@ async def test_a_record_keeps_what_was_offered_and_when_it_would_end():
     ]
 
 
+async def test_an_answer_is_predicted_from_its_arrival_where_that_is_wanted():
+    record = Record()
+    assert record.predicted_s is None
+    request = request_of(75, record=record)
+    record.request = request
+    assert record.predicted_s is None
+    sampled, other = request_of(75), request_of(75)
+    sampled.is_foreseen = True
+    await asyncio.sleep(0.25)
+    for one in (request, sampled, other):
+        await placer_of(ScriptedReplica("a1", free_s=0.2)).answer(one)
+    assert record.predicted_s == request.predicted_s
+    found = [request.predicted_s, sampled.predicted_s, other.predicted_s]
+    assert found == [pytest.approx(0.25 + 0.2 + 0.275), pytest.approx(0.25 + 0.01 + 0.2 + 0.275), None]
+
+
 # --- who is asked -----------------------------------------------------------------------------------------------------
 
 
@@ -555,21 +571,6 @@ async def test_the_answer_to_a_request():
     done = embedded(request, answers, lambda numbers, ids: {"tokens": (numbers, len(ids)), "sparse": numbers[-1]})
     assert done.vectors == [("numbers 0", 3), ("numbers 1", 4), ("numbers 2", 2)]
     assert done.others == {"sparse": ["0", "1", "2"]}
-
-
-async def test_when_a_record_says_that_the_answer_was_predicted():
-    record = Record()
-    assert record.predicted_s is None
-    await asyncio.sleep(0.2)
-    record.request = request_of(75)
-    assert record.predicted_s is None
-    await asyncio.sleep(0.1)
-    pendings = [PendingOffer(Offer(1, 1.0, [None]), asyncio.get_running_loop()) for _ in range(2)]
-    record.parts = [
-        (OfferedPart(None, "cpu", pending, [0]), finish_s)
-        for pending, finish_s in zip(pendings, (0.7, 0.4), strict=True)
-    ]
-    assert record.predicted_s == pytest.approx(0.1 + 0.4, abs=1e-6)
 
 
 def test_what_a_trial_asks_counts_against_nobody():
