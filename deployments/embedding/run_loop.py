@@ -354,11 +354,11 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         run.left.difference_update(indices.tolist())
         self.schedule.passed(now, queries)
         finite = np.isfinite(norms)
-        if not np.all(finite):
+        if not finite.all():
             bad = [queries[at] for at in np.flatnonzero(~finite)]
             run.blamed["the engine gave no finite numbers for this input"] += bad
-        if not np.any(finite):
-            return
+            if not finite.any():
+                return
         self._is_well(run)
         for query, numbers, norm in zip(queries, answers, norms.tolist(), strict=True):
             if not query.gone:

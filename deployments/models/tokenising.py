@@ -80,7 +80,7 @@ def estimated_tokens(queries: Sequence[Query], most: int) -> float:
     """The estimated mean tokens of a query, before tokenizing."""
     total = 0.0
     for query in queries:
-        tokens = len(query) / (_CHARACTERS_A_TOKEN if isinstance(query, str | Pair) else 1)
+        tokens = len(query) / (_CHARACTERS_A_TOKEN if isinstance(query, (str, Pair)) else 1)
         total += min(most, max(1.0, tokens))
     return total / len(queries)
 

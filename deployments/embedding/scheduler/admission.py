@@ -140,7 +140,8 @@ class DeadlineAdmission(Admission[Q]):
         idle = not (self.run.is_running or self.queue.count)
         if idle:
             self.is_probe = total_s > room_s and self._may_probe(now, queries, total_s)
-        if room_s < self.demand.reserve_s > max(q.cost_s for q in queries) and not self.demand.prefers(queries[0]):
+        reserve_s = self.demand.reserve_s
+        if reserve_s > room_s and reserve_s > max(q.cost_s for q in queries) and not self.demand.prefers(queries[0]):
             room_s = 0.0  # it is reserved for a long query
         if total_s <= room_s or (idle and self.is_probe):
             return len(queries)

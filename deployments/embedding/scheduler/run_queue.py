@@ -30,6 +30,8 @@ class Line(Generic[Q]):
         self.largest_s = max(self.largest_s, query.cost_s)
 
     def remove(self, gone: AbstractSet[int]) -> None:
+        if not self.queries:
+            return
         self.queries = [query for query in self.queries if id(query) not in gone]
         self.work_s = sum(query.cost_s for query in self.queries)
         self.largest_s = max((query.cost_s for query in self.queries), default=0.0)
@@ -71,6 +73,7 @@ class RunQueue(Generic[Q]):
     urgent_line: Line[Q] = field(default_factory=Line)
     deferrable_line: Line[Q] = field(default_factory=Line)
     bulk_line: Line[Q] = field(default_factory=Line)
+    count: int = 0  # how many queries wait
 
     @property
     def urgent(self) -> list[Q]:
@@ -85,11 +88,6 @@ class RunQueue(Generic[Q]):
     def deferrable_s(self) -> float:
         """Work of all deferrable and bulk queries."""
         return self.deferrable_line.work_s + self.bulk_line.work_s
-
-    @property
-    def count(self) -> int:
-        """How many queries wait."""
-        return len(self.urgent_line.queries) + len(self.deferrable_line.queries) + len(self.bulk_line.queries)
 
     @property
     def next_deferrable_s(self) -> float:
@@ -109,6 +107,7 @@ class RunQueue(Generic[Q]):
 
     def add(self, queries: Iterable[Q]) -> None:
         for query in queries:
+            self.count += 1
             if query.deferrable:
                 (self.bulk_line if query.bulk else self.deferrable_line).add(query)
                 continue
@@ -120,6 +119,7 @@ class RunQueue(Generic[Q]):
         """Remove queries by their `id()`."""
         for line in self._lines:
             line.remove(gone)
+        self.count = sum(len(line.queries) for line in self._lines)
         if self.shares.accounts:
             self.shares.wait((query.account, query.cost_s) for query in self.urgent if query.account is not None)
 
