@@ -14,6 +14,7 @@ from deployments.admission.fair_share import Account, Tenant
 from deployments.admission.predictor import EndedRun, LinePredictor, Predictor
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import is_deferrable
+from deployments.embedding.scheduler.run_queue import Line
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, ScheduledQuery
 
@@ -693,6 +694,14 @@ def test_bulk_that_runs_has_its_places_until_it_is_answered():
     assert takes(queue, 0.0, *[bulk(1) for _ in range(9)], partial=True) == 0
     queue.passed(0.1, run[:3])
     assert takes(queue, 0.1, *[bulk(1) for _ in range(9)], partial=True) == 3
+
+
+def test_a_line_that_is_empty_again_forgets_its_largest_query():
+    line, query = Line(), ScheduledQuery(75, 1.0, cost_s=0.2)
+    line.add(query)
+    assert (line.work_s, line.largest_s) == (0.2, 0.2)
+    line.remove({id(query)})
+    assert (line.queries, line.work_s, line.largest_s) == ([], 0.0, 0.0)
 
 
 def test_a_run_is_in_the_order_of_deadlines():
