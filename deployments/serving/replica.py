@@ -105,6 +105,9 @@ class Replica(ABC, Generic[S]):
         return kind(OfModel(metrics, self._card.name), self._pool, about)
 
     def _bind(self) -> None:
+        """Pin the engine's thread. It keeps its priority: with a lower one, whoever needs the interpreter that it holds
+        waits for its turn, and answers were late (nice 3 and 10 on two cores that the Router shares).
+        """
         problem = pin_thread(self._engine_cores)
         if problem:
             logger.warning("%s: not bound to cores: %s", self._pool, problem)
