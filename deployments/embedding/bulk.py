@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from deployments.embedding.channel import Refused
 from deployments.embedding.link import Link
-from deployments.embedding.placement import TRIES
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, OfferedPart, Request
+from deployments.embedding.retries import TRIES
 from deployments.errors import Busy, EngineBroken, ReplicaLost
 from deployments.serving.frames import CUT_BYTES
 

@@ -2,7 +2,7 @@
 
 The link detects a replica that hangs, because its device does not answer or its process was stopped. A replica hangs if
 it has begun no run and answered nothing for `_HANGS` times the predicted time for all its work, and for at least
-`_HANGS_SLO` of the SLO. Its queries are then overdue (`placement`). The time is predicted from its last state: when the
+`_HANGS_SLO` of the SLO. Its queries are then overdue (`retries`). The time is predicted from its last state: when the
 Router sends it a query and has no other there, and again at each sign of progress. A replica whose connection broke
 hangs after the same time, unless it is known by then that it has dropped its queries.
 """

@@ -16,9 +16,9 @@ from deployments.embedding.comebacks import Comebacks
 from deployments.embedding.config import RouterConfig
 from deployments.embedding.frames import Answered, Offer
 from deployments.embedding.link import Link
-from deployments.embedding.placement import Hedges, Placement, admitted
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, OfferedPart, Request
+from deployments.embedding.retries import Hedges, Placement, admitted
 from deployments.embedding.transit import Transit
 from deployments.embedding.view import Ask
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
@@ -81,7 +81,7 @@ class Placer:
 
     def answer(self, request: Request) -> Awaitable[Answers]:
         """Have all queries admitted or none, and wait for the answers. Queries that a replica loses are offered once
-        more (`placement`).
+        more (`retries`).
 
         Raises Busy, Unavailable, DeadlineExceeded, EngineFailed or ReplicaLost.
         """

@@ -1,7 +1,7 @@
 """Tells a Router which replicas of a pool are alive. Serve reports them to its request router, an extension point.
 
-Queries do not go through Serve's handle (see `serving.wire`). Only a first call is routed here, after which the handle
-follows its deployment. Serve pickles this module by value into the Router's process, so shared state lives in
+Queries do not go through Serve's handle (see `serving.connections`). Only a first call is routed here, after which the
+handle follows its deployment. Serve pickles this module by value into the Router's process, so shared state lives in
 `membership`.
 """
 

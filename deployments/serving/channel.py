@@ -7,7 +7,7 @@ import contextvars
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from deployments.serving.wire import Peer
+from deployments.serving.connections import Peer
 
 
 class Outgoing(Protocol):

@@ -1,4 +1,4 @@
-"""Ejects a Router's replicas whose engines fail or hang, and lets them back (`outliers`)."""
+"""Ejects a Router's replicas whose engines fail or hang, and lets them back (`ejection_rule`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from deployments.serving.outliers import may_eject_one
+from deployments.serving.ejection_rule import may_eject_one
 from deployments.serving.replica_link import ReplicaLink
 from deployments.serving.replica_set import ReplicaSet
 

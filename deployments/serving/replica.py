@@ -17,10 +17,10 @@ from deployments.hardware.cores import choose_cores
 from deployments.hardware.device_detector import CPU
 from deployments.serve_adapter.autoscaling import UTILIZATION
 from deployments.serve_adapter.replica_process import freeze_gc
+from deployments.serving.connections import Server
 from deployments.serving.frames import WIRE
 from deployments.serving.metrics import Instruments, OfModel, publish_periodically
 from deployments.serving.sessions import PROBE_TIMEOUT_S, RouterSessions
-from deployments.serving.wire import Server
 from deployments.settings import OneModelSettings
 
 logger = logging.getLogger("ray.serve")

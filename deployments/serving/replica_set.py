@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from deployments.serve_adapter import membership
 from deployments.serving.channel import RouterChannel
+from deployments.serving.connections import reach
 from deployments.serving.replica_link import ReplicaLink
-from deployments.serving.wire import reach
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle

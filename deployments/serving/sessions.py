@@ -13,7 +13,7 @@ PROBE_TIMEOUT_S = 5.0  # an engine that is well has computed by then what only t
 
 
 class Connection(Protocol):
-    """The interface of a Router's connection (`wire.RouterConnection`) that a replica needs."""
+    """The interface of a Router's connection (`connections.RouterConnection`) that a replica needs."""
 
     @property
     def unsent(self) -> int: ...

@@ -16,9 +16,9 @@ from deployments.generation.scheduler.step import load_of
 from deployments.generation.settings import GenerationSettings
 from deployments.generation.step_loop import StepLoop
 from deployments.hardware.device_detector import Topology
+from deployments.serving.connections import RouterConnection, Server
 from deployments.serving.frames import HEAD, WIRE
 from deployments.serving.router import RouterContext
-from deployments.serving.wire import RouterConnection, Server
 from tests.kit.simulation.application import NoInstruments
 
 VOCABULARY = 300
@@ -197,7 +197,7 @@ def router_of(pools, args=ARGS, end_tokens=()):
 
 
 def reach_of(replicas, late_s=lambda: 0.0):
-    """A replacement for `serving.wire.reach`. `replicas()`: all replicas. `late_s()`: seconds to reach one."""
+    """A replacement for `serving.connections.reach`. `replicas()`: all replicas. `late_s()`: seconds to reach one."""
 
     async def reach(make, address, secret):
         replica = next(one for one in replicas() if one.name == address[0])

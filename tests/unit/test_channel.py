@@ -11,9 +11,9 @@ from deployments.embedding.channel import Channel, Refused
 from deployments.embedding.frames import Answered, Offer, Offers, Report
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.errors import EngineBroken, EngineFailed
-from deployments.serving import wire as channels
+from deployments.serving import connections as channels
+from deployments.serving.connections import Server, reach
 from deployments.serving.frames import HEAD
-from deployments.serving.wire import Server, reach
 
 HOST = "127.0.0.1"
 STATE = ReplicaState(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))

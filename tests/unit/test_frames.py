@@ -16,8 +16,8 @@ from deployments.embedding import frames
 from deployments.embedding.frames import Answered, Offer, Offers, Report
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.models.outputs import TEXT
+from deployments.serving.connections import Peer
 from deployments.serving.frames import HEAD, SIZE, WIRE, encode_head, frame_of, head_of, speaks
-from deployments.serving.wire import Peer
 
 STATE = ReplicaState(0.25, 0.5, 0.1, 3, 2, 7, 5, (0.0, 0.001, 0.0, 0.27), 1.1, 0.02, (1, 2, 3))
 

@@ -9,9 +9,9 @@ from deployments.admission.quota import Client
 from deployments.admission.trial import Trial
 from deployments.embedding.channel import PendingOffer, Refused
 from deployments.embedding.frames import Answered, Offer
-from deployments.embedding.placement import Hedges
 from deployments.embedding.placer import Placer
 from deployments.embedding.request import OfferedPart, Record, Request, Wanted, embedded
+from deployments.embedding.retries import Hedges
 from deployments.embedding.transit import Transit
 from deployments.errors import Busy, DeadlineExceeded, EngineBroken, EngineFailed, OverShare, ReplicaLost, Unavailable
 from deployments.models.text_pairs import Pair
