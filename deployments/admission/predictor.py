@@ -140,8 +140,7 @@ class Predictor(LinePredictor):
         if work_s > self._trusted_s:
             least_s = math.inf
             for at, y, slope in self._lines:
-                if (line_s := y + slope * (work_s - at)) < least_s:
-                    least_s = line_s
+                least_s = min(least_s, y + slope * (work_s - at))
             took_s = max(took_s, least_s)
         return self._spell * took_s
 
@@ -152,8 +151,7 @@ class Predictor(LinePredictor):
             return work_s
         most_s = 0.0
         for at, y, slope in self._lines:
-            if (line_s := at + (seconds - y) / slope) > most_s:
-                most_s = line_s
+            most_s = max(most_s, at + (seconds - y) / slope)
         return max(trusted_s, min(work_s, most_s))
 
     def promise(self, slo_s: float) -> None:

@@ -174,10 +174,11 @@ class Placer:
             trial=trial is not None,
             tenant=request.tenant,
         )
-        finish_s = link.view.finish_s(now, request.lengths(indices)) if request.is_foreseen else 0.0
-        part = OfferedPart(link, pool.name, link.offer(offer), indices)
-        if request.is_foreseen:
+        finish_s = 0.0
+        if request.is_foreseen:  # before the offer counts as work that is there
+            finish_s = link.view.finish_s(now, request.lengths(indices))
             request.predicted_s = now - request.started + finish_s
+        part = OfferedPart(link, pool.name, link.offer(offer), indices)
         if record is not None:
             record.parts.append((part, finish_s))
         return part

@@ -124,13 +124,15 @@ class Request:
     charge: Charge | None = None  # against its client's quota, if there is one
     predicted_s: float | None = None
     is_foreseen: bool = field(init=False)
-    tenant: Tenant | None = field(init=False)
     characters: int = field(init=False)  # of all queries, each with the prompt; a token id counts as a character
 
     def __post_init__(self) -> None:
         self.is_foreseen = self.wanted.record is not None
-        self.tenant = None if self.wanted.charged is None else self.wanted.charged.tenant
         self.characters = sum(map(len, self.queries)) + len(self.prompt) * len(self.queries)
+
+    @property
+    def tenant(self) -> Tenant | None:
+        return None if self.wanted.charged is None else self.wanted.charged.tenant
 
     @property
     def quota(self) -> Quota | None:

@@ -105,8 +105,8 @@ class Replica(ABC, Generic[S]):
         return kind(OfModel(metrics, self._card.name), self._pool, about)
 
     def _bind(self) -> None:
-        """Pin the engine's thread. It keeps its priority: with a lower one, whoever needs the interpreter that it holds
-        waits for its turn, and answers were late (nice 3 and 10 on two cores that the Router shares).
+        """Pin the engine's thread. It keeps its priority: on two cores that the Router shares, with nice 3 and 10,
+        refusals took longer, not less, and more answers were late.
         """
         problem = pin_thread(self._engine_cores)
         if problem:

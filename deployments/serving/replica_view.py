@@ -40,7 +40,7 @@ class ReplicaView(Generic[S]):
         self.state, self.heard_at = state, now
         while self._unseen and self._unseen[0][0] <= seen:
             self._unseen.popleft()
-        self._unseen_work = sum(work for _, _, work in self._unseen) if self._unseen else 0.0
+        self._unseen_work = sum(work for _, _, work in self._unseen)
 
     def sent(self, frame: int, count: int, work: float) -> None:
         """Note that `count` requests with this much work were sent in that frame."""

@@ -73,7 +73,6 @@ class RunQueue(Generic[Q]):
     urgent_line: Line[Q] = field(default_factory=Line)
     deferrable_line: Line[Q] = field(default_factory=Line)
     bulk_line: Line[Q] = field(default_factory=Line)
-    count: int = 0  # how many queries wait
 
     @property
     def urgent(self) -> list[Q]:
@@ -88,6 +87,11 @@ class RunQueue(Generic[Q]):
     def deferrable_s(self) -> float:
         """Work of all deferrable and bulk queries."""
         return self.deferrable_line.work_s + self.bulk_line.work_s
+
+    @property
+    def count(self) -> int:
+        """How many queries wait."""
+        return len(self.urgent_line.queries) + len(self.deferrable_line.queries) + len(self.bulk_line.queries)
 
     @property
     def next_deferrable_s(self) -> float:
@@ -107,7 +111,6 @@ class RunQueue(Generic[Q]):
 
     def add(self, queries: Iterable[Q]) -> None:
         for query in queries:
-            self.count += 1
             if query.deferrable:
                 (self.bulk_line if query.bulk else self.deferrable_line).add(query)
                 continue
@@ -119,7 +122,6 @@ class RunQueue(Generic[Q]):
         """Remove queries by their `id()`."""
         for line in self._lines:
             line.remove(gone)
-        self.count = sum(len(line.queries) for line in self._lines)
         if self.shares.accounts:
             self.shares.wait((query.account, query.cost_s) for query in self.urgent if query.account is not None)
 
