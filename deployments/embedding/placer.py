@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
 
 from deployments.admission.quota import Unit
 from deployments.embedding.channel import PendingOffer, Refused
-from deployments.embedding.comebacks import Comebacks
 from deployments.embedding.config import RouterConfig
 from deployments.embedding.frames import Answered, Offer
 from deployments.embedding.link import Link
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, OfferedPart, Request
 from deployments.embedding.retries import Hedges, Placement, admitted
+from deployments.embedding.retry_after import RetryLine
 from deployments.embedding.transit import Transit
 from deployments.embedding.view import Ask
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
@@ -27,7 +27,6 @@ from deployments.serving.ejections import Ejections
 _ASKED = 4  # the most replicas of a pool that are asked for one query
 _RETRY_LATER = 0.02  # of the SLO, and at least a query's cost: added to the opening, when many clients would come back
 _SHORTEST_RETRY_S = 0.01
-_LEAST_SHARE = 0.1  # the least share of a device's time that counts as work, since beta may be almost an SLO
 
 
 class Placer:
@@ -40,7 +39,7 @@ class Placer:
         self.hedges, self.ejections = Hedges(), Ejections(pools)
         self.transit_s = 0.0  # from here to a replica and back
         self._transit = Transit()
-        self._comebacks = Comebacks()
+        self._line = RetryLine()
 
     # --- capacity -----------------------------------------------------------------------------------------------------
 
@@ -199,6 +198,11 @@ class Placer:
 
     # --- refuse -------------------------------------------------------------------------------------------------------
 
+    def recognise(self, request: Request) -> None:
+        """Note whether the client was refused before and returns when it was told to."""
+        if self._line:
+            request.returns = self._line.claim(asyncio.get_running_loop().time(), request.key)
+
     def is_full(self, request: Request, tokens: int) -> bool:
         """Whether no replica has reported room for a query of `tokens` tokens."""
         now = asyncio.get_running_loop().time()
@@ -220,7 +224,8 @@ class Placer:
         """What to ask of a replica for a query of `tokens` tokens of this request, sent now."""
         allowed_s = request.allowed_s
         lag_s = self.transit_s + now - request.started - max(0.0, allowed_s - self.config.slo_s)
-        return Ask(tokens, allowed_s, lag_s, request.tenant)
+        kept_s = self._line.kept_s(now) if self._line and not request.returns else 0.0
+        return Ask(tokens, allowed_s, lag_s, request.tenant, kept_s)
 
     def _note_full(self, request: Request, pool: Pool, link: Link, lengths: Sequence[int], opens_s: float) -> None:
         request.asked += 1
@@ -230,25 +235,17 @@ class Placer:
         request.is_over_share |= link.view.is_over_share(request.tenant)
         finish_s = link.view.finish_s(now, lengths) - request.allowed_s
         opens_s = max(opens_s, finish_s)
-        if opens_s + later_s < request.retry_s:
-            request.retry_s = opens_s + later_s
-            request.room = link.view.opens_for_queries(lengths)
+        request.retry_s = min(request.retry_s, opens_s + later_s)
 
     def _retry_after_s(self, request: Request, lengths: Sequence[int]) -> float:
-        opens_s = request.retry_s if math.isfinite(request.retry_s) else self.config.slo_s
-        slo_s = self.config.slo_s
-        rate, routers = 0.0, 1  # requests like this one that all devices answer in a second; Routers
-        for pool in self.pools.values():
-            if pool.is_open and (state := (view := pool.live[0].view).state) is not None:
-                model = view.model
-                share = max(_LEAST_SHARE, 1 - state.slowdown * model.beta_s / slo_s)  # of its time, without beta
-                work_s = model.cost_s(lengths[0]) if len(lengths) == 1 else model.work_s(lengths)
-                rate += share * len(pool.live) / max(1e-9, state.slowdown * work_s)
-                routers = max(routers, state.routers)
-        now, work_s = asyncio.get_running_loop().time(), routers / rate if rate else 0.0
-        room_s = request.room / rate if rate else 0.0
-        retry_s = self._comebacks.wait_s(now, opens_s, work_s=work_s, room_s=room_s, slo_s=slo_s)
-        return max(_SHORTEST_RETRY_S, retry_s)
+        now, slo_s = asyncio.get_running_loop().time(), self.config.slo_s
+        ask = self._ask(now, request, lengths[0])._replace(kept_s=0.0)
+        supplies = [
+            one for pool in self.pools.values() if pool.is_open for one in pool.supplies(now, lengths, ask, slo_s)
+        ]
+        least_s = max(_SHORTEST_RETRY_S, request.retry_s if math.isfinite(request.retry_s) else 0.0)
+        supplies = [one._replace(opens_s=max(one.opens_s, least_s)) for one in supplies]
+        return self._line.join(now, request.key, supplies, slo_s=slo_s, routers=self.routers, again=request.returns)
 
     def busy(self, request: Request, lengths: Sequence[int] = ()) -> WindveError:
         """Why the request is not admitted: Busy, which says when to come back; Unavailable; or DeadlineExceeded, if

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,8 @@ from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.text_pairs import NO_BOUNDS, Pair, Side, TokenBounds
 from deployments.models.tokenizer import Query, TokenIds
 from deployments.settings import Kind
+
+_HEAD = 64  # characters or token ids of a query that tell requests apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +98,10 @@ class Request:
 
     These fields record the replicas' refusals for a possible error:
 
-    - `retry_s`: the earliest time until one of them has room; `room`: how many such requests it then has room for at
-      once.
+    - `retry_s`: the earliest time until one of them has room.
     - `asked`: how many replicas had no room; `never`: how many of them would be late even if they were idle.
     - `last_pool`: the pool of the last one.
+    - `returns`: the client was refused before, and returns when it was told to.
     - `is_over_share`: one of them reported that the tenant is over its share.
 
     If `is_foreseen`, each offer sets `predicted_s`: the predicted seconds from the request's arrival to its answer.
@@ -116,10 +118,10 @@ class Request:
     ids: list[TokenIds] = field(default_factory=list)
     tokenised: float = 0.0
     retry_s: float = math.inf
-    room: float = 0.0
     asked: int = 0
     never: int = 0
     last_pool: str | None = None
+    returns: bool = False
     is_over_share: bool = False
     charge: Charge | None = None  # against its client's quota, if there is one
     predicted_s: float | None = None
@@ -137,6 +139,13 @@ class Request:
     @property
     def quota(self) -> Quota | None:
         return None if self.wanted.charged is None else self.wanted.charged.quota
+
+    @property
+    def key(self) -> Hashable:
+        """What the client is recognised by when it sends the request again."""
+        first = self.queries[0]
+        texts = (first.first, first.second) if isinstance(first, Pair) else (first,)
+        return (self.tenant and self.tenant.name, self.characters, *(tuple(text[:_HEAD]) for text in texts))
 
     @property
     def allowed_s(self) -> float:

@@ -1,13 +1,10 @@
-"""At twice what the devices do, all clients come back when they are told: refusals are made in the Router, few requests
-are needed for an answer, and the devices have as much to do as before.
-
-While Routers refused by the mean cost and told half of a line, replicas refused 0.42 to 0.74 of what was offered, an
-answer took 2.9 to 22 requests, and 0.06 to 0.43 of the clients were admitted when they came back as told. In the open
-loop as much comes as at first for ever: the line grows, and newcomers take every second place.
+"""At twice what the devices do, clients that do what Retry-After says need few requests for an answer, and are admitted
+when they were told to return. Refusals are made in the Router, and the devices have as much to do as before.
 """
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -17,9 +14,10 @@ from tests.kit.simulation.arrivals import Arrival, poisson
 from tests.kit.simulation.device import Device
 from tests.kit.virtual_time import run
 
-SECONDS = 20.0
+SECONDS = 30.0
 LOAD = 2.0
 TURNS = 10**7
+_THINKS_S = 0.005
 V100, XEON = (0.018, 0.27), (0.0858, 0.32)
 CASES = {
     "V100 + Xeon": (2.0, {"accelerator": V100, "cpu": XEON}),
@@ -29,71 +27,88 @@ CASES = {
 
 @dataclass
 class Found:
-    """`work`: device seconds of answers in time, beside what the devices can do; `refused`: the share of offers that
-    replicas refused; `as_told`: the share of those who came back and were admitted when they were told to come.
+    """- `refused`: the share of offers that replicas refused.
+    - `requests`: for an answer, of clients that return when they are told to. Those that are told to return after the
+      end do not count.
+    - `error`: the 90th percentile of how wrong their first Retry-After was, beside itself.
+    - `work`: device seconds of answers in time, beside what the devices can do.
     """
 
     refused: float
     requests: float
-    as_told: float
+    error: float
     work: float
     late: int
 
+    @property
+    def line(self) -> str:
+        wrong = f"Retry-After {self.error:.0%} wrong"
+        return f"{self.requests:.2f} requests for an answer, {wrong}, {self.work:.2f} of the work"
+
 
 class Clients:
-    """Each asks until it is answered, and comes back when it is told to."""
+    """The share `returning` asks until it is answered, and returns when it is told to. The others ask once."""
 
-    def __init__(self, application: Application, seconds: float) -> None:
+    def __init__(self, application: Application, seconds: float, returning: float) -> None:
         self.application, self.loop = application, asyncio.get_running_loop()
+        self.returning, self.draw = returning, random.Random(7)
         self.end = self.loop.time() + seconds
-        self.requests, self.answers, self.late, self.tokens = 0, 0, 0, 0
-        self.came: list[bool] = []  # of each that was refused at first: it was admitted when it came back first
+        self.answers, self.late, self.tokens = 0, 0, 0
+        self.requests, self.returned = 0, 0  # of those that return; their answers
+        self.errors: list[float] = []
 
     async def asks(self, arrival: Arrival) -> None:
-        times = 0
+        returns = self.draw.random() < self.returning
+        came, told_s = self.loop.time(), 0.0
         while (ended := await self._request(arrival)).pool is None:
-            times += 1
+            if not returns or (self.loop.time() + ended.retry_after_s > self.end and not told_s):
+                return
+            self.requests += 1
             if self.loop.time() + ended.retry_after_s > self.end:
-                await asyncio.sleep(max(0.0, self.end - self.loop.time()) + 1e-3)
-                break
+                return
+            told_s = told_s or ended.retry_after_s
             await asyncio.sleep(ended.retry_after_s)
-        if times > 1 or (times and ended.pool is not None):
-            self.came.append(times == 1)
+        self.requests += returns
+        self.returned += returns
+        if told_s:
+            waited_s = self.loop.time() - ended.took_s - came
+            self.errors.append(abs(waited_s - told_s) / told_s)
 
     async def _request(self, arrival: Arrival) -> Ended:
         ended = await self.application._query(0, arrival)
         assert ended is not None
-        self.requests += 1
         if ended.pool is not None:
             self.answers += 1
             self.late += not ended.in_time
             self.tokens += arrival.tokens if self.loop.time() <= self.end else 0
         return ended
 
-    async def closed(self, lengths: list[int], start_s: float) -> None:
-        """One query after the other."""
+    async def closed(self, lengths: Sequence[int], start_s: float) -> None:
+        """One query after the other, after a moment's thought."""
         await asyncio.sleep(start_s)
         for tokens in lengths:
             if self.loop.time() >= self.end:
                 return
             await self.asks(Arrival(self.loop.time(), tokens))
+            await asyncio.sleep(_THINKS_S)
 
 
-def served(case: str, *, closed: bool, mixed: bool, pass_by_pass: bool = True, noise: float = 0.0) -> Found:
+def served(case: str, *, closed: bool, mixed: bool, at_the_end: Sequence[str] = (), returning: float = 1.0) -> Found:
+    """`at_the_end`: the pools that answer at the end of a run; the others answer pass by pass."""
     slo_s, curves = CASES[case]
-    devices = {pool: Device(*curve, 8 if pass_by_pass else None, noise) for pool, curve in curves.items()}
+    devices = {pool: Device(*curve, None if pool in at_the_end else 8) for pool, curve in curves.items()}
     queries_s = sum(device.queries_s(slo_s) for device in devices.values())
 
     async def serve() -> Found:
         application, draw = Application(Shape(1, 1, devices, slo_s)), random.Random(1)
         await application.start()
-        clients = Clients(application, SECONDS)
+        clients = Clients(application, SECONDS, returning)
         arrivals = list(poisson(LOAD * queries_s, SECONDS, mixed=mixed))
         if closed:
             some = round(LOAD * queries_s * slo_s)
             lengths = [one.tokens for one in arrivals]
             await asyncio.gather(
-                *(clients.closed(draw.sample(lengths, 100), draw.random() * slo_s) for _ in range(some))
+                *(clients.closed(draw.choices(lengths, k=200), draw.random() * slo_s) for _ in range(some))
             )
         else:
             began, tasks = clients.loop.time(), []
@@ -104,8 +119,8 @@ def served(case: str, *, closed: bool, mixed: bool, pass_by_pass: bool = True, n
         refused = sum(one.runner.schedule.refusals.full for one in application.replicas.values())
         return Found(
             refused / (refused + clients.answers),
-            clients.requests / clients.answers,
-            sum(clients.came) / len(clients.came),
+            clients.requests / clients.returned,
+            sorted(clients.errors)[9 * len(clients.errors) // 10],
             clients.tokens / 75 / SECONDS / queries_s,
             clients.late,
         )
@@ -114,36 +129,55 @@ def served(case: str, *, closed: bool, mixed: bool, pass_by_pass: bool = True, n
 
 
 @pytest.mark.parametrize(
-    ("case", "closed", "mixed", "refused", "requests", "as_told", "work"),
+    ("case", "closed", "mixed", "returning", "requests", "work"),
     [
-        ("V100 + Xeon", True, False, 0.03, 2.25, 0.70, 0.90),
-        ("V100 + Xeon", True, True, 0.10, 2.05, 0.65, 0.89),
-        ("V100 + Xeon", False, False, 0.03, 3.2, 0.33, 0.90),
-        ("V100 + Xeon", False, True, 0.08, 2.9, 0.35, 0.89),
-        ("V100", True, False, 0.03, 2.35, 0.45, 0.86),
-        ("V100", True, True, 0.07, 2.15, 0.48, 0.83),
-        ("V100", False, False, 0.03, 3.5, 0.30, 0.87),
-        ("V100", False, True, 0.07, 3.3, 0.31, 0.84),
+        ("V100 + Xeon", True, False, 1.0, 1.5, 0.91),
+        ("V100 + Xeon", True, True, 1.0, 1.5, 0.89),
+        ("V100 + Xeon", False, False, 1.0, 1.5, 0.91),
+        ("V100 + Xeon", False, True, 1.0, 1.5, 0.90),
+        ("V100", True, False, 1.0, 1.5, 0.85),
+        ("V100", True, True, 1.0, 1.5, 0.81),
+        ("V100", False, False, 1.0, 1.5, 0.87),
+        ("V100", False, True, 1.0, 1.5, 0.84),
+        # At twice the load, half of those that come first are refused: 1.5 is the least if most of them never return.
+        ("V100 + Xeon", False, False, 0.1, 1.7, 0.91),
+        ("V100", False, True, 0.1, 1.75, 0.83),
     ],
 )
-def test_clients_that_obey_need_few_requests(case, closed, mixed, refused, requests, as_told, work, figure):
-    found = served(case, closed=closed, mixed=mixed)
-    figure(f"{found.refused:.1%} refused by replicas, {found.requests:.2f} requests for an answer")
+def test_clients_that_obey_need_few_requests(case, closed, mixed, returning, requests, work, figure):
+    found = served(case, closed=closed, mixed=mixed, returning=returning)
+    figure(found.line)
     assert found.late == 0
-    assert found.refused <= refused
+    assert found.refused <= 0.03
     assert found.requests <= requests
-    assert found.as_told >= as_told
+    assert found.error <= 0.1
     assert found.work >= work
 
 
 @pytest.mark.parametrize(
-    ("closed", "mixed", "refused", "work"),
-    [(True, False, 0.06, 1.03), (True, True, 0.10, 1.02), (False, False, 0.08, 1.04), (False, True, 0.12, 1.02)],
+    ("case", "at_the_end", "closed", "mixed", "requests", "work"),
+    [
+        ("V100 + Xeon", ["accelerator"], True, False, 2.8, 0.93),
+        ("V100 + Xeon", ["accelerator"], True, True, 2.8, 0.92),
+        ("V100 + Xeon", ["accelerator"], False, False, 2.8, 0.97),
+        ("V100 + Xeon", ["accelerator"], False, True, 2.8, 0.97),
+        ("V100 + Xeon", ["accelerator", "cpu"], True, False, 2.9, 0.99),
+        ("V100 + Xeon", ["accelerator", "cpu"], False, True, 2.7, 1.02),
+        ("V100", ["accelerator"], True, False, 2.3, 1.10),
+        ("V100", ["accelerator"], True, True, 2.3, 1.10),
+        ("V100", ["accelerator"], False, False, 2.6, 1.28),
+        ("V100", ["accelerator"], False, True, 2.6, 1.27),
+    ],
 )
-def test_devices_that_answer_at_the_runs_end_have_as_much_to_do(closed, mixed, refused, work, figure):
-    """They open for many at once: these come back together."""
-    found = served("V100 + Xeon", closed=closed, mixed=mixed, pass_by_pass=False)
-    figure(f"{found.refused:.1%} refused by replicas, {found.work:.2f} of the capacity")
+def test_devices_that_answer_at_the_runs_end_open_for_many_at_once(
+    case, at_the_end, closed, mixed, requests, work, figure
+):
+    """Those that are refused are told these moments. Newcomers seldom come at one, so that most are refused once. A
+    client that misses the moment waits for the next, often several times as long as it was told.
+    """
+    found = served(case, closed=closed, mixed=mixed, at_the_end=at_the_end)
+    figure(found.line)
     assert found.late == 0
-    assert found.refused <= refused
+    assert found.refused <= 0.12
+    assert found.requests <= requests
     assert found.work >= work

@@ -10,6 +10,7 @@ from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.errors import Busy
 from tests.kit.replica_world import V100, XEON
 from tests.kit.simulation.application import Application, Shape, _text, _wanted
+from tests.kit.simulation.arrivals import Arrival
 from tests.kit.simulation.device import Device
 from tests.kit.virtual_time import run
 
@@ -33,7 +34,7 @@ async def send_bursts(application, seed):
 async def send(router, size, tokens):
     """How many queries were answered."""
     try:
-        answer = await router.embed([_text(tokens)] * size, _wanted(None))
+        answer = await router.embed([_text(Arrival(0.0, tokens))] * size, _wanted(None))
     except Busy:
         return 0
     return len(answer.vectors)

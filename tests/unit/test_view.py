@@ -100,6 +100,8 @@ AT_ONCE = {"opens_s": 0.4, "opens_cost_s": 0.5, "room_s": 0.0, "in_flight": 9}
         (view(**GROWING, free_s=1 / 1.02 - 0.5), 75, {"lag_s": 0.216}, 0.004),
         (view(**GROWING), 300, {"lag_s": -1.0}, 0.0),  # it allows more than the SLO
         (view(**GROWING, reserve_s=0.05), 75, {}, 0.032),  # room is kept for a long query
+        (view(**GROWING), 75, {"kept_s": 0.01}, 0.01),  # and for returning clients
+        (view(**GROWING, slowdown=2.0), 75, {"kept_s": 0.01}, 0.01),
         (view(**{**GROWING, "opens_s": 0.3}), 75, {}, 0.0),
         (view(**{**GROWING, "opens_s": 0.3}), 100, {}, 0.3),  # the run is full: none before the next one
         (view(**AT_ONCE), 75, {}, 0.4),
@@ -116,22 +118,25 @@ AT_ONCE = {"opens_s": 0.4, "opens_cost_s": 0.5, "room_s": 0.0, "in_flight": 9}
     ],
 )
 def test_when_it_has_room_for_a_query_of_that_length(one, tokens, how, opens_s):
-    now, allowed_s, lag_s = (how.get(key, other) for key, other in (("now", 10.0), ("allowed_s", 1.0), ("lag_s", 0.0)))
-    assert one.opens_for_s(now, Ask(tokens, allowed_s, lag_s)) == pytest.approx(opens_s)
+    asked = {"allowed_s": 1.0, **how}
+    assert one.opens_for_s(asked.pop("now", 10.0), Ask(tokens, **asked)) == pytest.approx(opens_s)
 
 
 @pytest.mark.parametrize(
-    ("one", "queries"),
+    ("one", "cycle_s", "requests_s"),
     [
-        (view(**AT_ONCE), 0.5 / 0.036),
-        (view(**GROWING), 0.0),
-        (view(opens_s=0.4), 0.0),
-        (view(**{**AT_ONCE, "opens_s": 0.0}), 0.0),
-        (View("a", (False, 1)), 0.0),
+        (view(**AT_ONCE), 0.77, (0.5 / 0.77) / 0.036),
+        (view(**AT_ONCE, slowdown=2.0), 1.54, (0.5 / 0.77) / 0.072),
+        (view(**GROWING), 0.0, 0.73 / 0.036),
+        (view(opens_s=0.4), 0.0, 0.73 / 0.036),
+        (view(**{**AT_ONCE, "opens_s": 0.0}), 0.0, 0.73 / 0.036),
+        (view(slowdown=3.5), 0.0, 0.1 / (3.5 * 0.036)),
+        (View("a", (False, 1)), 0.0, 0.0),
     ],
 )
-def test_for_how_many_it_opens_at_once(one, queries):
-    assert one.opens_for_queries([75, 75]) == pytest.approx(queries)
+def test_how_many_it_answers_and_how_often_it_opens(one, cycle_s, requests_s):
+    assert one.cycle_s == pytest.approx(cycle_s)
+    assert one.requests_s([75, 75], 1.0) == pytest.approx(requests_s)
 
 
 @pytest.mark.parametrize(

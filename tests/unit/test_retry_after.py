@@ -1,0 +1,146 @@
+"""A refused client is told a time of its own, at which the devices will have room, and finds it if it comes then."""
+
+import math
+
+import pytest
+
+from deployments.embedding.retry_after import RetryLine, Supply
+
+STEADY = [Supply(0.5, 4.0)]  # opens in 0.5 s, and takes a request every 0.25 s
+AT_ONCE = [Supply(0.2, 10.0, 0.4)]  # opens in 0.2 s, and then every 0.4 s for four: 3.4 of them are for the line
+EXACT = 1 / 256  # to which a time is searched
+
+
+def told(line, now=0.0, key=None, supplies=STEADY, **how):
+    return line.join(now, key, supplies, **{"slo_s": 1.0, **how})
+
+
+@pytest.mark.parametrize(
+    ("supply", "time_s", "share", "requests"),
+    [
+        (Supply(0.5, 4.0), 0.4, 1.0, 0.0),
+        (Supply(0.5, 4.0), 0.75, 1.0, 1.0),
+        (Supply(0.5, 4.0), 0.75, 0.5, 0.5),
+        (Supply(0.2, 10.0, 0.4), 0.19, 1.0, 0.0),
+        (Supply(0.2, 10.0, 0.4), 0.2, 1.0, 4.0),
+        (Supply(0.2, 10.0, 0.4), 0.59, 1.0, 4.0),
+        (Supply(0.2, 10.0, 0.4), 0.61, 1.0, 8.0),
+        (Supply(0.2, 10.0, 0.4), 0.2, 0.3, 3.4),
+    ],
+)
+def test_what_a_replica_can_take(supply, time_s, share, requests):
+    assert supply.until(time_s, share) == pytest.approx(requests)
+
+
+def test_between_bursts_nine_tenths_are_for_the_line():
+    line = RetryLine()
+    waits = [told(line, key=number) for number in range(6)]
+    assert waits == pytest.approx([0.5 + 0.25 / 0.9 * number for number in range(6)], rel=EXACT)
+
+
+def test_in_a_stream_three_tenths_are_for_the_line():
+    line = RetryLine()
+    times = [0.1 * number for number in range(101)]
+    for number, now in enumerate(times):
+        wait_s = told(line, now, number, [Supply(0.0, 1000.0)])
+        line.claim(now + wait_s, number)
+    first = told(line, 10.1, "a")
+    second = told(line, 10.1, "b")
+    assert second - first == pytest.approx(0.25 / 0.3, rel=4 * EXACT)
+
+
+def test_a_device_that_opens_once_in_a_run_is_told_to_as_many_as_have_room():
+    line = RetryLine()
+    waits = [told(line, key=number, supplies=AT_ONCE) for number in range(9)]
+    assert waits == pytest.approx([0.2] * 4 + [0.6] * 4 + [1.0], rel=2 * EXACT)
+
+
+def test_the_time_is_that_of_all_devices_together():
+    line = RetryLine()
+    waits = [told(line, key=number, supplies=[*STEADY, *AT_ONCE]) for number in range(6)]
+    assert waits == pytest.approx([0.2] * 4 + [0.6] * 2, rel=EXACT)
+
+
+@pytest.mark.parametrize("supplies", [[], [Supply(math.inf, 4.0)]])
+def test_while_nobody_will_open_it_is_an_slo(supplies):
+    assert told(RetryLine(), supplies=supplies, slo_s=2.0) == 2.0
+
+
+def test_nobody_is_told_to_come_after_more_than_thirty_slos():
+    line = RetryLine()
+    waits = [told(line, key=number) for number in range(130)]
+    assert waits[100] < 29
+    assert waits[-1] == 30.0
+
+
+def test_several_routers_share_the_devices():
+    line = RetryLine()
+    told(line, key="a", routers=3)
+    assert told(line, key="b", routers=3) == pytest.approx(0.5 + 3 * 0.25 / 0.9, rel=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("came_at", "key", "recognised"),
+    [(0.498, "mine", False), (0.5, "mine", True), (0.5, "other", False), (1.54, "mine", True), (1.7, "mine", False)],
+)
+def test_a_client_is_recognised_from_its_time_to_a_second_later(came_at, key, recognised):
+    line = RetryLine()
+    told(line, key="mine")
+    assert bool(line)
+    assert line.claim(came_at, key) is recognised
+    assert line.claim(came_at, key) is False  # once
+
+
+def test_clients_that_send_the_same_have_a_place_each():
+    line = RetryLine()
+    for _ in range(2):
+        told(line, key="same")
+    assert [line.claim(now, "same") for now in (0.5, 0.6, 0.8, 0.9)] == [True, False, True, False]
+    assert not line
+
+
+def test_room_is_kept_around_its_time():
+    line = RetryLine()
+    told(line, key="mine")
+    assert [line.kept_s(now) for now in (0.41, 0.43, 0.54, 0.56)] == [0.0, 0.25, 0.25, 0.0]
+    assert line.claim(1.0, "mine")  # late
+    told(line, 1.0, "mine")
+    assert line.kept_s(1.5) == pytest.approx(0.25, rel=0.02)
+    assert line.claim(1.5, "mine")
+    assert line.kept_s(1.5) == 0.0
+
+
+def test_who_came_in_time_and_was_refused_waits_before_the_rest():
+    line = RetryLine()
+    for number in range(9):
+        told(line, key=number)
+    now = [Supply(0.0, 4.0)]
+    assert line.claim(0.5, 0)
+    assert told(line, 0.5, 0, now, again=True) == 0.15
+    assert line.claim(0.8, 1)
+    assert told(line, 0.8, 1, [Supply(0.3, 4.0)], again=True) == pytest.approx(0.3)
+    assert line.claim(1.1, 2)
+    assert told(line, 1.1, 2, now, again=True) == pytest.approx(0.25, rel=EXACT)  # behind the one before
+
+
+def test_the_share_that_returns_is_learned():
+    line = RetryLine()
+    for number in range(300):  # every second one returns
+        now = 2.0 * number
+        wait_s = told(line, now, number)
+        if number % 2:
+            line.claim(now + wait_s, number)
+    assert line.returning == pytest.approx(0.5, abs=0.1)
+    waits = [told(line, 2000.0, number) for number in range(3)]
+    assert waits[2] - waits[1] == pytest.approx(0.25 / 0.9 * line.returning, rel=4 * EXACT)
+    assert line.kept_s(2000.5) == pytest.approx(0.25 * line.returning, rel=0.05)
+
+
+def test_it_does_not_grow_for_ever():
+    line = RetryLine()
+    for number in range(10_050):
+        told(line, key=number)
+    assert len(line._places) == 10_000
+    assert not line.claim(40.0, "nobody")  # all are long past
+    assert not line
+    assert line.kept_s(40.0) == 0.0
