@@ -61,13 +61,14 @@ class Clients:
         returns = self.draw.random() < self.returning
         came, told_s = self.loop.time(), 0.0
         while (ended := await self._request(arrival)).pool is None:
-            if not returns or (self.loop.time() + ended.retry_after_s > self.end and not told_s):
+            if not returns:
                 return
-            self.requests += 1
-            if self.loop.time() + ended.retry_after_s > self.end:
+            left_s = self.end - self.loop.time()
+            self.requests += ended.retry_after_s <= left_s or told_s > 0
+            await asyncio.sleep(min(ended.retry_after_s, max(0.0, left_s)))
+            if ended.retry_after_s > left_s:
                 return
             told_s = told_s or ended.retry_after_s
-            await asyncio.sleep(ended.retry_after_s)
         self.requests += returns
         self.returned += returns
         if told_s:
