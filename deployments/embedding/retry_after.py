@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import math
 from collections import deque
@@ -85,7 +86,7 @@ class RetryLine:
     _work_s: float = 0.0  # in the line
     _again_s: float = 0.0  # of those that came in time and were refused
     _due_s: float = 0.0
-    _places: dict[Hashable, deque[Place]] = field(default_factory=dict)
+    _places: dict[Hashable, list[Place]] = field(default_factory=dict)  # each by due
     _slo_s: float = 1.0
 
     def __bool__(self) -> bool:
@@ -117,7 +118,7 @@ class RetryLine:
         if len(self._coming) < _MOST and requests_s:
             place = Place(now + wait_s, 1 / requests_s, key, again)
             heapq.heappush(self._coming, place)
-            self._places.setdefault(key, deque()).append(place)
+            bisect.insort(self._places.setdefault(key, []), place)
             self._count(place, 1)
         return wait_s
 
@@ -154,7 +155,7 @@ class RetryLine:
         places = self._places.get(key)
         if places is None or places[0].due > now + _EARLY_S:
             return False
-        place = places.popleft()
+        place = places.pop(0)
         if not places:
             del self._places[key]
         place.returned = True

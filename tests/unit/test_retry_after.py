@@ -99,6 +99,17 @@ def test_clients_that_send_the_same_have_a_place_each():
     assert not line
 
 
+def test_an_early_place_of_those_that_send_the_same_does_not_wait_for_a_later_one():
+    line = RetryLine()
+    for number in range(9):
+        told(line, key=number)
+    assert told(line, key="same") == pytest.approx(0.5 + 9 * 0.25 / 0.9, rel=EXACT)
+    assert told(line, key="same", again=True) == 0.5
+    assert line.claim(0.5, "same") is True
+    assert line.claim(0.5, "same") is False
+    assert line.claim(3.0, "same") is True
+
+
 def test_room_is_kept_around_its_time():
     line = RetryLine()
     told(line, key="mine")
