@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-_LONGEST = 30.0  # SLOs: the longest wait
+_LONGEST = 30.0  # SLOs: the longest wait; no room is kept for those that are told it, who would come together
 _STEPS = 8  # of a search for the time of a place; it is then right to a 256th
 # The share of the devices' time that goes to the line; the rest is for newcomers, who would otherwise all be refused
 # once. It is large if newcomers come in bursts, and small if they come all the time. `_AT_ONCE`: at least so much of a
@@ -115,7 +115,7 @@ class RetryLine:
         wait_s = self._wait_s(supplies, routers * ahead_s * requests_s, share)
         if again:
             wait_s = max(wait_s, _AGAIN * slo_s)
-        if len(self._coming) < _MOST and requests_s:
+        if requests_s and wait_s < _LONGEST * slo_s and len(self._coming) < _MOST:
             place = Place(now + wait_s, 1 / requests_s, key, again)
             heapq.heappush(self._coming, place)
             bisect.insort(self._places.setdefault(key, []), place)

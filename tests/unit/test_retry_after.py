@@ -73,6 +73,15 @@ def test_nobody_is_told_to_come_after_more_than_thirty_slos():
     assert waits[-1] == 30.0
 
 
+def test_a_crowd_behind_a_full_line_leaves_with_it():
+    line = RetryLine()
+    waits = [told(line, key=number) for number in range(2000)]
+    assert sum(wait_s < 30 for wait_s in waits) == pytest.approx(30 * 4 * 0.9, abs=2)
+    assert not line.claim(30.0, 1999)
+    assert line.kept_s(30.0) < 0.25  # for few of those before
+    assert told(line, 31.1, "next") == 0.5
+
+
 def test_several_routers_share_the_devices():
     line = RetryLine()
     told(line, key="a", routers=3)
@@ -150,7 +159,7 @@ def test_the_share_that_returns_is_learned():
 def test_it_does_not_grow_for_ever():
     line = RetryLine()
     for number in range(10_050):
-        told(line, key=number)
+        told(line, key=number, supplies=[Supply(0.5, 1000.0)])
     assert len(line._places) == 10_000
     assert not line.claim(40.0, "nobody")  # all are long past
     assert not line
