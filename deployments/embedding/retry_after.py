@@ -51,6 +51,15 @@ def _all_until(time_s: float, supplies: Sequence[Supply], share: float) -> float
     return total
 
 
+def _surely_s(opening: Sequence[Supply], ahead: float, share: float) -> float:
+    """When the replicas will have taken so many requests, or before. `opening`: in the order in which they open."""
+    last_s, requests_s, surely_s = 0.0, 0.0, math.inf
+    for one in opening:  # without those that open later
+        last_s, requests_s = max(last_s, one.opens_s + one.cycle_s), requests_s + one.requests_s
+        surely_s = min(surely_s, last_s + ahead / max(1e-9, share * requests_s))
+    return surely_s
+
+
 @dataclass(slots=True, eq=False)
 class Place:
     """A refused client's place in the line. `work_s`: its part of the line; 0 once it has returned or is late."""
@@ -139,8 +148,7 @@ class RetryLine:
         early_s = min([one.opens_s for one in opening])
         if not ahead or _all_until(early_s, opening, share) >= ahead:
             return early_s
-        per_s = share * sum([one.requests_s for one in opening])
-        late_s = max([one.opens_s + one.cycle_s for one in opening]) + ahead / max(1e-9, per_s)  # all have opened
+        late_s = _surely_s(sorted(opening), ahead, share)
         for _ in range(_STEPS):
             middle_s = (early_s + late_s) / 2
             if _all_until(middle_s, opening, share) >= ahead:

@@ -61,6 +61,12 @@ def test_the_time_is_that_of_all_devices_together():
     assert waits == pytest.approx([0.2] * 4 + [0.6] * 2, rel=EXACT)
 
 
+def test_a_replica_that_opens_much_later_does_not_blur_the_time():
+    line = RetryLine()
+    waits = [told(line, key=number, supplies=[*STEADY, Supply(300.0, 4.0)]) for number in range(6)]
+    assert waits == pytest.approx([0.5 + 0.25 / 0.9 * number for number in range(6)], rel=EXACT)
+
+
 @pytest.mark.parametrize("supplies", [[], [Supply(math.inf, 4.0)]])
 def test_while_nobody_will_open_it_is_an_slo(supplies):
     assert told(RetryLine(), supplies=supplies, slo_s=2.0) == 2.0
