@@ -14,7 +14,7 @@ from deployments.embedding.link import Link
 from deployments.embedding.metrics import PoolState
 from deployments.embedding.openings import Openings
 from deployments.embedding.retry_after import Supply
-from deployments.embedding.scheduler.cost_model import CostModel
+from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.embedding.view import UNKNOWN_COST, Ask
 from deployments.serving.replica_set import ReplicaSet
 
@@ -162,9 +162,14 @@ class Pool(ReplicaSet[Link]):
         some = self.live[:_STAND_FOR_ALL]
         each = len(self.live) / max(1, len(some))
         return [
-            Supply(link.view.opens_for_s(now, ask), each * link.view.requests_s(lengths, slo_s), link.view.cycle_s)
-            for link in some
-            if link.view.state is not None
+            Supply(
+                view.opens_for_s(now, ask),
+                each * view.requests_s(lengths, slo_s),
+                view.cycle_s,
+                each * view.requests_s([QUERY_TOKENS], slo_s),
+            )
+            for view in [link.view for link in some]
+            if view.state is not None
         ]
 
     def _some(self, now: float, tenant: Tenant | None, suits: Callable[[Link], bool]) -> Sequence[Link]:

@@ -27,12 +27,14 @@ _MOST = 10_000  # places in the line; later clients get a time but no room is ke
 
 class Supply(NamedTuple):
     """What a replica can take: nothing before `opens_s`, then `requests_s` requests like this one per second. If
-    `cycle_s` is not 0, it opens only once in that time, for as many as it answers in it.
+    `cycle_s` is not 0, it opens only once in that time, for as many as it answers in it. `queries_s`: how many queries
+    of 75 tokens it answers in a second.
     """
 
     opens_s: float
     requests_s: float
     cycle_s: float = 0.0
+    queries_s: float = 1.0
 
     def until(self, time_s: float, share: float) -> float:
         """How many requests it can take until then, of which `share` is for the line."""
@@ -62,10 +64,10 @@ def _surely_s(opening: Sequence[Supply], ahead: float, share: float) -> float:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A refused client's place in the line. `work_s`: its part of the line; 0 once it has returned or is late."""
+    """A refused client's place in the line. `work`: its part of the line; 0 once it has returned or is late."""
 
     due: float
-    work_s: float
+    work: float
     key: Hashable
     again: bool
     returned: bool = False
@@ -83,7 +85,7 @@ class RetryLine:
     A client is recognised by its key, which is made of what it sends. How many of those that were told return is
     learned (`returning`): if few do, the line is short and little room is kept.
 
-    Work is in seconds of all devices together.
+    Work is in queries of 75 tokens, and so does not change when replicas come or go.
     """
 
     returning: float = 1.0
@@ -92,9 +94,10 @@ class RetryLine:
     _coming: list[Place] = field(default_factory=list)  # a heap
     _due: deque[Place] = field(default_factory=deque)  # those for whom room is kept
     _late: deque[Place] = field(default_factory=deque)  # those that are recognised, but whose room is given away
-    _work_s: float = 0.0  # in the line
-    _again_s: float = 0.0  # of those that came in time and were refused
-    _due_s: float = 0.0
+    _work: float = 0.0  # in the line
+    _again_work: float = 0.0  # of those that came in time and were refused
+    _due_work: float = 0.0
+    _queries_s: float = 1.0  # that all devices together answer
     _places: dict[Hashable, list[Place]] = field(default_factory=dict)  # each by due
     _slo_s: float = 1.0
 
@@ -119,13 +122,15 @@ class RetryLine:
         self._slo_s = slo_s
         self._advance(now)
         share = 1.0 if again else self._share(now)
-        ahead_s = self._again_s if again else self._work_s * min(1.0, self.returning * routers)
+        ahead = self._again_work if again else self._work * min(1.0, self.returning * routers)
+        if supplies:
+            self._queries_s = sum([one.queries_s for one in supplies])
         requests_s = sum([one.requests_s for one in supplies])
-        wait_s = self._wait_s(supplies, routers * ahead_s * requests_s, share)
+        wait_s = self._wait_s(supplies, routers * ahead * requests_s / self._queries_s, share)
         if again:
             wait_s = max(wait_s, _AGAIN * slo_s)
         if requests_s and wait_s < _LONGEST * slo_s and len(self._coming) < _MOST:
-            place = Place(now + wait_s, 1 / requests_s, key, again)
+            place = Place(now + wait_s, self._queries_s / requests_s, key, again)
             heapq.heappush(self._coming, place)
             bisect.insort(self._places.setdefault(key, []), place)
             self._count(place, 1)
@@ -173,32 +178,32 @@ class RetryLine:
     def kept_s(self, now: float) -> float:
         """The room that newcomers must leave to those whose time has come."""
         self._advance(now)
-        return self._due_s * self.returning
+        return self._due_work / self._queries_s * self.returning
 
     def _advance(self, now: float) -> None:
         slo_s = self._slo_s
         while self._coming and self._coming[0].due <= now + _AHEAD * slo_s:
             self._due.append(heapq.heappop(self._coming))
-            self._due_s += self._due[-1].work_s
+            self._due_work += self._due[-1].work
         while self._due and self._due[0].due < now - _GRACE * slo_s:
             self._leave(self._due[0])
             self._late.append(self._due.popleft())
         while self._late and self._late[0].due < now - _GRACE * slo_s - _ROUNDED_S:
             self._forget(self._late.popleft())
         if not self._due:
-            self._due_s = 0.0  # without what was lost by rounding
+            self._due_work = 0.0  # without what was lost by rounding
             if not self._coming:
-                self._work_s = self._again_s = 0.0
+                self._work = self._again_work = 0.0
 
     def _count(self, place: Place, sign: int) -> None:
-        self._work_s += sign * place.work_s
-        self._again_s += sign * place.work_s * place.again
+        self._work += sign * place.work
+        self._again_work += sign * place.work * place.again
 
     def _leave(self, place: Place) -> None:
         """Keep no more room for one that was due."""
         self._count(place, -1)
-        self._due_s -= place.work_s
-        place.work_s = 0.0
+        self._due_work -= place.work
+        place.work = 0.0
 
     def _forget(self, place: Place) -> None:
         self.returning += _LEARN * (place.returned - self.returning)

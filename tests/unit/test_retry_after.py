@@ -67,6 +67,18 @@ def test_a_replica_that_opens_much_later_does_not_blur_the_time():
     assert waits == pytest.approx([0.5 + 0.25 / 0.9 * number for number in range(6)], rel=EXACT)
 
 
+def test_when_more_replicas_join_the_line_is_shorter_and_less_room_is_kept():
+    line = RetryLine()
+    for number in range(10):
+        told(line, key=number, supplies=[Supply(0.05, 4.0, 0.0, 8.0)])
+    assert line.kept_s(0.0) == 0.25
+    ten = [Supply(0.0, 40.0, 0.0, 80.0)]
+    assert told(line, 0.0, "next", ten) == pytest.approx(10 / 40 / 0.9, rel=EXACT)
+    assert line.kept_s(0.0) == pytest.approx(1 / 40)
+    assert told(line, 0.0, "large", [Supply(0.0, 20.0, 0.0, 80.0)]) == pytest.approx(11 / 40 / 0.9, rel=EXACT)
+    assert told(line, 0.0, "last", ten) == pytest.approx((11 + 2) / 40 / 0.9, rel=EXACT)
+
+
 @pytest.mark.parametrize("supplies", [[], [Supply(math.inf, 4.0)]])
 def test_while_nobody_will_open_it_is_an_slo(supplies):
     assert told(RetryLine(), supplies=supplies, slo_s=2.0) == 2.0
