@@ -64,12 +64,15 @@ def _surely_s(opening: Sequence[Supply], ahead: float, share: float) -> float:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A refused client's place in the line. `work`: its part of the line; 0 once it has returned or is late."""
+    """A refused client's place in the line. `work`: its part of the line; `room`: what is kept for it now. Both are 0
+    once it has returned or is late.
+    """
 
     due: float
     work: float
     key: Hashable
     again: bool
+    room: float = 0.0
     returned: bool = False
 
     def __lt__(self, other: Place) -> bool:
@@ -96,7 +99,7 @@ class RetryLine:
     _late: deque[Place] = field(default_factory=deque)  # those that are recognised, but whose room is given away
     _work: float = 0.0  # in the line
     _again_work: float = 0.0  # of those that came in time and were refused
-    _due_work: float = 0.0
+    _room: float = 0.0  # kept for all that are due
     _queries_s: float = 1.0  # that all devices together answer
     _places: dict[Hashable, list[Place]] = field(default_factory=dict)  # each by due
     _slo_s: float = 1.0
@@ -178,20 +181,22 @@ class RetryLine:
     def kept_s(self, now: float) -> float:
         """The room that newcomers must leave to those whose time has come."""
         self._advance(now)
-        return self._due_work / self._queries_s * self.returning
+        return self._room / self._queries_s * self.returning
 
     def _advance(self, now: float) -> None:
-        slo_s = self._slo_s
+        slo_s, window_s = self._slo_s, (_AHEAD + _GRACE) * self._slo_s
         while self._coming and self._coming[0].due <= now + _AHEAD * slo_s:
-            self._due.append(heapq.heappop(self._coming))
-            self._due_work += self._due[-1].work
+            place = heapq.heappop(self._coming)
+            place.room = min(place.work, window_s * self._queries_s)  # no more comes in that time
+            self._room += place.room
+            self._due.append(place)
         while self._due and self._due[0].due < now - _GRACE * slo_s:
             self._leave(self._due[0])
             self._late.append(self._due.popleft())
         while self._late and self._late[0].due < now - _GRACE * slo_s - _ROUNDED_S:
             self._forget(self._late.popleft())
         if not self._due:
-            self._due_work = 0.0  # without what was lost by rounding
+            self._room = 0.0  # without what was lost by rounding
             if not self._coming:
                 self._work = self._again_work = 0.0
 
@@ -202,8 +207,8 @@ class RetryLine:
     def _leave(self, place: Place) -> None:
         """Keep no more room for one that was due."""
         self._count(place, -1)
-        self._due_work -= place.work
-        place.work = 0.0
+        self._room -= place.room
+        place.work = place.room = 0.0
 
     def _forget(self, place: Place) -> None:
         self.returning += _LEARN * (place.returned - self.returning)

@@ -68,15 +68,15 @@ def test_a_replica_that_opens_much_later_does_not_blur_the_time():
 
 
 def test_when_more_replicas_join_the_line_is_shorter_and_less_room_is_kept():
-    line = RetryLine()
+    line, ten = RetryLine(), [Supply(0.0, 400.0, 0.0, 800.0)]
     for number in range(10):
-        told(line, key=number, supplies=[Supply(0.05, 4.0, 0.0, 8.0)])
-    assert line.kept_s(0.0) == 0.25
-    ten = [Supply(0.0, 40.0, 0.0, 80.0)]
-    assert told(line, 0.0, "next", ten) == pytest.approx(10 / 40 / 0.9, rel=EXACT)
+        told(line, key=number, supplies=[Supply(0.07, 40.0, 0.0, 80.0)])
     assert line.kept_s(0.0) == pytest.approx(1 / 40)
-    assert told(line, 0.0, "large", [Supply(0.0, 20.0, 0.0, 80.0)]) == pytest.approx(11 / 40 / 0.9, rel=EXACT)
-    assert told(line, 0.0, "last", ten) == pytest.approx((11 + 2) / 40 / 0.9, rel=EXACT)
+    assert told(line, key="next", supplies=ten) == pytest.approx(10 / 400 / 0.9, rel=EXACT)
+    assert line.kept_s(0.0) == pytest.approx(2 / 400)  # the next one is due as well
+    large = [Supply(0.0, 200.0, 0.0, 800.0)]
+    assert told(line, key="large", supplies=large) == pytest.approx(11 / 400 / 0.9, rel=EXACT)
+    assert told(line, key="last", supplies=ten) == pytest.approx((11 + 2) / 400 / 0.9, rel=EXACT)
 
 
 @pytest.mark.parametrize("supplies", [[], [Supply(math.inf, 4.0)]])
@@ -138,14 +138,30 @@ def test_an_early_place_of_those_that_send_the_same_does_not_wait_for_a_later_on
 
 
 def test_room_is_kept_around_its_time():
-    line = RetryLine()
-    told(line, key="mine")
-    assert [line.kept_s(now) for now in (0.41, 0.43, 0.54, 0.56)] == [0.0, 0.25, 0.25, 0.0]
+    line, supplies = RetryLine(), [Supply(0.5, 40.0)]
+    told(line, key="mine", supplies=supplies)
+    assert [line.kept_s(now) for now in (0.41, 0.43, 0.54, 0.56)] == [0.0, 0.025, 0.025, 0.0]
     assert line.claim(1.0, "mine")  # late
-    told(line, 1.0, "mine")
-    assert line.kept_s(1.5) == pytest.approx(0.25, rel=0.02)
+    told(line, 1.0, "mine", supplies)
+    assert line.kept_s(1.5) == pytest.approx(0.025, rel=0.02)
     assert line.claim(1.5, "mine")
     assert line.kept_s(1.5) == 0.0
+
+
+def test_for_a_large_request_no_more_room_is_kept_than_comes_in_that_time():
+    line = RetryLine()
+    told(line, key="large")  # 0.25 s
+    assert line.kept_s(0.5) == pytest.approx(0.13)
+    assert line.claim(0.5, "large")
+    assert line.kept_s(0.5) == 0.0
+
+
+def test_no_room_is_kept_for_one_that_returns_before_any_was():
+    line = RetryLine()
+    for key in "ab":
+        told(line, key=key, supplies=[Supply(0.01, 4e3)], slo_s=0.01)
+    assert line.claim(0.0091, "a")  # 0.9 ms early
+    assert line.kept_s(0.0095) == pytest.approx(1 / 4e3)
 
 
 def test_who_came_in_time_and_was_refused_waits_before_the_rest():
@@ -171,7 +187,7 @@ def test_the_share_that_returns_is_learned():
     assert line.returning == pytest.approx(0.5, abs=0.1)
     waits = [told(line, 2000.0, number) for number in range(3)]
     assert waits[2] - waits[1] == pytest.approx(0.25 / 0.9 * line.returning, rel=4 * EXACT)
-    assert line.kept_s(2000.5) == pytest.approx(0.25 * line.returning, rel=0.05)
+    assert line.kept_s(2000.5) == pytest.approx(0.13 * line.returning, rel=0.05)
 
 
 def test_it_does_not_grow_for_ever():
