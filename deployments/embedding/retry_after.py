@@ -72,6 +72,7 @@ class Place:
     work: float
     key: Hashable
     again: bool
+    deferrable: bool
     room: float = 0.0
     returned: bool = False
 
@@ -116,11 +117,12 @@ class RetryLine:
         slo_s: float,
         routers: int = 1,
         again: bool = False,
+        deferrable: bool = False,
     ) -> float:
         """Seconds until a refused client should return.
 
         `routers`: how many share the devices. `again`: it had come in time, but there was no room. It waits behind
-        others like it, and before the rest.
+        others like it, and before the rest. `deferrable`: newcomers come before it, so no room is kept.
         """
         self._slo_s = slo_s
         self._advance(now)
@@ -133,7 +135,7 @@ class RetryLine:
         if again:
             wait_s = max(wait_s, _AGAIN * slo_s)
         if requests_s and wait_s < _LONGEST * slo_s and len(self._coming) < _MOST:
-            place = Place(now + wait_s, self._queries_s / requests_s, key, again)
+            place = Place(now + wait_s, self._queries_s / requests_s, key, again, deferrable)
             heapq.heappush(self._coming, place)
             bisect.insort(self._places.setdefault(key, []), place)
             self._count(place, 1)
@@ -187,8 +189,9 @@ class RetryLine:
         slo_s, window_s = self._slo_s, (_AHEAD + _GRACE) * self._slo_s
         while self._coming and self._coming[0].due <= now + _AHEAD * slo_s:
             place = heapq.heappop(self._coming)
-            place.room = min(place.work, window_s * self._queries_s)  # no more comes in that time
-            self._room += place.room
+            if not place.deferrable:
+                place.room = min(place.work, window_s * self._queries_s)  # no more comes in that time
+                self._room += place.room
             self._due.append(place)
         while self._due and self._due[0].due < now - _GRACE * slo_s:
             self._leave(self._due[0])

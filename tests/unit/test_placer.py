@@ -503,14 +503,15 @@ async def test_the_next_one_is_told_to_come_later(replicas, routers, later_s):
     assert told == [pytest.approx(0.25), pytest.approx(0.25 + later_s, rel=1e-4)]
 
 
-async def test_room_is_kept_for_the_client_that_returns_in_time():
+@pytest.mark.parametrize("deferrable", [False, True])
+async def test_room_is_kept_for_the_client_that_returns_in_time_unless_it_may_wait(deferrable):
     placer = placer_of(ScriptedReplica("a1", in_flight=9, opens_cost_s=0.075, room_s=0.1, room_grows=True))
-    mine, other = request_of(75), request_of(75)
+    mine, other = request_of(75, deferrable=deferrable), request_of(75)
     mine.queries, other.queries = ["mine"], ["other"]
     await asyncio.sleep(placer.busy(mine).retry_after_s)
     for request in (other, mine):
         placer.recognise(request)
-        assert placer.is_full(request, 75) is (request is other)
+        assert placer.is_full(request, 75) is (request is other and not deferrable)
         assert request.returns is (request is mine)
     assert not placer.is_full(other, 75)  # it is there no more
 
