@@ -62,8 +62,8 @@ class Placer:
 
     @property
     def routers(self) -> int:
-        """The number of live Routers, including this one, as far as the replicas know."""
-        states = [link.view.state for pool in self.pools.values() for link in pool.live]
+        """The number of live Routers, including this one, as far as a few replicas know."""
+        states = [link.view.state for pool in self.pools.values() for link in pool.live[:_ASKED]]
         return max((state.routers for state in states if state is not None), default=1)
 
     def price(self, lengths: Sequence[int], unit: Unit, answers: Answers | None = None) -> float:

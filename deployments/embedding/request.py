@@ -145,7 +145,8 @@ class Request:
         """What the client is recognised by when it sends the request again."""
         first = self.queries[0]
         texts = (first.first, first.second) if isinstance(first, Pair) else (first,)
-        return (self.tenant and self.tenant.name, self.characters, *(tuple(text[:_HEAD]) for text in texts))
+        heads = [text[:_HEAD] if isinstance(text, str) else tuple(text[:_HEAD]) for text in texts]
+        return (self.tenant and self.tenant.name, self.characters, *heads)
 
     @property
     def allowed_s(self) -> float:

@@ -1,6 +1,7 @@
 """Which replicas a request is offered to, what becomes of its parts, and what it is told if nobody admits it."""
 
 import asyncio
+import sys
 
 import pytest
 
@@ -389,6 +390,8 @@ async def test_how_many_routers_there_are_as_far_as_replicas_know():
     one, other, unknown = (ScriptedReplica(str(count), routers=count) for count in (2, 3, 9))
     unknown.view.forget()
     assert placer_of(one, unknown, cpu=[other]).routers == 3
+    many = [ScriptedReplica(str(rank), rank=rank, routers=2 + rank // 4) for rank in range(5)]
+    assert placer_of(*many).routers == 2  # it does not ask all: a refusal would take as long as there are replicas
 
 
 @pytest.mark.parametrize(("unit", "first", "answered"), [("tokens", 100, 100), ("device_seconds", 0.1, 0.175)])
@@ -536,6 +539,11 @@ def test_a_client_is_recognised_by_what_it_sends(one, other, same):
         keys.append(Request(queries, Wanted(client=client), "", 0.0, 1.0, False, False).key)
     assert (keys[0] == keys[1]) is same
     assert (hash(keys[0]) == hash(keys[1])) is same
+
+
+def test_what_a_client_is_recognised_by_takes_little_memory():
+    [_, _, head] = Request(["好" * 1000], Wanted(), "", 0.0, 1.0, False, False).key
+    assert sys.getsizeof(head) < 250  # in one piece: as a tuple it is 552, and 76 for each character
 
 
 async def test_a_tenant_that_asks_for_more_than_its_share_is_told_so():
