@@ -198,8 +198,8 @@ class Placer:
 
     # --- refuse -------------------------------------------------------------------------------------------------------
 
-    def recognise(self, request: Request) -> None:
-        """Note whether the client was refused before and returns when it was told to."""
+    def recognize(self, request: Request) -> None:
+        """Note in `request` whether the client was refused before and returns when it was told to."""
         if self._line:
             request.returns = self._line.claim(asyncio.get_running_loop().time(), request.key)
 
@@ -238,6 +238,7 @@ class Placer:
         request.retry_s = min(request.retry_s, opens_s + later_s)
 
     def _retry_after_s(self, request: Request, lengths: Sequence[int]) -> float:
+        """Seconds until the refused client should return. It joins the line."""
         now, slo_s = asyncio.get_running_loop().time(), self.config.slo_s
         ask = self._ask(now, request, lengths[0])._replace(kept_s=0.0)
         supplies = [

@@ -20,7 +20,7 @@ from deployments.serving.replica_set import ReplicaSet
 
 # Factor on the finish of a replica on another node: one slow run on this node must not send queries to others.
 _AWAY = 1.25
-_STAND_FOR_ALL = 4
+_STAND_FOR_ALL = 4  # replicas that stand for a larger pool in `supplies`: with more, each refusal takes longer
 _LOOKED_AT = 16  # replicas compared for one query: comparing those of a thousand nodes would take milliseconds
 
 
@@ -156,8 +156,8 @@ class Pool(ReplicaSet[Link]):
         return True
 
     def supplies(self, now: float, lengths: Sequence[int], ask: Ask, slo_s: float) -> list[Supply]:
-        """How many requests of queries of these lengths the replicas can take, from when. `ask`: the first query. In a
-        larger pool a few stand for all.
+        """When replicas open, and how many requests of queries of these lengths they can then take. In a larger pool a
+        few stand for all. `ask`: the first query.
         """
         some = self.live[:_STAND_FOR_ALL]
         each = len(self.live) / max(1, len(some))

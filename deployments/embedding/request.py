@@ -22,7 +22,7 @@ from deployments.models.text_pairs import NO_BOUNDS, Pair, Side, TokenBounds
 from deployments.models.tokenizer import Query, TokenIds
 from deployments.settings import Kind
 
-_HEAD = 64  # characters or token ids of a query that tell requests apart
+_HEAD = 64  # characters or token ids of `Request.key`: with fewer, different requests are taken for the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Request:
     - `retry_s`: the earliest time until one of them has room.
     - `asked`: how many replicas had no room; `never`: how many of them would be late even if they were idle.
     - `last_pool`: the pool of the last one.
-    - `returns`: the client was refused before, and returns when it was told to.
+    - `returns`: the client was refused before, and has returned when it was told to.
     - `is_over_share`: one of them reported that the tenant is over its share.
 
     If `is_foreseen`, each offer sets `predicted_s`: the predicted seconds from the request's arrival to its answer.
@@ -142,7 +142,9 @@ class Request:
 
     @property
     def key(self) -> Hashable:
-        """What the client is recognised by when it sends the request again."""
+        """What a client that sends the request again is recognized by: its tenant, the length of the request, and how
+        the first query begins.
+        """
         first = self.queries[0]
         texts = (first.first, first.second) if isinstance(first, Pair) else (first,)
         heads = [text[:_HEAD] if isinstance(text, str) else tuple(text[:_HEAD]) for text in texts]

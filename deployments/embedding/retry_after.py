@@ -11,24 +11,27 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _LONGEST = 30.0  # SLOs: the longest wait; no room is kept for those that are told it, who would come together
-_STEPS = 8  # of a search for the time of a place; it is then right to a 256th
-# The share of the devices' time that goes to the line; the rest is for newcomers, who would otherwise all be refused
-# once. It is large if newcomers come in bursts, and small if they come all the time. `_AT_ONCE`: at least so much of a
-# device that opens once in a run, since few newcomers come at that moment.
+_STEPS = 8  # of the search for a client's time: it finds it to a 256th of the range that it searches
+# The line's share of the devices' time; newcomers get the rest. A larger share shortens the line, but more newcomers
+# are refused. It is `_BETWEEN_BURSTS` if newcomers come in bursts, and falls to `_IN_A_STREAM` if they come all the
+# time. A device that opens once in a run gives at least `_AT_ONCE`, since few newcomers come at that moment.
 _BETWEEN_BURSTS, _IN_A_STREAM, _AT_ONCE = 0.9, 0.3, 0.85
-_NEAR, _STEADY = 0.4, 1.0  # SLOs between refusals of a stream; over which newcomers' time is averaged
-_AHEAD, _GRACE = 0.08, 0.05  # SLOs before and after a client's time in which room is kept for it
-_AGAIN = 0.15  # SLOs: the least wait of a client that came in time and was refused
-_ROUNDED_S = 1.0  # clients that only read whole seconds return this much later
-_EARLY_S = 1e-3  # a timer may fire this much too early
-_LEARN = 0.01  # how much one client moves the share that returns
-_MOST = 10_000  # places in the line; later clients get a time but no room is kept for them
+# Newcomers come in a stream if they are refused at most `_NEAR` SLOs apart, on average over `_STEADY` SLOs.
+_NEAR, _STEADY = 0.4, 1.0
+# Room is kept so many SLOs before and after a client's time: longer, and newcomers are refused for clients that are not
+# there yet or never come; shorter, and newcomers take the room of clients that are a little late.
+_AHEAD, _GRACE = 0.08, 0.05
+_AGAIN = 0.15  # SLOs: the least wait of a client that came in time and was refused; shorter, and it asks more often
+_ROUNDED_S = 1.0  # recognized so long after its time: clients that read only whole seconds return up to this much late
+_EARLY_S = 1e-3  # recognized so long before its time: a timer may fire this much too early
+_LEARN = 0.01  # how much one client moves the share that returns: larger follows changes sooner, but fluctuates more
+_MOST = 10_000  # places in the line; once it is full, refused clients get a time but are not recognized
 
 
 class Supply(NamedTuple):
     """What a replica can take: nothing before `opens_s`, then `requests_s` requests like this one per second. If
-    `cycle_s` is not 0, it opens only once in that time, for as many as it answers in it. `queries_s`: how many queries
-    of 75 tokens it answers in a second.
+    `cycle_s` is not 0, it opens once in each cycle, for as many as it answers in a cycle. `queries_s`: how many queries
+    of 75 tokens it answers in a second. Times count from now.
     """
 
     opens_s: float
@@ -37,7 +40,7 @@ class Supply(NamedTuple):
     queries_s: float = 1.0
 
     def until(self, time_s: float, share: float) -> float:
-        """How many requests it can take until then, of which `share` is for the line."""
+        """How many of the line's requests it can take until then, if the line gets this share."""
         open_s = time_s - self.opens_s
         if open_s < 0:
             return 0.0
@@ -47,10 +50,7 @@ class Supply(NamedTuple):
 
 
 def _all_until(time_s: float, supplies: Sequence[Supply], share: float) -> float:
-    total = 0.0
-    for one in supplies:
-        total += one.until(time_s, share)
-    return total
+    return sum([one.until(time_s, share) for one in supplies])
 
 
 def _surely_s(opening: Sequence[Supply], ahead: float, share: float) -> float:
@@ -64,8 +64,13 @@ def _surely_s(opening: Sequence[Supply], ahead: float, share: float) -> float:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A refused client's place in the line. `work`: its part of the line; `room`: what is kept for it now. Both are 0
-    once it has returned or is late.
+    """A refused client's place in the line.
+
+    - `due`: when it should return.
+    - `work`: its part of the line; `room`: what is kept for it now. Both are 0 once it has returned or is late.
+    - `again`: it had returned in time before, and was refused again.
+    - `deferrable`: newcomers come before it, so no room is kept.
+    - `returned`: it has returned, and was recognized.
     """
 
     due: float
@@ -83,11 +88,21 @@ class Place:
 @dataclass(slots=True)
 class RetryLine:
     """A Router's virtual line of refused clients. Each is told to return when the devices can have taken all those
-    before it. Room is kept for it at that time: newcomers are refused first. So a client that does what Retry-After
-    says is nearly always admitted.
+    before it. Newcomers leave room for it at that time. So a client that does what Retry-After says is usually
+    admitted.
 
-    A client is recognised by its key, which is made of what it sends. How many of those that were told return is
-    learned (`returning`): if few do, the line is short and little room is kept.
+    A client is recognized by its key, which is made of what it sends (`Request.key`). Its place in the line is, in this
+    order:
+
+    | place | when | recognized | room is kept |
+    |---|---|---|---|
+    | coming | until `_AHEAD` before its time | no | no |
+    | due | until `_GRACE` after its time | from its time on | yes, until it returns |
+    | late | for `_ROUNDED_S` more | yes | no |
+    | forgotten | then | no | no |
+
+    `returning` is the share of refused clients that return and are recognized. The line learns it when it forgets a
+    place. If few return, the line is short and little room is kept.
 
     Work is in queries of 75 tokens, and so does not change when replicas come or go.
     """
@@ -96,16 +111,17 @@ class RetryLine:
     _refused_at: float = -math.inf
     _stream: float = 0.0  # the share of the time in which newcomers are refused; between bursts nobody is
     _coming: list[Place] = field(default_factory=list)  # a heap
-    _due: deque[Place] = field(default_factory=deque)  # those for whom room is kept
-    _late: deque[Place] = field(default_factory=deque)  # those that are recognised, but whose room is given away
-    _work: float = 0.0  # in the line
-    _again_work: float = 0.0  # of those that came in time and were refused
+    _due: deque[Place] = field(default_factory=deque)
+    _late: deque[Place] = field(default_factory=deque)
+    _work: float = 0.0  # of those coming or due that have not returned
+    _again_work: float = 0.0  # the part of it of those that were refused again
     _room: float = 0.0  # kept for all that are due
     _queries_s: float = 1.0  # that all devices together answer
-    _places: dict[Hashable, list[Place]] = field(default_factory=dict)  # each by due
-    _slo_s: float = 1.0
+    _places: dict[Hashable, list[Place]] = field(default_factory=dict)  # by key: those that have not returned, by due
+    _slo_s: float = 1.0  # at the last refusal
 
     def __bool__(self) -> bool:
+        """Whether a client may return that would be recognized."""
         return bool(self._places)
 
     def join(
@@ -119,10 +135,11 @@ class RetryLine:
         again: bool = False,
         deferrable: bool = False,
     ) -> float:
-        """Seconds until a refused client should return.
+        """Seconds until a refused client should return. It gets a place in the line.
 
-        `routers`: how many share the devices. `again`: it had come in time, but there was no room. It waits behind
-        others like it, and before the rest. `deferrable`: newcomers come before it, so no room is kept.
+        `routers`: how many share the devices. Each has a line like this one, and sees only its part of the clients that
+        return. `again`: the client came in time, and was refused again. It waits only behind others like it.
+        `deferrable`: newcomers come before it, so no room is kept.
         """
         self._slo_s = slo_s
         self._advance(now)
@@ -142,7 +159,7 @@ class RetryLine:
         return wait_s
 
     def _share(self, now: float) -> float:
-        """The line's share of the devices' time."""
+        """The line's share of the devices' time. Learns from this refusal of a newcomer."""
         gap_s, slo_s = now - self._refused_at, self._slo_s
         self._refused_at = now
         if gap_s > 0:
@@ -151,12 +168,14 @@ class RetryLine:
         return _BETWEEN_BURSTS - (_BETWEEN_BURSTS - _IN_A_STREAM) * self._stream
 
     def _wait_s(self, supplies: Sequence[Supply], ahead: float, share: float) -> float:
-        """Seconds until the devices can have taken so many requests, and open for one more."""
+        """Seconds until the devices can have taken the `ahead` requests before it, and one of them is open. An SLO if
+        none will open.
+        """
         opening = [one for one in supplies if one.opens_s < math.inf]
         if not opening:
             return self._slo_s
         early_s = min([one.opens_s for one in opening])
-        if not ahead or _all_until(early_s, opening, share) >= ahead:
+        if _all_until(early_s, opening, share) >= ahead:
             return early_s
         late_s = _surely_s(sorted(opening), ahead, share)
         for _ in range(_STEPS):
@@ -168,7 +187,7 @@ class RetryLine:
         return min(late_s, _LONGEST * self._slo_s)
 
     def claim(self, now: float, key: Hashable) -> bool:
-        """Whether this is a client whose time has come. It then leaves the line."""
+        """Whether a client with this key is recognized: it was told to return by now. It then leaves the line."""
         self._advance(now)
         places = self._places.get(key)
         if places is None or places[0].due > now + _EARLY_S:
@@ -181,11 +200,12 @@ class RetryLine:
         return True
 
     def kept_s(self, now: float) -> float:
-        """The room that newcomers must leave to those whose time has come."""
+        """Device seconds that newcomers must leave free on each device, for the clients that are due."""
         self._advance(now)
         return self._room / self._queries_s * self.returning
 
     def _advance(self, now: float) -> None:
+        """Move places whose time has come from coming to due, to late, and out of the line."""
         slo_s, window_s = self._slo_s, (_AHEAD + _GRACE) * self._slo_s
         while self._coming and self._coming[0].due <= now + _AHEAD * slo_s:
             place = heapq.heappop(self._coming)
@@ -204,16 +224,18 @@ class RetryLine:
                 self._work = self._again_work = 0.0
 
     def _count(self, place: Place, sign: int) -> None:
+        """Add a place's work to the line (1), or take it away (-1)."""
         self._work += sign * place.work
         self._again_work += sign * place.work * place.again
 
     def _leave(self, place: Place) -> None:
-        """Keep no more room for one that was due."""
+        """Keep no more room for a client that has returned or is late."""
         self._count(place, -1)
         self._room -= place.room
         place.work = place.room = 0.0
 
     def _forget(self, place: Place) -> None:
+        """Learn whether the client returned. If not, it is recognized no more."""
         self.returning += _LEARN * (place.returned - self.returning)
         if not place.returned:
             places = self._places[place.key]

@@ -193,7 +193,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         if request.bulk or (count > 1 and count > self._placer.capacity(self._estimated_tokens(request), request)):
             self._bulk.check(count)
             return
-        self._placer.recognise(request)
+        self._placer.recognize(request)
         if not request.deferrable:  # deferrable queries are offered even to full replicas
             lengths = self._estimated_lengths(request)
             if self._placer.is_full(request, lengths[0]):

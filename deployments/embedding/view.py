@@ -21,7 +21,7 @@ UNKNOWN_COST = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first report
 
 class Ask(NamedTuple):
     """A query for which a replica may have room. `allowed_s`: from its arrival to its deadline; `lag_s`: how much less
-    than an SLO is left when it reaches the replica. `kept_s`: device time that it must leave to returning clients.
+    than an SLO is left when it reaches the replica. `kept_s`: device seconds that it must leave to returning clients.
     """
 
     tokens: int
@@ -111,8 +111,7 @@ class View(ReplicaView[ReplicaState]):
         if state is None:
             return 0.0
         beta_share = model.beta_s / (self.cycle_s or slo_s)
-        work_s = model.cost_s(lengths[0]) if len(lengths) == 1 else model.work_s(lengths)
-        return max(_LEAST_SHARE, 1 - state.slowdown * beta_share) / max(1e-9, state.slowdown * work_s)
+        return max(_LEAST_SHARE, 1 - state.slowdown * beta_share) / max(1e-9, state.slowdown * model.work_s(lengths))
 
     def is_over_share(self, tenant: Tenant | None) -> bool:
         """Whether the replica has reported that this tenant is over its share."""

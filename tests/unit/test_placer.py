@@ -513,10 +513,10 @@ async def test_room_is_kept_for_the_client_that_returns_in_time_unless_it_may_wa
     mine.queries, other.queries = ["mine"], ["other"]
     await asyncio.sleep(placer.busy(mine).retry_after_s)
     for request in (other, mine):
-        placer.recognise(request)
+        placer.recognize(request)
         assert placer.is_full(request, 75) is (request is other and not deferrable)
         assert request.returns is (request is mine)
-    assert not placer.is_full(other, 75)  # it is there no more
+    assert not placer.is_full(other, 75)  # nobody is due any more
 
 
 @pytest.mark.parametrize(
@@ -533,7 +533,7 @@ async def test_room_is_kept_for_the_client_that_returns_in_time_unless_it_may_wa
         ((["x" * 64 + "y"], None), (["x" * 64 + "z"], None), True),  # its beginning is enough
     ],
 )
-def test_a_client_is_recognised_by_what_it_sends(one, other, same):
+def test_a_client_is_recognized_by_what_it_sends(one, other, same):
     keys = []
     for queries, client in (one, other):
         keys.append(Request(queries, Wanted(client=client), "", 0.0, 1.0, False, False).key)

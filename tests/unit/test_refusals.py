@@ -28,10 +28,10 @@ CASES = {
 @dataclass
 class Found:
     """- `refused`: the share of offers that replicas refused.
-    - `requests`: for an answer, of clients that return when they are told to. Those that are told to return after the
+    - `requests`: per answer, of clients that return when they are told to. Those whose first Retry-After lies after the
       end do not count.
-    - `error`: the 90th percentile of how wrong their first Retry-After was, beside itself.
-    - `work`: device seconds of answers in time, beside what the devices can do.
+    - `error`: the 90th percentile of the relative error of their first Retry-After.
+    - `work`: of the answers until the end, as a share of what the devices can do in that time.
     """
 
     refused: float
@@ -41,7 +41,7 @@ class Found:
     late: int
 
     @property
-    def line(self) -> str:
+    def summary(self) -> str:
         wrong = f"Retry-After {self.error:.0%} wrong"
         return f"{self.requests:.2f} requests for an answer, {wrong}, {self.work:.2f} of the work"
 
@@ -63,10 +63,12 @@ class Clients:
         while (ended := await self._request(arrival)).pool is None:
             if not returns:
                 return
-            left_s = self.end - self.loop.time()
-            self.requests += ended.retry_after_s <= left_s or told_s > 0
-            await asyncio.sleep(min(ended.retry_after_s, max(0.0, left_s)))
-            if ended.retry_after_s > left_s:
+            left_s = max(0.0, self.end - self.loop.time())
+            ends_first = ended.retry_after_s > left_s
+            if told_s or not ends_first:
+                self.requests += 1
+            await asyncio.sleep(min(ended.retry_after_s, left_s))  # in a closed loop it sends nothing else meanwhile
+            if ends_first:
                 return
             told_s = told_s or ended.retry_after_s
         self.requests += returns
@@ -147,7 +149,7 @@ def served(case: str, *, closed: bool, mixed: bool, at_the_end: Sequence[str] = 
 )
 def test_clients_that_obey_need_few_requests(case, closed, mixed, returning, requests, work, figure):
     found = served(case, closed=closed, mixed=mixed, returning=returning)
-    figure(found.line)
+    figure(found.summary)
     assert found.late == 0
     assert found.refused <= 0.03
     assert found.requests <= requests
@@ -177,7 +179,7 @@ def test_devices_that_answer_at_the_runs_end_open_for_many_at_once(
     client that misses the moment waits for the next, often several times as long as it was told.
     """
     found = served(case, closed=closed, mixed=mixed, at_the_end=at_the_end)
-    figure(found.line)
+    figure(found.summary)
     assert found.late == 0
     assert found.refused <= 0.12
     assert found.requests <= requests

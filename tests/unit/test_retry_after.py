@@ -1,4 +1,4 @@
-"""A refused client is told a time of its own, at which the devices will have room, and finds it if it comes then."""
+"""A refused client is told its own time to return. If it returns then, it finds room."""
 
 import math
 
@@ -8,7 +8,7 @@ from deployments.embedding.retry_after import RetryLine, Supply
 
 STEADY = [Supply(0.5, 4.0)]  # opens in 0.5 s, and takes a request every 0.25 s
 AT_ONCE = [Supply(0.2, 10.0, 0.4)]  # opens in 0.2 s, and then every 0.4 s for four: 3.4 of them are for the line
-EXACT = 1 / 256  # to which a time is searched
+EXACT = 1 / 256  # the relative error of a time
 
 
 def told(line, now=0.0, key=None, supplies=STEADY, **how):
@@ -49,7 +49,7 @@ def test_in_a_stream_three_tenths_are_for_the_line():
     assert second - first == pytest.approx(0.25 / 0.3, rel=4 * EXACT)
 
 
-def test_a_device_that_opens_once_in_a_run_is_told_to_as_many_as_have_room():
+def test_each_opening_at_once_is_told_to_as_many_as_it_has_room_for():
     line = RetryLine()
     waits = [told(line, key=number, supplies=AT_ONCE) for number in range(9)]
     assert waits == pytest.approx([0.2] * 4 + [0.6] * 4 + [1.0], rel=2 * EXACT)
@@ -80,7 +80,7 @@ def test_when_more_replicas_join_the_line_is_shorter_and_less_room_is_kept():
 
 
 @pytest.mark.parametrize("supplies", [[], [Supply(math.inf, 4.0)]])
-def test_while_nobody_will_open_it_is_an_slo(supplies):
+def test_the_wait_is_an_slo_while_no_replica_will_open(supplies):
     assert told(RetryLine(), supplies=supplies, slo_s=2.0) == 2.0
 
 
@@ -106,15 +106,22 @@ def test_several_routers_share_the_devices():
     assert told(line, key="b", routers=3) == pytest.approx(0.5 + 3 * 0.25 / 0.9, rel=EXACT)
 
 
+def test_with_several_routers_a_client_may_return_to_another():
+    line = RetryLine(returning=0.4)
+    told(line, key="a")
+    assert told(line, key="b", routers=2) == pytest.approx(0.5 + 0.8 * 2 * 0.25 / 0.9, rel=EXACT)
+    assert told(line, key="c", routers=3) == pytest.approx(0.5 + 1.0 * 3 * 2 * 0.25 / 0.9, rel=EXACT)
+
+
 @pytest.mark.parametrize(
-    ("came_at", "key", "recognised"),
+    ("came_at", "key", "recognized"),
     [(0.498, "mine", False), (0.5, "mine", True), (0.5, "other", False), (1.54, "mine", True), (1.7, "mine", False)],
 )
-def test_a_client_is_recognised_from_its_time_to_a_second_later(came_at, key, recognised):
+def test_a_client_is_recognized_from_its_time_to_a_second_later(came_at, key, recognized):
     line = RetryLine()
     told(line, key="mine")
     assert bool(line)
-    assert line.claim(came_at, key) is recognised
+    assert line.claim(came_at, key) is recognized
     assert line.claim(came_at, key) is False  # once
 
 
@@ -164,7 +171,7 @@ def test_no_room_is_kept_for_one_that_returns_before_any_was():
     assert line.kept_s(0.0095) == pytest.approx(1 / 4e3)
 
 
-def test_who_came_in_time_and_was_refused_waits_before_the_rest():
+def test_a_client_that_came_in_time_and_was_refused_waits_before_the_rest():
     line = RetryLine()
     for number in range(9):
         told(line, key=number)
