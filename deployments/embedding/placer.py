@@ -246,15 +246,9 @@ class Placer:
         ]
         least_s = max(_SHORTEST_RETRY_S, request.retry_s if math.isfinite(request.retry_s) else 0.0)
         supplies = [one._replace(opens_s=max(one.opens_s, least_s)) for one in supplies]
-        return self._line.join(
-            now,
-            request.key,
-            supplies,
-            slo_s=slo_s,
-            routers=self.routers,
-            again=request.returns,
-            deferrable=request.deferrable,
-        )
+        self._line.slo_s = slo_s
+        again, deferrable = request.returns, request.deferrable
+        return self._line.join(now, request.key, supplies, routers=self.routers, again=again, deferrable=deferrable)
 
     def busy(self, request: Request, lengths: Sequence[int] = ()) -> WindveError:
         """Why the request is not admitted: Busy, which says when to come back; Unavailable; or DeadlineExceeded, if

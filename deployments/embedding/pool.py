@@ -164,9 +164,9 @@ class Pool(ReplicaSet[Link]):
         return [
             Supply(
                 view.opens_for_s(now, ask),
-                each * view.requests_s(lengths, slo_s),
+                each * view.requests_per_s(lengths, slo_s),
                 view.cycle_s,
-                each * view.requests_s([QUERY_TOKENS], slo_s),
+                each * view.requests_per_s([QUERY_TOKENS], slo_s),
             )
             for view in [link.view for link in some]
             if view.state is not None

@@ -29,15 +29,15 @@ _MOST = 10_000  # places in the line; once it is full, refused clients get a tim
 
 
 class Supply(NamedTuple):
-    """What a replica can take: nothing before `opens_s`, then `requests_s` requests like this one per second. If
-    `cycle_s` is not 0, it opens once in each cycle, for as many as it answers in a cycle. `queries_s`: how many queries
-    of 75 tokens it answers in a second. Times count from now.
+    """What a replica can take: nothing before `opens_s`, then `requests_per_s` requests like this one per second. If
+    `cycle_s` is not 0, it opens once in each cycle, for as many as it answers in a cycle. `queries_per_s`: how many
+    queries of 75 tokens it answers. Times count from now.
     """
 
     opens_s: float
-    requests_s: float
+    requests_per_s: float
     cycle_s: float = 0.0
-    queries_s: float = 1.0
+    queries_per_s: float = 1.0
 
     def until(self, time_s: float, share: float) -> float:
         """How many of the line's requests it can take until then, if the line gets this share."""
@@ -45,8 +45,8 @@ class Supply(NamedTuple):
         if open_s < 0:
             return 0.0
         if not self.cycle_s:
-            return share * self.requests_s * open_s
-        return max(share, _AT_ONCE) * self.requests_s * self.cycle_s * (open_s // self.cycle_s + 1)
+            return share * self.requests_per_s * open_s
+        return max(share, _AT_ONCE) * self.requests_per_s * self.cycle_s * (open_s // self.cycle_s + 1)
 
 
 def _all_until(time_s: float, supplies: Sequence[Supply], share: float) -> float:
@@ -55,10 +55,10 @@ def _all_until(time_s: float, supplies: Sequence[Supply], share: float) -> float
 
 def _surely_s(opening: Sequence[Supply], ahead: float, share: float) -> float:
     """When the replicas will have taken so many requests, or before. `opening`: in the order in which they open."""
-    last_s, requests_s, surely_s = 0.0, 0.0, math.inf
+    last_s, requests_per_s, surely_s = 0.0, 0.0, math.inf
     for one in opening:  # without those that open later
-        last_s, requests_s = max(last_s, one.opens_s + one.cycle_s), requests_s + one.requests_s
-        surely_s = min(surely_s, last_s + ahead / max(1e-9, share * requests_s))
+        last_s, requests_per_s = max(last_s, one.opens_s + one.cycle_s), requests_per_s + one.requests_per_s
+        surely_s = min(surely_s, last_s + ahead / max(1e-9, share * requests_per_s))
     return surely_s
 
 
@@ -107,6 +107,7 @@ class RetryLine:
     Work is in queries of 75 tokens, and so does not change when replicas come or go.
     """
 
+    slo_s: float = 1.0  # set before each `join`
     returning: float = 1.0
     _refused_at: float = -math.inf
     _stream: float = 0.0  # the share of the time in which newcomers are refused; between bursts nobody is
@@ -116,9 +117,8 @@ class RetryLine:
     _work: float = 0.0  # of those coming or due that have not returned
     _again_work: float = 0.0  # the part of it of those that were refused again
     _room: float = 0.0  # kept for all that are due
-    _queries_s: float = 1.0  # that all devices together answer
+    _queries_per_s: float = 1.0  # that all devices together answer
     _places: dict[Hashable, list[Place]] = field(default_factory=dict)  # by key: those that have not returned, by due
-    _slo_s: float = 1.0  # at the last refusal
 
     def __bool__(self) -> bool:
         """Whether a client may return that would be recognized."""
@@ -130,7 +130,6 @@ class RetryLine:
         key: Hashable,
         supplies: Sequence[Supply],
         *,
-        slo_s: float,
         routers: int = 1,
         again: bool = False,
         deferrable: bool = False,
@@ -141,18 +140,17 @@ class RetryLine:
         return. `again`: the client came in time, and was refused again. It waits only behind others like it.
         `deferrable`: newcomers come before it, so no room is kept.
         """
-        self._slo_s = slo_s
         self._advance(now)
         share = 1.0 if again else self._share(now)
         ahead = self._again_work if again else self._work * min(1.0, self.returning * routers)
         if supplies:
-            self._queries_s = sum([one.queries_s for one in supplies])
-        requests_s = sum([one.requests_s for one in supplies])
-        wait_s = self._wait_s(supplies, routers * ahead * requests_s / self._queries_s, share)
+            self._queries_per_s = sum([one.queries_per_s for one in supplies])
+        requests_per_s = sum([one.requests_per_s for one in supplies])
+        wait_s = self._wait_s(supplies, routers * ahead * requests_per_s / self._queries_per_s, share)
         if again:
-            wait_s = max(wait_s, _AGAIN * slo_s)
-        if requests_s and wait_s < _LONGEST * slo_s and len(self._coming) < _MOST:
-            place = Place(now + wait_s, self._queries_s / requests_s, key, again, deferrable)
+            wait_s = max(wait_s, _AGAIN * self.slo_s)
+        if requests_per_s and wait_s < _LONGEST * self.slo_s and len(self._coming) < _MOST:
+            place = Place(now + wait_s, self._queries_per_s / requests_per_s, key, again, deferrable)
             heapq.heappush(self._coming, place)
             bisect.insort(self._places.setdefault(key, []), place)
             self._count(place, 1)
@@ -160,7 +158,7 @@ class RetryLine:
 
     def _share(self, now: float) -> float:
         """The line's share of the devices' time. Learns from this refusal of a newcomer."""
-        gap_s, slo_s = now - self._refused_at, self._slo_s
+        gap_s, slo_s = now - self._refused_at, self.slo_s
         self._refused_at = now
         if gap_s > 0:
             weight = -math.expm1(-gap_s / (_STEADY * slo_s))
@@ -173,7 +171,7 @@ class RetryLine:
         """
         opening = [one for one in supplies if one.opens_s < math.inf]
         if not opening:
-            return self._slo_s
+            return self.slo_s
         early_s = min([one.opens_s for one in opening])
         if _all_until(early_s, opening, share) >= ahead:
             return early_s
@@ -184,7 +182,7 @@ class RetryLine:
                 late_s = middle_s
             else:
                 early_s = middle_s
-        return min(late_s, _LONGEST * self._slo_s)
+        return min(late_s, _LONGEST * self.slo_s)
 
     def claim(self, now: float, key: Hashable) -> bool:
         """Whether a client with this key is recognized: it was told to return by now. It then leaves the line."""
@@ -202,15 +200,15 @@ class RetryLine:
     def kept_s(self, now: float) -> float:
         """Device seconds that newcomers must leave free on each device, for the clients that are due."""
         self._advance(now)
-        return self._room / self._queries_s * self.returning
+        return self._room / self._queries_per_s * self.returning
 
     def _advance(self, now: float) -> None:
         """Move places whose time has come from coming to due, to late, and out of the line."""
-        slo_s, window_s = self._slo_s, (_AHEAD + _GRACE) * self._slo_s
+        slo_s, window_s = self.slo_s, (_AHEAD + _GRACE) * self.slo_s
         while self._coming and self._coming[0].due <= now + _AHEAD * slo_s:
             place = heapq.heappop(self._coming)
             if not place.deferrable:
-                place.room = min(place.work, window_s * self._queries_s)  # no more comes in that time
+                place.room = min(place.work, window_s * self._queries_per_s)  # no more comes in that time
                 self._room += place.room
             self._due.append(place)
         while self._due and self._due[0].due < now - _GRACE * slo_s:

@@ -105,7 +105,7 @@ class View(ReplicaView[ReplicaState]):
             return 0.0
         return state.slowdown * (self.model.beta_s + state.opens_cost_s)
 
-    def requests_s(self, lengths: Sequence[int], slo_s: float) -> float:
+    def requests_per_s(self, lengths: Sequence[int], slo_s: float) -> float:
         """How many requests of queries of these lengths it answers in a second if it is never idle."""
         state, model = self.state, self.model
         if state is None:

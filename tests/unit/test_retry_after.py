@@ -12,7 +12,7 @@ EXACT = 1 / 256  # the relative error of a time
 
 
 def told(line, now=0.0, key=None, supplies=STEADY, **how):
-    return line.join(now, key, supplies, **{"slo_s": 1.0, **how})
+    return line.join(now, key, supplies, **how)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_when_more_replicas_join_the_line_is_shorter_and_less_room_is_kept():
 
 @pytest.mark.parametrize("supplies", [[], [Supply(math.inf, 4.0)]])
 def test_the_wait_is_an_slo_while_no_replica_will_open(supplies):
-    assert told(RetryLine(), supplies=supplies, slo_s=2.0) == 2.0
+    assert told(RetryLine(slo_s=2.0), supplies=supplies) == 2.0
 
 
 def test_nobody_is_told_to_come_after_more_than_thirty_slos():
@@ -164,9 +164,9 @@ def test_for_a_large_request_no_more_room_is_kept_than_comes_in_that_time():
 
 
 def test_no_room_is_kept_for_one_that_returns_before_any_was():
-    line = RetryLine()
+    line = RetryLine(slo_s=0.01)
     for key in "ab":
-        told(line, key=key, supplies=[Supply(0.01, 4e3)], slo_s=0.01)
+        told(line, key=key, supplies=[Supply(0.01, 4e3)])
     assert line.claim(0.0091, "a")  # 0.9 ms early
     assert line.kept_s(0.0095) == pytest.approx(1 / 4e3)
 

@@ -123,7 +123,7 @@ def test_when_it_has_room_for_a_query_of_that_length(one, tokens, how, opens_s):
 
 
 @pytest.mark.parametrize(
-    ("one", "cycle_s", "requests_s"),
+    ("one", "cycle_s", "requests_per_s"),
     [
         (view(**AT_ONCE), 0.77, (0.5 / 0.77) / 0.036),
         (view(**AT_ONCE, slowdown=2.0), 1.54, (0.5 / 0.77) / 0.072),
@@ -134,9 +134,9 @@ def test_when_it_has_room_for_a_query_of_that_length(one, tokens, how, opens_s):
         (View("a", (False, 1)), 0.0, 0.0),
     ],
 )
-def test_how_many_it_answers_and_how_often_it_opens(one, cycle_s, requests_s):
+def test_how_many_it_answers_and_how_often_it_opens(one, cycle_s, requests_per_s):
     assert one.cycle_s == pytest.approx(cycle_s)
-    assert one.requests_s([75, 75], 1.0) == pytest.approx(requests_s)
+    assert one.requests_per_s([75, 75], 1.0) == pytest.approx(requests_per_s)
 
 
 @pytest.mark.parametrize(
