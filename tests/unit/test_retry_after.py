@@ -115,7 +115,13 @@ def test_with_several_routers_a_client_may_return_to_another():
 
 @pytest.mark.parametrize(
     ("came_at", "key", "recognized"),
-    [(0.498, "mine", False), (0.5, "mine", True), (0.5, "other", False), (1.54, "mine", True), (1.7, "mine", False)],
+    [
+        (0.4989, "mine", False),
+        (0.4991, "mine", True),
+        (0.5, "other", False),
+        (1.54, "mine", True),
+        (1.7, "mine", False),
+    ],
 )
 def test_a_client_is_recognized_from_its_time_to_a_second_later(came_at, key, recognized):
     line = RetryLine()
@@ -186,6 +192,13 @@ def test_a_client_that_came_in_time_and_was_refused_waits_before_the_rest():
 
 def test_the_share_that_returns_is_learned():
     line = RetryLine()
+    told(line, key="never comes")
+    line.kept_s(9.0)
+    assert line.returning == 0.99
+
+
+def test_the_line_is_as_long_as_the_share_that_returns():
+    line = RetryLine()
     for number in range(300):  # every second one returns
         now = 2.0 * number
         wait_s = told(line, now, number)
@@ -205,3 +218,42 @@ def test_it_does_not_grow_for_ever():
     assert not line.claim(40.0, "nobody")  # all are long past
     assert not line
     assert line.kept_s(40.0) == 0.0
+
+
+def test_the_line_starts_empty():
+    line = RetryLine()
+    assert not line
+    assert line.kept_s(0.0) == 0.0
+    assert told(line) == 0.5
+    assert told(RetryLine(), again=True) == 0.5
+
+
+def test_how_far_apart_refusals_are_decides_the_share():
+    """0.8 s, or 1.6 at an SLO of 2 s: newcomers come in half of the time, over the last SLO."""
+    for slo_s in (1.0, 2.0):
+        line = RetryLine(slo_s=slo_s)
+        told(line, key="before")
+        line.claim(0.5, "before")
+        share = 0.9 - 0.6 * 0.5 * (1 - math.exp(-0.8))
+        waits = [told(line, 0.8 * slo_s, key) for key in "ab"]
+        assert waits == pytest.approx([0.5, 0.5 + 0.25 / share], rel=EXACT)
+
+
+def test_who_is_late_is_ahead_of_nobody():
+    line = RetryLine()
+    told(line, key="late")
+    assert told(line, 5.0, "next") == 0.5
+
+
+def test_all_times_but_the_whole_second_are_in_slos():
+    line = RetryLine(slo_s=2.0)
+    told(line, key="mine", supplies=[Supply(0.5, 2.0)])
+    assert [line.kept_s(now) for now in (0.33, 0.35, 0.59, 0.61)] == pytest.approx([0.0, 0.26, 0.26, 0.0])
+    assert line.claim(1.59, "mine")
+    assert told(line, 1.59, "mine", [Supply(0.0, 4.0)], again=True) == pytest.approx(0.3)
+    assert line.claim(2.0, "mine")
+    assert told(line, 10.0, "late") == 0.5
+    assert not line.claim(11.61, "late")
+    waits = [told(line, 20.0, number) for number in range(250)]
+    assert 30 < waits[125] < 60
+    assert waits[-1] == 60.0
