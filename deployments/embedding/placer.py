@@ -240,11 +240,13 @@ class Placer:
     def _retry_after_s(self, request: Request, lengths: Sequence[int]) -> float:
         """Seconds until the refused client should return. It joins the line."""
         now, slo_s = asyncio.get_running_loop().time(), self.config.slo_s
+        least_s = max(_SHORTEST_RETRY_S, request.retry_s if math.isfinite(request.retry_s) else 0.0)
+        if request.wanted.trial is not None:  # it is never recognised
+            return least_s if request.asked else slo_s
         ask = self._ask(now, request, lengths[0])._replace(kept_s=0.0)
         supplies = [
             one for pool in self.pools.values() if pool.is_open for one in pool.supplies(now, lengths, ask, slo_s)
         ]
-        least_s = max(_SHORTEST_RETRY_S, request.retry_s if math.isfinite(request.retry_s) else 0.0)
         supplies = [one._replace(opens_s=max(one.opens_s, least_s)) for one in supplies]
         self._line.slo_s = slo_s
         again, deferrable = request.returns, request.deferrable

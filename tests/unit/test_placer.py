@@ -587,6 +587,13 @@ async def test_where_nobody_lives_it_is_unavailable_but_a_trial_may_come_again()
         await placer.answer(request_of(75, trial=Trial("s", {"accelerator": 4})))
 
 
+async def test_no_room_is_kept_for_a_trial():
+    placer = placer_of(ScriptedReplica("a1", opens_s=0.5))
+    trial = request_of(75, trial=Trial("s", {"accelerator": 4}))
+    assert [placer.busy(trial).retry_after_s for _ in range(2)] == [1.0, 1.0]
+    assert placer.busy(request_of(75)).retry_after_s == pytest.approx(0.5)
+
+
 def test_a_refusal_is_no_answer():
     with pytest.raises(ReplicaLost):
         Placer({}).collect(None, None, Refused(), {})
