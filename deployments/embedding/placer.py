@@ -241,7 +241,7 @@ class Placer:
         """Seconds until the refused client should return. It joins the line."""
         now, slo_s = asyncio.get_running_loop().time(), self.config.slo_s
         least_s = max(_SHORTEST_RETRY_S, request.retry_s if math.isfinite(request.retry_s) else 0.0)
-        if request.wanted.trial is not None:  # it is never recognised
+        if request.wanted.trial is not None:  # it is never recognized
             return least_s if request.asked else slo_s
         ask = self._ask(now, request, lengths[0])._replace(kept_s=0.0)
         supplies = [
