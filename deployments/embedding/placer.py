@@ -27,6 +27,7 @@ from deployments.serving.ejections import Ejections
 _ASKED = 4  # the most replicas of a pool that are asked for one query
 _RETRY_LATER = 0.02  # of the SLO, and at least a query's cost: added to the opening, when many clients would come back
 _SHORTEST_RETRY_S = 0.01
+_SPARE = 0.1  # SLOs of room beside what a query needs: room to spare
 
 
 class Placer:
@@ -207,10 +208,17 @@ class Placer:
         """Whether no replica has reported room for a query of `tokens` tokens."""
         now = asyncio.get_running_loop().time()
         ask = self._ask(now, request, tokens)
+        has_room = self._has_room(now, ask)
+        if self._line:
+            more = ask._replace(kept_s=ask.kept_s + _SPARE * self.config.slo_s)
+            self._line.saw(spare=has_room and self._has_room(now, more))
+        return not has_room
+
+    def _has_room(self, now: float, ask: Ask) -> bool:
         for pool in self.pools.values():  # noqa: SIM110 - as in `Pool.is_full`
             if pool.is_open and not pool.is_full(now, ask):
-                return False
-        return True
+                return True
+        return False
 
     def busy_everywhere(self, request: Request, lengths: Sequence[int]) -> WindveError:
         """The error for a request that is refused because of `is_full`. Counts its work as refused for each replica.

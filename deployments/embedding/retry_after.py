@@ -18,9 +18,12 @@ _STEPS = 8  # of the search for a client's time: it finds it to a 256th of the r
 _BETWEEN_BURSTS, _IN_A_STREAM, _AT_ONCE = 0.9, 0.3, 0.85
 # Newcomers come in a stream if they are refused at most `_NEAR` SLOs apart, on average over `_STEADY` SLOs.
 _NEAR, _STEADY = 0.4, 1.0
+# If one request in `_SPARES` or more finds room to spare, all the time is for the line, which was longer than it has to
+# be. `_SEEN`: how much one request moves that share.
+_SPARES, _SEEN = 2.0, 0.03
 # Room is kept so many SLOs before and after a client's time: longer, and newcomers are refused for clients that are not
 # there yet or never come; shorter, and newcomers take the room of clients that are a little late.
-_AHEAD, _GRACE = 0.08, 0.05
+_AHEAD, _GRACE = 0.05, 0.05
 _AGAIN = 0.15  # SLOs: the least wait of a client that came in time and was refused; shorter, and it asks more often
 _ROUNDED_S = 1.0  # recognized so long after its time: clients that read only whole seconds return up to this much late
 _EARLY_S = 1e-3  # recognized so long before its time: a timer may fire this much too early
@@ -110,6 +113,7 @@ class RetryLine:
     slo_s: float = 1.0  # set before each `join`
     returning: float = 1.0
     _refused_at: float = -math.inf
+    _spare: float = 0.0  # the share of requests that found room to spare
     _stream: float = 0.0  # the share of the time in which newcomers are refused; between bursts nobody is
     _coming: list[Place] = field(default_factory=list)  # a heap
     _due: deque[Place] = field(default_factory=deque)
@@ -163,7 +167,8 @@ class RetryLine:
         if gap_s > 0:
             weight = -math.expm1(-gap_s / (_STEADY * slo_s))
             self._stream += weight * (min(1.0, _NEAR * slo_s / gap_s) - self._stream)
-        return _BETWEEN_BURSTS - (_BETWEEN_BURSTS - _IN_A_STREAM) * self._stream
+        share = _BETWEEN_BURSTS - (_BETWEEN_BURSTS - _IN_A_STREAM) * self._stream
+        return max(share, min(1.0, _SPARES * self._spare))
 
     def _wait_s(self, supplies: Sequence[Supply], ahead: float, share: float) -> float:
         """Seconds until the devices can have taken the `ahead` requests before it, and one of them is open. An SLO if
@@ -183,6 +188,10 @@ class RetryLine:
             else:
                 early_s = middle_s
         return min(late_s, _LONGEST * self.slo_s)
+
+    def saw(self, *, spare: bool) -> None:
+        """Learn whether there was room to spare when a request came."""
+        self._spare += _SEEN * (spare - self._spare)
 
     def claim(self, now: float, key: Hashable) -> bool:
         """Whether a client with this key is recognized: it was told to return by now. It then leaves the line."""
