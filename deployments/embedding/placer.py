@@ -228,11 +228,13 @@ class Placer:
             pass
         return self.busy(request, lengths)
 
-    def _ask(self, now: float, request: Request, tokens: int) -> Ask:
-        """What to ask of a replica for a query of `tokens` tokens of this request, sent now."""
+    def _ask(self, now: float, request: Request, tokens: int, *, keeps: bool = True) -> Ask:
+        """What to ask of a replica for a query of `tokens` tokens of this request, sent now. `keeps`: it must leave
+        room to returning clients, unless it is one itself.
+        """
         allowed_s = request.allowed_s
         lag_s = self.transit_s + now - request.started - max(0.0, allowed_s - self.config.slo_s)
-        kept_s = self._line.kept_s(now) if self._line and not request.returns else 0.0
+        kept_s = self._line.kept_s(now) if keeps and self._line and not request.returns else 0.0
         return Ask(tokens, allowed_s, lag_s, request.tenant, kept_s)
 
     def _note_full(self, request: Request, pool: Pool, link: Link, lengths: Sequence[int], opens_s: float) -> None:
@@ -251,11 +253,13 @@ class Placer:
         least_s = max(_SHORTEST_RETRY_S, request.retry_s if math.isfinite(request.retry_s) else 0.0)
         if request.wanted.trial is not None:  # it is never recognized
             return least_s if request.asked else slo_s
-        ask = self._ask(now, request, lengths[0])._replace(kept_s=0.0)
+        ask = self._ask(now, request, lengths[0], keeps=False)
         supplies = [
-            one for pool in self.pools.values() if pool.is_open for one in pool.supplies(now, lengths, ask, slo_s)
+            one
+            for pool in self.pools.values()
+            if pool.is_open
+            for one in pool.supplies(now, lengths, ask, slo_s=slo_s, least_s=least_s)
         ]
-        supplies = [one._replace(opens_s=max(one.opens_s, least_s)) for one in supplies]
         self._line.slo_s = slo_s
         again, deferrable = request.returns, request.deferrable
         return self._line.join(now, request.key, supplies, routers=self.routers, again=again, deferrable=deferrable)

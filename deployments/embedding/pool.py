@@ -155,18 +155,18 @@ class Pool(ReplicaSet[Link]):
                 return False
         return True
 
-    def supplies(self, now: float, lengths: Sequence[int], ask: Ask, slo_s: float) -> list[Supply]:
-        """When replicas open, and how many requests of queries of these lengths they can then take. In a larger pool a
-        few stand for all. `ask`: the first query.
+    def supplies(self, now: float, lengths: Sequence[int], ask: Ask, *, slo_s: float, least_s: float) -> list[Supply]:
+        """When replicas open, in `least_s` at the earliest, and how many requests of queries of these lengths they can
+        then take. In a larger pool a few stand for all. `ask`: the first query.
         """
         some = self.live[:_STAND_FOR_ALL]
         each = len(self.live) / max(1, len(some))
         return [
             Supply(
-                view.opens_for_s(now, ask),
+                max(least_s, view.opens_for_s(now, ask)),
                 each * view.requests_per_s(lengths, slo_s),
                 view.cycle_s,
-                each * view.requests_per_s([QUERY_TOKENS], slo_s),
+                each * view.requests_per_s((QUERY_TOKENS,), slo_s),
             )
             for view in [link.view for link in some]
             if view.state is not None

@@ -57,11 +57,14 @@ def _all_until(time_s: float, supplies: Sequence[Supply], share: float) -> float
 
 
 def _surely_s(opening: Sequence[Supply], ahead: float, share: float) -> float:
-    """When the replicas will have taken so many requests, or before. `opening`: in the order in which they open."""
-    last_s, requests_per_s, surely_s = 0.0, 0.0, math.inf
+    """When the replicas will have taken so many requests, or before: exactly then if none opens once in a cycle.
+    `opening`: in the order in which they open.
+    """
+    surely_s, requests_per_s, requests = math.inf, 0.0, ahead / share
     for one in opening:  # without those that open later
-        last_s, requests_per_s = max(last_s, one.opens_s + one.cycle_s), requests_per_s + one.requests_per_s
-        surely_s = min(surely_s, last_s + ahead / max(1e-9, share * requests_per_s))
+        requests_per_s += one.requests_per_s
+        requests += one.requests_per_s * one.opens_s
+        surely_s = min(surely_s, requests / max(1e-9, requests_per_s))
     return surely_s
 
 
@@ -174,19 +177,19 @@ class RetryLine:
         """Seconds until the devices can have taken the `ahead` requests before it, and one of them is open. An SLO if
         none will open.
         """
-        opening = [one for one in supplies if one.opens_s < math.inf]
+        opening = sorted([one for one in supplies if one.opens_s < math.inf])
         if not opening:
             return self.slo_s
-        early_s = min([one.opens_s for one in opening])
-        if _all_until(early_s, opening, share) >= ahead:
-            return early_s
-        late_s = _surely_s(sorted(opening), ahead, share)
-        for _ in range(_STEPS):
-            middle_s = (early_s + late_s) / 2
-            if _all_until(middle_s, opening, share) >= ahead:
-                late_s = middle_s
-            else:
-                early_s = middle_s
+        early_s, late_s = opening[0].opens_s, _surely_s(opening, ahead, share)
+        if any(one.cycle_s for one in opening):
+            if _all_until(early_s, opening, share) >= ahead:
+                return early_s
+            for _ in range(_STEPS):
+                middle_s = (early_s + late_s) / 2
+                if _all_until(middle_s, opening, share) >= ahead:
+                    late_s = middle_s
+                else:
+                    early_s = middle_s
         return min(late_s, _LONGEST * self.slo_s)
 
     def saw(self, *, spare: bool) -> None:

@@ -165,7 +165,7 @@ def test_clients_that_obey_need_few_requests(case, closed, mixed, returning, req
         ("V100 + Xeon", ["accelerator"], False, False, 2.8, 0.97),
         ("V100 + Xeon", ["accelerator"], False, True, 2.8, 0.97),
         ("V100 + Xeon", ["accelerator", "cpu"], True, False, 2.9, 0.99),
-        ("V100 + Xeon", ["accelerator", "cpu"], False, True, 2.7, 1.02),
+        ("V100 + Xeon", ["accelerator", "cpu"], False, True, 3.1, 1.01),
         ("V100", ["accelerator"], True, False, 2.3, 1.10),
         ("V100", ["accelerator"], True, True, 2.3, 1.10),
         ("V100", ["accelerator"], False, False, 2.6, 1.28),
