@@ -123,7 +123,7 @@ def served(case: str, *, closed: bool, mixed: bool, at_the_end: Sequence[str] = 
         return Found(
             refused / (refused + clients.answers),
             clients.requests / clients.returned,
-            sorted(clients.errors or [0.0])[9 * len(clients.errors) // 10],
+            sorted(clients.errors)[9 * len(clients.errors) // 10],
             clients.tokens / 75 / SECONDS / queries_s,
             clients.late,
         )
