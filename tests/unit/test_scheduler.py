@@ -118,6 +118,53 @@ def test_room_for_an_urgent_query(queue, now, allowed_s, ms):
     assert has_room(queue, now, allowed_s, ms, again=True)
 
 
+def behind_a_short_run(*waiting, ms=90):
+    """These came at 0.2 s. The run ends at 0.29 s, or as much later as it is longer."""
+    queue = running(ms, micro_batch_tokens=100)
+    for one in waiting:
+        assert queue.offer(0.2, [one])
+    return queue
+
+
+LAST, ONE_BEFORE = query(411, 1.2), query(409, 1.2)  # without and with a pass to spare: 510 ms are left at most
+
+
+@pytest.mark.parametrize(
+    ("queue", "allowed_s", "ms"),
+    [
+        pytest.param(behind_a_short_run(), 1.0, 800 - 90 - 200, id="without a pass to spare"),
+        pytest.param(behind_a_short_run(ms=91), 1.0, 800 - 91 - 200 - 100, id="behind a longer run"),
+        pytest.param(behind_a_short_run(deferrable(40)), 1.0, 800 - 90 - 200 - 40, id="a deferrable one has its part"),
+        pytest.param(
+            behind_a_short_run(deferrable(140)), 1.0, 800 - 90 - 200 - 100, id="its part is larger than a pass"
+        ),
+        pytest.param(behind_a_short_run(LAST), 2.0, 510 - 411, id="one that waits has no pass to spare"),
+        pytest.param(behind_a_short_run(ONE_BEFORE), 2.0, 600 - 409, id="it has one: it may be followed"),
+        pytest.param(behind_a_short_run(LAST, query(60, 1.25)), 2.0, 510 - 471, id="neither of two has one"),
+        pytest.param(
+            behind_a_short_run(query(400, 1.2), query(50, 2.0)), 2.0, 600 - 450, id="the last of them has time"
+        ),
+    ],
+)
+def test_behind_a_short_run_queries_need_no_pass_to_spare(queue, allowed_s, ms):
+    assert has_room(queue, 0.2, allowed_s, ms)
+
+
+def test_deferrable_queries_have_no_part_of_a_run_that_has_no_pass_to_spare():
+    """They may run in two runs of 60 ms each until their deadline; one of them is full."""
+    assert has_room(behind_a_short_run(ONE_BEFORE, deferrable(1)), 0.2, 2.75, 120 - 1, deferrable)
+    assert has_room(behind_a_short_run(LAST, deferrable(1)), 0.2, 2.75, 60 - 1, deferrable)
+
+
+def test_a_queue_without_a_pass_to_spare_opens_when_its_run_has_started():
+    queue = behind_a_short_run(query(450, 1.2))
+    queue.demand.long_queries.mean_s = 0.075
+    assert queue.state(0.2).opens_s == pytest.approx(0.09 + 0.65 + 0.375 - 0.8)
+    queue.ended(0.29)
+    queue.start(0.29)
+    assert has_room(queue, 0.29, 2.0, 600)
+
+
 @pytest.mark.parametrize("allowed_s", [0.9097, 0.9100])
 def test_the_first_of_the_next_run_leaves_room_for_those_that_will_come(allowed_s):
     """L = 0.48 <= (left / 1.25 - 0.2) / (1 + rho), where 300 ms and this millisecond have come in three seconds."""

@@ -52,6 +52,38 @@ def test_a_deferrable_query_does_not_share_the_pass_of_urgent_ones_that_it_would
     assert all(one.in_time for one in sent)
 
 
+@pytest.mark.parametrize(
+    ("device", "before", "least"),
+    [
+        pytest.param(Device(*V100, 8), 23, 31, id="V100"),
+        pytest.param(Device(*XEON, 8), 0, 4, id="Xeon"),
+        pytest.param(Device(0.0053, 0.025, 22), 156, 178, id="a CPU with a small model"),
+    ],
+)
+def test_a_burst_behind_a_short_run_gets_all_the_room_there_is(device, before, least):
+    """A pass to spare is for those that others may follow. Its time is that of 8 of 31 queries here."""
+    first, burst_at = Arrival(0.0, 75, 1.0), 0.01 + device.beta_s / 2
+    sent = World(device).serve([first, *[Arrival(burst_at, 75, 1.0)] * 300])
+    admitted = [one for one in sent if one.admitted]
+    assert all(one.in_time for one in admitted)
+    assert len(admitted) - 1 >= least > before
+    assert max(one.ended for one in admitted) > burst_at + 1.0 - 2 * device.alpha_s - 0.06  # the margin
+
+
+@pytest.mark.parametrize("kind", ["short", "long", "deferrable"])
+def test_none_that_come_later_delay_those_without_a_pass_to_spare(kind):
+    """They would share the last pass, or take their part of the run."""
+    device, burst_at = Device(*V100, 8), 0.01 + V100[1] / 2
+    later = {"short": (4, 1.0), "long": (300, 1.0), "deferrable": (300, 3.5)}[kind]
+    burst = [Arrival(burst_at, 75, 1.0)] * 300
+    sent = World(device).serve(
+        [Arrival(0.0, 75, 1.0), *burst, *[Arrival(burst_at + 0.01 * i, *later) for i in range(1, 100)]]
+    )
+    assert sum(one.admitted for one in sent[1:301]) >= 31
+    assert all(one.in_time for one in sent if one.admitted)
+    assert sum(one.admitted for one in sent[301:])  # once the run has started
+
+
 def test_one_admission_looks_at_none_of_those_that_wait():
     """A thousand wait; a comparison more or less for their order, and no walk over them."""
 

