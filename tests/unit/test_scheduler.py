@@ -138,6 +138,8 @@ LAST, ONE_BEFORE = query(411, 1.2), query(409, 1.2)  # without and with a pass t
         pytest.param(
             behind_a_short_run(deferrable(140)), 1.0, 800 - 90 - 200 - 100, id="its part is larger than a pass"
         ),
+        pytest.param(behind_a_short_run(), 0.8, 640 - 90 - 200, id="almost an SLO is left"),
+        pytest.param(behind_a_short_run(), 0.79, 632 - 90 - 200 - 100, id="less than that is left"),
         pytest.param(behind_a_short_run(LAST), 2.0, 510 - 411, id="one that waits has no pass to spare"),
         pytest.param(behind_a_short_run(ONE_BEFORE), 2.0, 600 - 409, id="it has one: it may be followed"),
         pytest.param(behind_a_short_run(LAST, query(60, 1.25)), 2.0, 510 - 471, id="neither of two has one"),

@@ -84,6 +84,22 @@ def test_none_that_come_later_delay_those_without_a_pass_to_spare(kind):
     assert sum(one.admitted for one in sent[301:])  # once the run has started
 
 
+def test_a_deferrable_query_has_its_part_behind_queries_without_a_pass_to_spare():
+    """An earlier deadline, with a pass to spare, took it away: an answer after 2.2 s, where 2.02 s were allowed."""
+    burst = [Arrival(0.016, 75, 0.82), *[Arrival(0.02, 75, 1.36)] * 100]
+    stream = [Arrival(0.4 + 0.01 * i, 75, 1.99) for i in range(200)]
+    sent = World(Device(*V100, 8)).serve([Arrival(0.0, 300, 1.0), Arrival(0.015, 220, 2.02), *burst, *stream])
+    assert sent[1].admitted
+    assert all(one.in_time for one in sent if one.admitted)
+
+
+def test_one_early_deadline_does_not_keep_a_burst_out():
+    """It did where it needed no pass to spare: 3 of 41 had room."""
+    burst = [Arrival(0.05 + 0.0025 * i, 75, 1.0) for i in range(40)]
+    sent = World(Device(*V100, 8)).serve([Arrival(0.0, 75, 1.0), Arrival(0.02, 75, 0.62), *burst])
+    assert sum(one.admitted for one in sent if one.arrival.allowed_s == 1.0) >= 24
+
+
 def test_one_admission_looks_at_none_of_those_that_wait():
     """A thousand wait; a comparison more or less for their order, and no walk over them."""
 

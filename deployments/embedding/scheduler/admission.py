@@ -16,17 +16,17 @@ A query is admitted if the next run still fits into the SLO, and
     and it is the first of the next     L + f s(rho L) <= b(left)
       run while another one runs
     answers come pass by pass           L + f s(U + c + pass) <= b(left)
-      behind a short run                L + f s(W + c) <= b(t)
-      on an idle device                 as at the run's end
+      or, behind a short run            L + f s(W + c) <= b(t')
+      or, on an idle device             as at the run's end
     it is bulk                          it may be in the next run; no time is promised
     it is deferrable                    L + ceil(deferrable work / its reserved part of a run) * SLO <= b(left); one run
-                                        more if urgent queries wait and answers come at the run's end
+                                        more if the next run has urgent queries without a pass to spare
 
 - Pass by pass, later queries may share a query's pass, but delay it no further. So a query with a pass to spare stays
-  in time, and only its own deadline is checked. Queries with later deadlines stay in time because it does.
-- The first queries of a burst start a short run, and the others wait behind it. They need no pass to spare. Then t is
-  the time to the earliest deadline among the waiting queries that have none. Once they have filled the next run, the
-  queue is full until that run starts, which is soon.
+  in time, and so do those with later deadlines.
+- The first queries of a burst start a short run, and the others wait behind it. They need no pass to spare if they have
+  almost an SLO left; with less, they would keep the others out. t' is the time to the earliest deadline of this query
+  and those that wait without a pass to spare. While there are any, the queue stays full until their run starts.
 - Without the term with rho, one early query would make the next run short.
 - Under contention, tenants over their share leave room to the others (`fair_share`). For tenants under their share, the
   rules above apply with rho 0.
@@ -51,7 +51,8 @@ from deployments.embedding.scheduler.run_queue import RunQueue
 from deployments.embedding.scheduler.state import Q, ScheduledQuery
 
 _NEVER = math.inf
-_SHORT_RUN = 0.15  # of a run's most work: a run behind which a query needs no pass to spare
+_SHORT_RUN = 0.15  # of a run's most work: a run behind which queries need no pass to spare
+_BURST_LEFT = 0.8  # of the SLO: the least time to the deadline of a query without one
 
 
 class Opening(NamedTuple):
@@ -137,7 +138,7 @@ class DeadlineAdmission(Admission[Q]):
     """Admission by predicted finish.
 
     - `is_probe`: the current run, or the waiting one, is a probe.
-    - `_tight_due`: the earliest deadline of the queries that wait behind the current run without a pass to spare.
+    - `_tight_due`: the earliest deadline of the queries that wait behind a short run without a pass to spare.
     """
 
     is_probe: bool = False
@@ -217,27 +218,30 @@ class DeadlineAdmission(Admission[Q]):
         fill_s = predictor.work_s(predictor.fill_s(limits.policy.bulk_share * limits.policy.slo_s)) - urgent_s
         if self.demand.has_urgent(now):
             fill_s = min(fill_s, limits.between_s)
-        if not urgent or (limits.micro_batch_tokens and self._may_share_last_pass(now, urgent, urgent_s)):
+        if not urgent:
             return fill_s, _NEVER
-        most_s = predictor.work_s(predictor.fill_s(urgent[0].due - now)) - urgent_s
+        due = self._earliest_tight_due(now, urgent, urgent_s) if limits.micro_batch_tokens else urgent[0].due
+        if due == _NEVER:
+            return fill_s, _NEVER
+        most_s = predictor.work_s(predictor.fill_s(due - now)) - urgent_s
         return min(fill_s, most_s), most_s
 
-    def _may_share_last_pass(self, now: float, urgent: Sequence[ScheduledQuery], ahead_s: float) -> bool:
-        """Whether the urgent queries in the last pass stay in time even if others fill it up. `ahead_s`: the work of
-        all urgent ones.
+    def _earliest_tight_due(self, now: float, urgent: Sequence[ScheduledQuery], ahead_s: float) -> float:
+        """The earliest deadline of the urgent queries in the last pass that would be late if others filled it up.
+        Inf: none. `ahead_s`: the work of all urgent ones.
         """
-        predictor, pass_s, urgent_s = self.limits.predictor, self.limits.pass_s, ahead_s
+        predictor, pass_s, urgent_s, due = self.limits.predictor, self.limits.pass_s, ahead_s, _NEVER
         for query in reversed(urgent):
             ahead_s -= query.cost_s
             if urgent_s - ahead_s > pass_s:
                 break
             if predictor.work_s(predictor.fill_s(query.due - now)) < ahead_s + pass_s:
-                return False
-        return True
+                due = query.due
+        return due
 
     def admitted(self, now: float, query: ScheduledQuery, outlook: Outlook) -> None:
         limits, predictor, (f, until_s) = self.limits, self.limits.predictor, outlook
-        if self._is_behind_short_run:
+        if self._needs_no_spare_pass(query.due - now):
             work_s = predictor.work_s((predictor.fill_s(query.due - now) - until_s) / f)
             if self.queue.urgent_line.work_s + limits.pass_s > work_s:
                 self._tight_due = min(self._tight_due, query.due)
@@ -260,10 +264,11 @@ class DeadlineAdmission(Admission[Q]):
         self.is_probe = False
         self._tight_due = _NEVER
 
-    @property
-    def _is_behind_short_run(self) -> bool:
+    def _needs_no_spare_pass(self, left_s: float) -> bool:
+        """Whether a query with this much time to its deadline waits behind a short run, and allows almost an SLO."""
         run, limits = self.run, self.limits
-        return limits.micro_batch_tokens > 0 and run.is_running and run.work_s <= _SHORT_RUN * limits.run_s
+        is_short = run.is_running and run.work_s <= _SHORT_RUN * limits.run_s
+        return is_short and limits.micro_batch_tokens > 0 and left_s >= _BURST_LEFT * limits.policy.slo_s
 
     @property
     def _has_tight(self) -> bool:
@@ -294,7 +299,7 @@ class DeadlineAdmission(Admission[Q]):
         if limits.micro_batch_tokens and is_running:  # deferrable queries run behind it
             run_s = predictor.work_s((predictor.fill_s(min(left_s, self._tight_due - now)) - until_s) / f)
             spare_s = run_s - queue.urgent_line.work_s - limits.pass_s
-            if self._is_behind_short_run:
+            if self._needs_no_spare_pass(left_s):
                 spare_s = max(spare_s, run_s - work_s)
             return min(room_s, spare_s)
         later_s = f * predictor.seconds(rho * until_s)  # time for the work that arrives until then
