@@ -53,20 +53,20 @@ def test_a_deferrable_query_does_not_share_the_pass_of_urgent_ones_that_it_would
 
 
 @pytest.mark.parametrize(
-    ("device", "before", "least"),
+    ("device", "least"),
     [
-        pytest.param(Device(*V100, 8), 23, 31, id="V100"),
-        pytest.param(Device(*XEON, 8), 0, 4, id="Xeon"),
-        pytest.param(Device(0.0053, 0.025, 22), 156, 178, id="a CPU with a small model"),
+        pytest.param(Device(*V100, 8), 31, id="V100"),
+        pytest.param(Device(*XEON, 8), 4, id="Xeon"),
+        pytest.param(Device(0.0053, 0.025, 22), 178, id="a CPU with a small model"),
     ],
 )
-def test_a_burst_behind_a_short_run_gets_all_the_room_there_is(device, before, least):
-    """A pass to spare is for those that others may follow. Its time is that of 8 of 31 queries here."""
+def test_a_burst_behind_a_short_run_gets_all_the_room_there_is(device, least):
+    """Where each query left a pass to spare, 23, none and 156 were admitted."""
     first, burst_at = Arrival(0.0, 75, 1.0), 0.01 + device.beta_s / 2
     sent = World(device).serve([first, *[Arrival(burst_at, 75, 1.0)] * 300])
     admitted = [one for one in sent if one.admitted]
     assert all(one.in_time for one in admitted)
-    assert len(admitted) - 1 >= least > before
+    assert len(admitted) - 1 >= least
     assert max(one.ended for one in admitted) > burst_at + 1.0 - 2 * device.alpha_s - 0.06  # the margin
 
 

@@ -55,9 +55,9 @@ def test_the_promise_holds_on_strange_devices(law):
 
 
 def test_the_bars_are_those_of_the_whole_zoo():
-    """The oracle keeps the promise in 132 of 166 scenes."""
+    """The oracle keeps the promise in 132 of 166 scenes; in 135 where it always left a pass to spare."""
     assert BARS.keys() == LAWS.keys()
-    assert sum(bar.kept for bar in BARS.values()) >= 132 - 5
+    assert sum(bar.kept for bar in BARS.values()) >= 135 - 5
     assert sum(bar.goodput for bar in BARS.values()) / len(BARS) > 0.94
     assert all(bar.least >= 0.75 for law, bar in BARS.items() if law != "tiles")
 

@@ -240,11 +240,9 @@ class DeadlineAdmission(Admission[Q]):
         return due
 
     def admitted(self, now: float, query: ScheduledQuery, outlook: Outlook) -> None:
-        limits, predictor, (f, until_s) = self.limits, self.limits.predictor, outlook
-        if self._needs_no_spare_pass(query.due - now):
-            work_s = predictor.work_s((predictor.fill_s(query.due - now) - until_s) / f)
-            if self.queue.urgent_line.work_s + limits.pass_s > work_s:
-                self._tight_due = min(self._tight_due, query.due)
+        left_s, with_pass_s = query.due - now, self.queue.urgent_line.work_s + self.limits.pass_s
+        if self._needs_no_spare_pass(left_s) and with_pass_s > self._next_run_within_s(left_s, outlook):
+            self._tight_due = min(self._tight_due, query.due)
 
     def bulk_s(self, now: float, urgent: Sequence[ScheduledQuery]) -> float:
         """See the base. Where bulk's own runs cost little, bulk joins a run of urgent queries at most once per SLO."""
@@ -297,7 +295,7 @@ class DeadlineAdmission(Admission[Q]):
         predictor, work_s = limits.predictor, queue.next_run_s
         room_s = run_s - work_s
         if limits.micro_batch_tokens and is_running:  # deferrable queries run behind it
-            run_s = predictor.work_s((predictor.fill_s(min(left_s, self._tight_due - now)) - until_s) / f)
+            run_s = self._next_run_within_s(min(left_s, self._tight_due - now), outlook)
             spare_s = run_s - queue.urgent_line.work_s - limits.pass_s
             if self._needs_no_spare_pass(left_s):
                 spare_s = max(spare_s, run_s - work_s)
@@ -308,7 +306,12 @@ class DeadlineAdmission(Admission[Q]):
         for line in (queue.urgent, queue.deferrable_line.queries):
             if line:
                 left_s = min(left_s, line[0].due - now)
-        return min(room_s, predictor.work_s((predictor.fill_s(left_s) - until_s) / f) - work_s)
+        return min(room_s, self._next_run_within_s(left_s, outlook) - work_s)
+
+    def _next_run_within_s(self, left_s: float, outlook: Outlook) -> float:
+        """The most work of the next run if it is to end within `left_s`."""
+        predictor, (f, until_s) = self.limits.predictor, outlook
+        return predictor.work_s((predictor.fill_s(left_s) - until_s) / f)
 
     def _deferrable_room_s(self, now: float, query: ScheduledQuery, outlook: Outlook) -> float:
         limits, queue, slo_s, (f, until_s) = self.limits, self.queue, self.limits.policy.slo_s, outlook
