@@ -6,6 +6,9 @@ Work is in planned seconds: the sum of the cost model's costs of all queries. A 
 
 - A Kalman filter in relative errors tracks the line b + k w. The initial uncertainty of b includes a share of the SLO.
   So small runs teach b and large ones k, and light load alone says nothing about a large run.
+- Other work on the host delays a short run by milliseconds rather than by a share. So the noise of a run includes the
+  mean error of short runs in seconds (`jitter_s`): 60 ms instead of 40 say little about a run of 0.8 s. Other work
+  never makes a run faster. So a fast outlier counts in full, and only slow ones are clipped.
 - g is the slow spell: if the last run took longer than the line by more than the margin, g is the ratio, else 1. It
   holds until the next run, so a slow spell counts at once and ends at once.
 - The line is trusted up to the largest recent run, or an eighth of the SLO. A larger run takes at least as long as the
@@ -20,9 +23,8 @@ paper:
 
 - An error is known only when its run ends.
 - Only admitted queries are seen.
-- A prediction shorter than a quarter of the SLO does not shrink the margin, because it is easily covered.
-- A missed prediction shorter than an eighth of the SLO counts in proportion to its length: a delay that is large for
-  a small run may be small for a large one.
+- A prediction shorter than a quarter of the SLO does not shrink the margin, because it is easily covered. If it is
+  missed, it counts in proportion to its length: a delay that is large for a small run may be small for a large one.
 - An error that the line has learned by now is not counted.
 """
 
@@ -37,12 +39,13 @@ from typing import NamedTuple
 _NOISE = 0.03  # standard deviation of a run's time, as a share
 _DOUBT, _WALK = 0.3, 0.003  # of a parameter: its initial standard deviation; the process noise of each run
 _BETA_SLO = 0.02  # of the SLO: added to b's own size for its uncertainty
-_CLIP = 3.0  # standard deviations: larger errors are outliers and are clipped to this
+_JITTER = 0.01  # of the SLO: the initial mean error of short runs
+_CLIP = 3.0  # standard deviations: larger errors are outliers, and slow ones are clipped to this
 _WIDEN = 0.1  # of a parameter: its uncertainty per outlier, after several of one sign in a row
 _CHANGED = 2  # outliers in a row after which the device has changed
 _TOGETHER = 0.9  # correlation of b and k after the device became slower, since what slows b usually slows k
 _LEAST_SLOPE = 0.02
-_RELEVANT = 0.25  # of the SLO: relative errors of shorter runs are taken relative to this
+_RELEVANT = 0.25  # of the SLO: shorter runs and predictions count less
 _SLOWEST, _SPELL = 3.0, 0.05  # the largest g; the least excess that counts as a spell
 _TRUSTED, _FADE = 0.125, 0.95  # of the SLO: the line is always trusted so far; decay of the largest run, per run
 _LARGE, _KEPT, _REMEMBERED_S = 0.5, 3, 60.0  # of a run's most work: a large run; how many are kept; for how long
@@ -51,7 +54,6 @@ _FEW_MARGIN, _FEW = 0.05, 5.0  # the initial margin; SLOs of predictions after w
 _DEVIATIONS, _DEVIATION = 3.25, 0.01  # mean deviations that the margin covers; the initial deviation
 _FORGET = 0.05  # how much each run counts in the mean deviation
 _LONG_ANSWER = 0.75  # of the SLO: errors of shorter predictions are taken relative to this
-_SHORT_ANSWER = 0.125  # of the SLO: missed predictions that are shorter count in proportion
 _HOPELESS = 0.5  # of the SLO: an excess that no margin could cover
 
 
@@ -64,6 +66,7 @@ class LinePredictor:
     margin: float = 0.0
     slo_s: float = 1.0  # the scale on which errors matter
     has_changed: bool = False  # the latest runs show that the device has changed
+    jitter_s: float = 0.0  # mean error of short runs, in seconds
 
     def seconds(self, work_s: float) -> float:
         """Predicted seconds of a run."""
@@ -130,7 +133,7 @@ class Predictor(LinePredictor):
     _excess_s: float = 0.0  # of the last run
 
     def __post_init__(self) -> None:
-        self._b = self.planned_s
+        self._b, self.jitter_s = self.planned_s, _JITTER * self.slo_s
         self._reset_doubt()
         self._lines = [(0.0, self.planned_s, 1.0)]
         self._publish()
@@ -155,7 +158,7 @@ class Predictor(LinePredictor):
         return max(trusted_s, min(work_s, most_s))
 
     def promise(self, slo_s: float) -> None:
-        self.slo_s = slo_s
+        self.slo_s, self.jitter_s = slo_s, _JITTER * slo_s
         self._reset_doubt()
         self._publish()
 
@@ -187,12 +190,15 @@ class Predictor(LinePredictor):
         """Take a step of the filter. Returns 1 for a slow outlier, -1 for a fast one, else 0."""
         line_s, (p, c, q) = self._b + self._k * work_s, self._doubt
         x, z = (p + c * work_s) / line_s, (c + q * work_s) / line_s
-        spread = (x + z * work_s) / line_s + _NOISE**2
+        spread = (x + z * work_s) / line_s + _NOISE**2 + (self.jitter_s / line_s) ** 2
         error, limit = took_s / line_s - 1, _CLIP * math.sqrt(spread)
-        step = max(-limit, min(limit, error)) / spread
+        step = min(limit, error) / spread
         self._b, self._k = max(0.0, self._b + x * step), max(_LEAST_SLOPE, self._k + z * step)
         walk_s = _WALK * (self.planned_s + _BETA_SLO * self.slo_s)
         self._doubt = p - x * x / spread + walk_s * walk_s, c - x * z / spread, q - z * z / spread + _WALK * _WALK
+        if line_s < _RELEVANT * self.slo_s:
+            most_s = max(_JITTER * self.slo_s, 3 * self.jitter_s)
+            self.jitter_s += _FORGET * (min(abs(took_s - line_s), most_s) - self.jitter_s)
         return (error > limit) - (error < -limit)
 
     def _count_outlier(self, sign: int) -> None:
@@ -232,7 +238,7 @@ class Predictor(LinePredictor):
         if not answers or unexplained_s > _HOPELESS * self.slo_s:
             self._covered += weight
             return
-        short_s, long_s, m = _SHORT_ANSWER * self.slo_s, _LONG_ANSWER * self.slo_s, self._conformal
+        short_s, long_s, m = _RELEVANT * self.slo_s, _LONG_ANSWER * self.slo_s, self._conformal
         missed = sum(
             min(1.0, said / short_s)
             for said, actual in answers

@@ -877,6 +877,13 @@ def test_a_run_that_began_later_is_overdue_later():
     assert queue.state(5.6).free_s == pytest.approx(0.025 + 1.2 * 0.3)
 
 
+@pytest.mark.parametrize(("now", "slowdown"), [(0.529, 1.0), (0.531, 1 + 0.001 / 0.5)])
+def test_a_run_that_is_late_by_less_than_the_jitter_is_not_overdue(now, slowdown):
+    queue = running(300)
+    queue.limits.predictor.jitter_s = 0.01
+    assert queue.state(now).slowdown == pytest.approx(slowdown)
+
+
 def test_a_run_that_is_all_answered_is_about_to_end():
     queue = queue_of(micro_batch_tokens=100)
     queue.offer(0.0, [one := query(200), other := query(100)])

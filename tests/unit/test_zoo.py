@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.kit.simulation.laws import LAWS
+from tests.kit.simulation.laws import BASES, LAWS, Base, Shared
 from tests.kit.simulation.zoo import BURSTS, LATE, Scene, scenes
 
 
@@ -19,15 +19,25 @@ class Bar(NamedTuple):
     kept: int
 
 
+class Delayed(Shared):
+    """Other work on the host delays each run by 12 ms on average, besides the queries that it receives."""
+
+    def added_s(self) -> float:
+        return self.draw.expovariate(1 / 0.012)
+
+    def noise(self) -> float:
+        return max(0.9, 1 + self.draw.gauss(0, 0.03))
+
+
 LINEAR = Bar(0.0, 0.98, 0.95, 8)
 BARS = {
     **dict.fromkeys(("beta06", "beta09", "beta15", "alpha07", "alpha14", "overhead"), LINEAR),
     "exact": Bar(0.0, 0.999, 0.99, 8),
-    "quadratic": Bar(0.1, 0.96, 0.92, 7),
-    "convex": Bar(0.3, 0.96, 0.92, 7),
+    "quadratic": Bar(0.1, 0.96, 0.92, 8),
+    "convex": Bar(0.1, 0.96, 0.92, 8),
     "tiles": Bar(2.0, 0.75, 0.50, 3),  # stairs of a third of the SLO
     "regimes": Bar(0.4, 0.96, 0.90, 7),
-    "gauss": Bar(0.6, 0.97, 0.93, 7),
+    "gauss": Bar(0.7, 0.97, 0.93, 7),
     "noise": Bar(7.5, 0.94, 0.88, 1),  # no margin covers it: the oracle is late with 8.7 %
     "pauses": Bar(3.7, 0.97, 0.75, 4),  # of 20 % of the SLO and more; the oracle is late with 16 %
     "hiccups": Bar(0.1, 0.90, 0.85, 8),
@@ -35,7 +45,7 @@ BARS = {
     "drift": Bar(0.8, 0.97, 0.94, 6),
     "stolen": Bar(6.5, 0.89, 0.75, 0),  # half of the oracle's 13 %
     "shared": Bar(0.1, 0.97, 0.85, 8),
-    "ratio1": Bar(0.3, 0.89, 0.75, 6),
+    "ratio1": Bar(0.1, 0.89, 0.75, 7),
     "ratio46": Bar(0.1, 0.90, 0.80, 7),
 }
 
@@ -70,6 +80,19 @@ def test_light_load_teaches_enough_for_a_burst(name, least):
     admitted, late = BURSTS[name].play()
     assert late == 0
     assert admitted >= least
+
+
+@pytest.mark.parametrize("seed", [5, 8, 9, 10])
+def test_bursts_on_cores_that_also_receive_them(monkeypatch, seed):
+    """206 at once on a CPU like that of MiniLM. Where a short run that the host delayed taught as much as a large one,
+    0.56 to 0.9 of the oracle's answers were in time.
+    """
+    monkeypatch.setitem(BASES, "cpu", Base(0.0052, 0.006, 1.0, 16, 100, 1, 206))
+    monkeypatch.setitem(LAWS, "delayed", Delayed)
+    scene = Scene("delayed", "cpu", "pass", "burst")
+    found, best = scene.play(seed=seed), scene.play(oracle=True, seed=seed)
+    assert found.late <= LATE
+    assert found.goodput >= 0.93 * best.goodput
 
 
 def test_a_scene_has_one_result():
