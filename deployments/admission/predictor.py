@@ -7,8 +7,8 @@ Work is in planned seconds: the sum of the cost model's costs of all queries. A 
 - A Kalman filter in relative errors tracks the line b + k w. The initial uncertainty of b includes a share of the SLO.
   So small runs teach b and large ones k, and light load alone says nothing about a large run.
 - Other work on the host delays a short run by milliseconds rather than by a share. So the noise of a run includes the
-  mean error of short runs in seconds (`jitter_s`): 60 ms instead of 40 say little about a run of 0.8 s. Other work
-  never makes a run faster. So a fast outlier counts in full, and only slow ones are clipped.
+  mean error of short runs in seconds (`jitter_s`): a run of 60 ms instead of 40 hardly moves the line at 0.8 s. Since
+  other work never makes a run faster, a fast outlier counts in full, and a slow one is clipped.
 - g is the slow spell: if the last run took longer than the line by more than the margin, g is the ratio, else 1. It
   holds until the next run, so a slow spell counts at once and ends at once.
 - The line is trusted up to the largest recent run, or an eighth of the SLO. A larger run takes at least as long as the
@@ -18,7 +18,7 @@ Work is in planned seconds: the sum of the cost model's costs of all queries. A 
 A prediction may fill 1 / (1 + m) of the time to a deadline. The margin m follows adaptive conformal inference (Gibbs
 and Candes, 2021, Eq. 2): it grows by `_GAIN` times the share of a run's answers that it did not cover, and shrinks by
 `_GAIN * _AIM`. While m is between its bounds, the uncovered share tends to `_AIM` over many runs, whatever the
-distribution of the counted errors. This does not promise `_AIM` for all answers, because five things differ from the
+distribution of the counted errors. This does not promise `_AIM` for all answers, because four things differ from the
 paper:
 
 - An error is known only when its run ends.
@@ -39,7 +39,7 @@ from typing import NamedTuple
 _NOISE = 0.03  # standard deviation of a run's time, as a share
 _DOUBT, _WALK = 0.3, 0.003  # of a parameter: its initial standard deviation; the process noise of each run
 _BETA_SLO = 0.02  # of the SLO: added to b's own size for its uncertainty
-_JITTER = 0.01  # of the SLO: the initial mean error of short runs
+_JITTER, _MOST_JITTER = 0.01, 0.03  # of the SLO: the initial mean error of short runs; the largest
 _CLIP = 3.0  # standard deviations: larger errors are outliers, and slow ones are clipped to this
 _WIDEN = 0.1  # of a parameter: its uncertainty per outlier, after several of one sign in a row
 _CHANGED = 2  # outliers in a row after which the device has changed
@@ -158,7 +158,7 @@ class Predictor(LinePredictor):
         return max(trusted_s, min(work_s, most_s))
 
     def promise(self, slo_s: float) -> None:
-        self.slo_s, self.jitter_s = slo_s, _JITTER * slo_s
+        self.slo_s = slo_s
         self._reset_doubt()
         self._publish()
 
@@ -197,8 +197,8 @@ class Predictor(LinePredictor):
         walk_s = _WALK * (self.planned_s + _BETA_SLO * self.slo_s)
         self._doubt = p - x * x / spread + walk_s * walk_s, c - x * z / spread, q - z * z / spread + _WALK * _WALK
         if line_s < _RELEVANT * self.slo_s:
-            most_s = max(_JITTER * self.slo_s, 3 * self.jitter_s)
-            self.jitter_s += _FORGET * (min(abs(took_s - line_s), most_s) - self.jitter_s)
+            counts_s = min(abs(took_s - line_s), max(_JITTER * self.slo_s, 3 * self.jitter_s))
+            self.jitter_s = min(_MOST_JITTER * self.slo_s, self.jitter_s + _FORGET * (counts_s - self.jitter_s))
         return (error > limit) - (error < -limit)
 
     def _count_outlier(self, sign: int) -> None:

@@ -136,6 +136,8 @@ def test_a_hiccup_of_a_short_run_says_little_of_a_long_one():
         (0.24, 1.0, 0.01, 0.02, 0.02),
         (0.26, 1.0, 0.01, 0.02, None),  # a quarter of the SLO is not short
         (0.26, 2.0, 0.01, 0.02, 0.02),
+        (0.2, 1.0, 0.03, 0.06, 0.03),  # the mean is at most 3 % of the SLO
+        (0.2, 2.0, 0.03, 0.06, 0.06),
     ],
 )
 def test_the_mean_error_of_short_runs(line_s, slo_s, jitter_s, off_s, counted_s):
@@ -146,10 +148,10 @@ def test_the_mean_error_of_short_runs(line_s, slo_s, jitter_s, off_s, counted_s)
     assert found.jitter_s == pytest.approx(jitter_s if counted_s is None else 0.95 * jitter_s + 0.05 * counted_s)
 
 
-def test_a_new_promise_has_its_own_jitter():
-    found = Predictor(planned_s=0.1, slo_s=1.0)
-    assert found.jitter_s == 0.01
-    found.promise(2.0)
+def test_the_jitter_begins_at_a_hundredth_of_the_promise_and_outlasts_it():
+    found = Predictor(planned_s=0.1, slo_s=2.0)
+    assert found.jitter_s == 0.02
+    found.promise(1.0)
     assert found.jitter_s == 0.02
 
 
