@@ -52,7 +52,7 @@ _LARGE, _KEPT, _REMEMBERED_S = 0.5, 3, 60.0  # of a run's most work: a large run
 _GAIN, _AIM, _LEAST_MARGIN, _MOST_MARGIN = 0.05, 0.003, 0.02, 0.3
 _FEW_MARGIN, _FEW = 0.05, 5.0  # the initial margin; SLOs of predictions after which it has faded to the least
 _DEVIATIONS, _DEVIATION = 3.25, 0.01  # mean deviations that the margin covers; the initial deviation
-_FORGET = 0.05  # how much each run counts in the mean deviation
+_FORGET = 0.05  # how much each run counts in the mean deviation and in the jitter
 _LONG_ANSWER = 0.75  # of the SLO: errors of shorter predictions are taken relative to this
 _HOPELESS = 0.5  # of the SLO: an excess that no margin could cover
 
@@ -187,7 +187,7 @@ class Predictor(LinePredictor):
         self._doubt = (_DOUBT * scale_s) ** 2, 0.0, (_DOUBT * self._k) ** 2
 
     def _follow(self, work_s: float, took_s: float) -> int:
-        """Take a step of the filter. Returns 1 for a slow outlier, -1 for a fast one, else 0."""
+        """Take a step of the filter, and update the jitter. Returns 1 for a slow outlier, -1 for a fast one, else 0."""
         line_s, (p, c, q) = self._b + self._k * work_s, self._doubt
         x, z = (p + c * work_s) / line_s, (c + q * work_s) / line_s
         spread = (x + z * work_s) / line_s + _NOISE**2 + (self.jitter_s / line_s) ** 2

@@ -12,7 +12,7 @@ from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.state import ScheduledQuery
 
 _OVERDUE_SHARE = 0.25  # an overdue run is expected to need another quarter of the time by which it is late
-_JITTERS = 3.0  # mean errors of short runs: a run that is late by less shows nothing, by twice that its whole delay
+_JITTERS = 3.0  # mean errors of short runs: a shorter delay shows nothing, one twice as long counts in full
 _LEAST_OVERDUE = 0.25  # of the SLO: a shorter overdue run says little about longer ones
 
 Outlook = tuple[float, float]  # f, the slowdown that an overdue run shows, else 1; L, seconds until the run ends
