@@ -47,7 +47,8 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
     """
     console = Console(highlight=False, markup=False)  # names and paths may have brackets
     stop = StopSignal()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it ends a download where it stands
+    for number in (signal.SIGINT, signal.SIGTERM):  # end a download where it stands, even if a shell ignored them
+        signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="windve-", dir=scratch_parent()) as scratch:
         set_ray_environment(Path(scratch), console)  # before the first import of ray, which reads it
         from serve_app.config.service_config import args_of
