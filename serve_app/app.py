@@ -6,7 +6,7 @@ args of the Serve config -> Args -> a Plan for each model, by the cluster's devi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.serve import Application
@@ -54,6 +54,10 @@ class Ingress(ServiceIngress, TeiCalls):
                 router.configure(configs[router.card.name])
             self.observer.configure(configs)
             await asyncio.gather(*(router.joined() for router in self.routers))
+            self.guard()
+
+    def every_router(self) -> Sequence[Router]:
+        return list(self.routers)
 
     def api(self) -> ASGIApp:
         if self._args.several:

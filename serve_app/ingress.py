@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from deployments.serve_adapter.replica_process import AsgiIngress, access_log_handler
+from deployments.serve_adapter.visits import VISITS
+from deployments.serving.haproxy_agent import HAProxyAgent, Situation
+from deployments.serving.router import BaseRouter
 from deployments.settings import ApplicationSettings
 from serve_app.api_keys import ApiKeys
 from serve_app.embedding.ollama import ABOUT as OLLAMA_ABOUT
@@ -21,6 +25,7 @@ from serve_app.observe.observer import Observer
 from serve_app.observe.tracer import Tracer
 from serve_app.web.about import CHATS, COMPLETIONS, SHARED_ROUTES
 from serve_app.web.cors import with_cors
+from serve_app.web.doorway import Doorway
 
 Deployed = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # of one model: pool -> name and handle of its deployment
 KNOWN_ROUTES = ALL_ROUTES.union(SHARED_ROUTES, OLLAMA_ABOUT, COMPLETIONS, CHATS, ("/burst",))  # by name in the log
@@ -40,13 +45,32 @@ class ServiceIngress(AsgiIngress):
         replica, traces = serve.get_replica_context().replica_tag, settings.traces
         tracer = None if traces is None else Tracer.exporting(traces, replica)
         self.observer = Observer(LineWriter(access_log_handler()), tracer, KNOWN_ROUTES)
+        self._agent: asyncio.Task[None] | None = None
 
     @abstractmethod
     def api(self) -> ASGIApp:
         """The ASGI application with all routes."""
 
+    @abstractmethod
+    def every_router(self) -> Sequence[BaseRouter[Any, Any, Any, Any]]:
+        """The Router of each model."""
+
     def asgi_app(self) -> ASGIApp:
-        return with_cors(self.api(), self._origins)
+        return Doorway(with_cors(self.api(), self._origins), VISITS)
+
+    def guard(self) -> None:
+        """Tell HAProxy from now on how many requests this Router takes."""
+        if self._agent is None:
+            host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+            self._agent = asyncio.create_task(HAProxyAgent(VISITS, self._situation).listen(host))
+
+    def _situation(self) -> Situation:
+        routers = self.every_router()
+        return Situation(
+            placed=sum(router.placed for router in routers),
+            room=sum(router.room_requests() for router in routers),
+            slo_s=min(router.config.slo_s for router in routers),
+        )
 
     async def check_health(self) -> None:
         """Serve calls this about every second; it also reloads the API keys if they changed."""

@@ -61,6 +61,10 @@ class Placer:
         """Roughly how many queries of `tokens` tokens with `left_s` to their deadline would be admitted now."""
         return sum(pool.room_queries(now, tokens, left_s) for pool in self.pools.values())
 
+    def room_now(self, now: float, tokens: float) -> float:
+        """For how many queries of `tokens` tokens the replicas reported room. `inf` if one of them is idle."""
+        return sum(pool.room_now(now, tokens) for pool in self.pools.values() if pool.is_open)
+
     @property
     def routers(self) -> int:
         """The number of live Routers, including this one, as far as a few replicas know."""

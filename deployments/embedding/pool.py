@@ -92,6 +92,11 @@ class Pool(ReplicaSet[Link]):
             return max(0.0, self.capacity(tokens, left_s) - sum(state.in_flight for state in states))
         return sum(link.view.room_queries(now, tokens, left_s) for link in self.live)
 
+    def room_now(self, now: float, tokens: float) -> float:
+        """For how many queries of `tokens` tokens the replicas reported room. `inf` if one of them is idle."""
+        depth = self.config.queue_depth if self.by_count else None
+        return sum(link.view.room_now(now, tokens, depth) for link in self.live if not link.view.is_out(now))
+
     @property
     def queries_per_s(self) -> float:
         """Roughly how many queries of 75 tokens the live replicas answer in a second."""

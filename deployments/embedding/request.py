@@ -16,12 +16,14 @@ from deployments.admission.trial import Trial
 from deployments.embedding.channel import PendingOffer
 from deployments.embedding.frames import Answered
 from deployments.embedding.link import Link
+from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
 from deployments.models.colbert import Role
 from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.text_pairs import NO_BOUNDS, Pair, Side, TokenBounds
 from deployments.models.tokenizer import Query, TokenIds
 from deployments.settings import Kind
 
+_NEW = 0.05  # weight of the newest request in the usual one
 _HEAD = 64  # characters or token ids of `Request.key`: with fewer, different requests are taken for the same
 
 
@@ -155,9 +157,27 @@ class Request:
         """From its arrival to its deadline."""
         return self.due - self.started
 
+    @property
+    def tokens(self) -> int:
+        """All queries' tokens."""
+        return sum(map(len, self.ids))
+
     def lengths(self, indices: Sequence[int]) -> list[int]:
         """How many tokens each of these queries has."""
         return [len(self.ids[index]) for index in indices]
+
+
+@dataclass(slots=True)
+class UsualRequest:
+    """The mean of the latest requests. `tokens`: of one query."""
+
+    queries: float = 1.0
+    tokens: float = float(QUERY_TOKENS)
+
+    def learn(self, queries: int, tokens: int) -> None:
+        """Take a request of so many queries with so many tokens in all."""
+        self.queries += _NEW * (queries - self.queries)
+        self.tokens += _NEW * (tokens / queries - self.tokens)
 
 
 @dataclass(slots=True, eq=False)

@@ -21,7 +21,7 @@ from deployments.embedding.config import RouterConfig
 from deployments.embedding.metrics import RouterMetrics
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
-from deployments.embedding.request import Answers, Embedded, Request, Wanted, embedded
+from deployments.embedding.request import Answers, Embedded, Request, UsualRequest, Wanted, embedded
 from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.errors import DeadlineExceeded, TimedOut, WrongKind
 from deployments.hardware.device_detector import Topology
@@ -59,6 +59,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         self._encoder = context.tokenizer
         self._placer = Placer(self.pools)
         self._bulk = BulkQueue(self._placer)
+        self._usual = UsualRequest()
 
     def _parse(self, user_config: Any) -> RouterConfig:
         max_inputs = self.settings.limits.max_inputs_per_request
@@ -129,13 +130,28 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
     async def _place(self, request: Request) -> Answers:
         """Have replicas answer the request, and settle its charge."""
         placer = self._bulk if request.bulk else self._placer
-        if request.charge is None:
-            return await placer.answer(request)
-        lengths = request.lengths(range(len(request.ids)))
-        self._settle(request.charge, lengths)
-        answers = await placer.answer(request)
-        self._settle(request.charge, lengths, answers)
-        return answers
+        self._usual.learn(len(request.ids), request.tokens)
+        self.placed += 1
+        try:
+            if request.charge is None:
+                return await placer.answer(request)
+            lengths = request.lengths(range(len(request.ids)))
+            self._settle(request.charge, lengths)
+            answers = await placer.answer(request)
+            self._settle(request.charge, lengths, answers)
+            return answers
+        finally:
+            self.placed -= 1
+
+    def room_requests(self) -> float:
+        """For how many more requests of the usual size the replicas have room. `inf` if a device is idle: what comes
+        then may be shorter than usual. Also if no replica can answer, since the Router says that better than its door.
+        """
+        if not self.can_answer:
+            return math.inf
+        now = asyncio.get_running_loop().time()
+        queries = self._placer.room_now(now, self._usual.tokens)
+        return queries / (self._usual.queries * self._placer.routers)
 
     def _charge(self, request: Request) -> None:
         """Charge an estimate to the client's quota before any wait. Raises OverQuota."""

@@ -129,6 +129,19 @@ class View(ReplicaView[ReplicaState]):
         )
         return max(0.0, left_s) / max(1e-9, slowdown * self.model.cost_s(round(tokens)))
 
+    def room_now(self, now: float, tokens: float, depth: int | None) -> float:
+        """For how many queries of `tokens` tokens it has room beside what was sent since its last report; `inf` if it
+        is idle. `depth`: the most in flight, if it admits by count.
+        """
+        state = self.state
+        if state is None or not (state.in_flight or self._unseen):
+            return math.inf
+        if depth is not None:
+            return max(0.0, depth - state.in_flight - sum(count for _, count, _ in self._unseen))
+        grown_s = (now - self.heard_at) / state.slowdown if state.room_grows else 0.0
+        room_s = state.room_s + grown_s - self._unseen_work
+        return max(0.0, room_s) / max(1e-9, self.model.cost_s(round(tokens)))
+
     def most_queries(self, tokens: float, slo_s: float) -> float:
         """How many queries of `tokens` tokens it would admit at once if it were idle."""
         return max(0.0, self.idle_room_s(slo_s)) / max(1e-9, self.model.cost_s(round(tokens)))

@@ -88,6 +88,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
                 request.charge.failed(error)
             request.over(error)
             raise
+        self.placed += 1
         pieces = self._pieces(request, placed)
         await anext(pieces)  # start it, so that closing it always frees the slot
         return pieces
@@ -135,6 +136,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
             problem = asyncio.CancelledError() if isinstance(error, GeneratorExit) else error
             raise
         finally:
+            self.placed -= 1
             placed.link.call_off(placed.pending)
             over = None if request.is_over else problem
             if request.charge is not None:

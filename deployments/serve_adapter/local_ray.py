@@ -17,6 +17,7 @@ from typing import Any
 _OBJECT_STORE_BYTES = 200 * 2**20  # small: queries go through the channel, not the store
 HAPROXY = Path(__file__).with_name("haproxy.sh")
 ALWAYS = {
+    "RAY_worker_niceness": "0",  # default 15: two ordinary busy processes beside it would then starve the service
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # log lines are rare, since there are none per query: no buffering
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",  # there is no load balancer to wait for

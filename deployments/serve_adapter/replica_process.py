@@ -34,6 +34,22 @@ def is_stopping() -> bool:
     return any(getattr(replica, "_shutting_down", False) for replica in replicas)
 
 
+def ingress_ports() -> dict[str, int]:
+    """The ports on which Serve's servers in this process listen, by protocol ("http", "grpc"). Empty until they do.
+
+    It reads private attributes of Serve's replica, as `is_stopping` does.
+    """
+    from ray._private.worker import global_worker
+
+    for actor in global_worker.actors.values():
+        replica = getattr(actor, "_replica_impl", None)
+        if not getattr(replica, "_user_callable_initialized", False):
+            continue
+        found = {"http": getattr(replica, "_http_port", None), "grpc": getattr(replica, "_grpc_port", None)}
+        return {protocol: port for protocol, port in found.items() if port is not None}
+    return {}
+
+
 def access_log_handler() -> logging.Handler:
     """A handler that writes to `access_*.log` beside Serve's `replica_*.log`, with the same rotation; without such a
     file, to stderr.

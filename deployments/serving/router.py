@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -60,6 +61,8 @@ class Config(Protocol):
 
     @property
     def trial(self) -> TrialGrant | None: ...
+    @property
+    def slo_s(self) -> float: ...
 
 
 C = TypeVar("C", bound=Config)
@@ -81,6 +84,7 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
         self.pools: dict[str, P] = {}
         self._node, self._handles = context.node, handles
         self._trials = Trials()
+        self.placed = 0  # requests that replicas have, or that wait for them in the bulk queue
 
     async def reconfigure(self, user_config: Any) -> None:
         """Apply a `user_config`. Serve calls this at the start and whenever the config changes.
@@ -134,6 +138,10 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
     @abstractmethod
     def _put_in_force(self, config: C) -> str:
         """Configure the pools. Returns a description of the new promise for the log."""
+
+    def room_requests(self) -> float:
+        """For how many more requests the replicas have room now. `inf`: only they can tell."""
+        return math.inf
 
     @abstractmethod
     def _publish(self) -> None:

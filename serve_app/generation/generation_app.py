@@ -5,7 +5,7 @@ args of the Serve config -> GenerationArgs -> a Plan, by the cluster's devices -
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.serve import Application
@@ -39,6 +39,10 @@ class GenerationIngress(ServiceIngress, GenerationCalls):
         """Serve calls this with the `user_config` at the start, and again whenever it changes."""
         await self.router.reconfigure(user_config)
         self.observer.configure({self.router.card.name: self.router.config})
+        self.guard()
+
+    def every_router(self) -> Sequence[GenerationRouter]:
+        return [self.router]
 
     def api(self) -> ASGIApp:
         return self._api

@@ -15,6 +15,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.admission.quota import Client
 from deployments.errors import BodyTooLarge, Busy, InvalidInput, Unavailable, WindveError
+from deployments.serve_adapter.visits import VISITS
 from serve_app.observe.facts import TracedRequest
 from serve_app.observe.observer import REQUEST_ID, Observer
 from serve_app.web.admission_headers import admission
@@ -30,6 +31,11 @@ async def in_order(
     requests: AsyncIterator[Received], answer: Callable[[Received], Awaitable[T]], most: int
 ) -> AsyncGenerator[T, None]:
     """The answers to `requests`, in order, with at most `most` in progress. Raises the first error."""
+
+    async def counted(request: Received) -> T:
+        with VISITS.visit():
+            return await answer(request)
+
     answers: deque[asyncio.Future[T]] = deque()
     # The read of the next request; empty once the client has sent all.
     coming: deque[asyncio.Future[Received | None]] = deque([asyncio.ensure_future(anext(requests, None))])
@@ -40,7 +46,7 @@ async def in_order(
             if reads and coming[0].done():
                 request = coming.popleft().result()
                 if request is not None:
-                    answers.append(asyncio.ensure_future(answer(request)))
+                    answers.append(asyncio.ensure_future(counted(request)))
                     coming.append(asyncio.ensure_future(anext(requests, None)))
             while answers and answers[0].done():
                 yield answers.popleft().result()

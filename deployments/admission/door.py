@@ -1,0 +1,70 @@
+"""How many requests a Router takes at once: what passes its door. Pure: counts and times are arguments.
+
+Requests that wait in sockets before a busy Router are read first in, first out. When their turn comes, their time is
+nearly over, and reading a request costs as much as answering it. So HAProxy asks each Router how many requests it takes
+(`serving/haproxy_agent.py`), and refuses the others itself at a hundredth of the cost. A Router takes
+
+    in flight + room    room = min(what its replicas have room for, what it reads within `READ` of the SLO) - in hand
+
+"In hand" are requests that need the Router now: it reads, checks or tokenizes them. All others in flight wait for a
+replica, for the client's upload or in the bulk queue, and cost it nothing meanwhile. Without a door, an emulated device
+of 9,000 queries/s behind one Router answered nothing in time at 1.2 times the Router's capacity
+(benchmarks/results/door.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from deployments.serve_adapter.visits import Source, Visits
+
+READ = 0.2  # of the SLO: the longest time that a request waits to be read
+_READ_S = 0.0005  # what a request costs a Router until that has been measured
+_SHORT = 0.5  # of what it reads in time: with fewer in hand, the Router is not what is short, and nothing is learned
+_ENOUGH = 8  # requests for one measurement
+_LEARNING = 0.3  # weight of the newest measurement
+_LOOK_S = 1.0  # a measurement ends then, however few requests it has
+_QUIET_S = 10.0  # a proxy that has sent nothing for so long leaves its share of the room to others
+
+
+@dataclass(slots=True, eq=False)
+class Door:
+    """The door of one Router. Times are on any clock, in s."""
+
+    visits: Visits
+    read_s: float = _READ_S  # what a request costs this Router
+    _measured: tuple[float, float, int] | None = None  # when the last measurement ended: time, CPU s, requests handled
+    _sent: dict[Source, tuple[int, float]] = field(default_factory=dict)  # requests so far, and when that last rose
+
+    def in_hand(self, placed: int) -> int:
+        """Requests that need the Router now. `placed`: how many it has given to replicas, or to the bulk queue."""
+        return max(0, self.visits.total - self.visits.waiting - placed)
+
+    def measure(self, now: float, cpu_s: float, *, placed: int, slo_s: float) -> None:
+        """Learn what a request costs from the CPU seconds that the Router has used since its start."""
+        in_hand = self.in_hand(placed)
+        handled = self.visits.entered.total() - in_hand
+        then, cpu_then_s, handled_then = self._measured or (-math.inf, cpu_s, handled)
+        count = handled - handled_then
+        if count < _ENOUGH and now < then + _LOOK_S:
+            return
+        self._measured = now, cpu_s, handled
+        if count and in_hand >= _SHORT * self.reads(slo_s):
+            self.read_s += _LEARNING * ((cpu_s - cpu_then_s) / count - self.read_s)
+
+    def reads(self, slo_s: float) -> float:
+        """How many requests it reads within `READ` of the SLO."""
+        return max(1.0, READ * slo_s / self.read_s)
+
+    def takes(self, source: Source, now: float, *, placed: int, room: float, slo_s: float) -> int:
+        """How many requests of that source may be at this Router at once, at least 1.
+
+        Each proxy keeps what it has here; those that sent something lately share the rest evenly. `room`: for how many
+        more requests the replicas have room, `inf` if a device is idle.
+        """
+        entered, (before, at) = self.visits.entered[source], self._sent.get(source, (0, -math.inf))
+        self._sent[source] = entered, now if entered != before else at
+        others = sum(at > now - _QUIET_S for one, (_, at) in self._sent.items() if one != source)
+        free = min(room, self.reads(slo_s)) - self.in_hand(placed)
+        return max(1, self.visits.in_flight[source] + math.floor(max(0.0, free) / (1 + others)))

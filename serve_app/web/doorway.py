@@ -1,0 +1,42 @@
+"""Counts the HTTP requests at this Router for its door (`deployments/admission/door.py`)."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.serve_adapter.visits import Source, Visits
+from serve_app.observe.arrival import START
+
+
+class Doorway:
+    """An ASGI application that counts the requests of `app`. While the rest of a body is awaited, its request needs
+    nothing of the Router.
+    """
+
+    def __init__(self, app: ASGIApp, visits: Visits) -> None:
+        self._app, self._visits = app, visits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_more = False
+
+        async def receive_part() -> Message:
+            nonlocal has_more
+            if has_more:
+                with self._visits.wait():
+                    message = await receive()
+            else:  # the first part is there already, and after the last one only the end of the connection comes
+                message = await receive()
+            has_more = message.get("more_body", False)
+            return message
+
+        with self._visits.visit(_source(scope)):
+            await self._app(scope, receive_part, send)
+
+
+def _source(scope: Scope) -> Source:
+    """HTTP, and the host of the HAProxy that sent it."""
+    start = next((value for name, value in scope["headers"] if name == START), b"")
+    return "http", start.partition(b" ")[2]
