@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from deployments.serve_adapter.visits import Source, Visits
 
 READ = 0.2  # of the SLO: the longest time that a request waits to be read
+WITH_OTHERS = 4 / 3  # places in all, for each that one key may hold
 _READ_S = 0.0005  # what a request costs a Router until that has been measured
 _SHORT = 0.5  # of what it reads in time: with fewer in hand, the Router is not what is short, and nothing is learned
 _ENOUGH = 8  # requests for one measurement
@@ -61,10 +62,12 @@ class Door:
         """How many requests of that source may be at this Router at once, at least 1.
 
         Each proxy keeps what it has here; those that sent something lately share the rest evenly. `room`: for how many
-        more requests the replicas have room, `inf` if a device is idle.
+        more requests the replicas have room, `inf` if a device is idle. The number includes the quarter of its places
+        that HAProxy keeps for other keys than the one with the most (`haproxy.sh`).
         """
         entered, (before, at) = self.visits.entered[source], self._sent.get(source, (0, -math.inf))
         self._sent[source] = entered, now if entered != before else at
         others = sum(at > now - _QUIET_S for one, (_, at) in self._sent.items() if one != source)
         free = min(room, self.reads(slo_s)) - self.in_hand(placed)
-        return max(1, self.visits.in_flight[source] + math.floor(max(0.0, free) / (1 + others)))
+        places = self.visits.in_flight[source] + math.floor(max(0.0, free) / (1 + others))
+        return max(1, math.ceil(places * WITH_OTHERS))

