@@ -27,6 +27,7 @@ class Peer:
     command: Callable[[Path, int], Sequence[str]]
     variables: Mapping[str, str] = field(default_factory=dict)
     pip: Sequence[str] = ()  # options, where its environment needs some
+    nice: int = 0
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -34,7 +35,7 @@ class Peer:
         folder, port = binaries(self.environment, *self.pip), free_port()
         url = f"http://127.0.0.1:{port}"
         with running(
-            self.command(folder, port),
+            ["nice", "-n", str(self.nice), *self.command(folder, port)],
             lambda _: answers(url + ROUTE, b'{"input": "ready?"}'),
             {**model_variables(), **self.variables},
         ):

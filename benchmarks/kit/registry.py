@@ -15,6 +15,7 @@ ABOUT = {
     "families": "packed against the model's own code, for each family at the shape of its smallest public model",
     "promise": "late answers and goodput of whole services under bursts and streams, up to three times capacity",
     "overload": "windve and its peers from 0.3 to 3 times the load that each can take, timed at the client",
+    "door": "windve and its peers up to 10 times their capacity, whether the device or the Router is short",
     "overflow": "a peak that overflows to the CPU and goes, as Prometheus and the dashboard's panels see it",
     "admission": "admission by predicted finish in virtual time, beside the paper's depths and the plain rules",
     "zoo": "the promise on devices that no cost model describes, in virtual time, beside an oracle",
