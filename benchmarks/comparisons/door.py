@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.comparisons.overload_servers import DEFAULT, Setting, servers, shown
 from benchmarks.kit import http_load
-from benchmarks.kit.bench import Bench, Found, NotAvailable, median, values_of
+from benchmarks.kit.bench import Bench, Found, NotAvailable, all_of, median, values_of
 from benchmarks.kit.cpu_time import ENGINE, role_of
 from benchmarks.kit.figures import COLOURS, figure_of, panels
 from benchmarks.kit.goal import Goal, ratio
@@ -184,20 +184,24 @@ class _Contest:
 
     def _measure(self, url: str, load: str, asked: Load, number: int, **about: int) -> dict[str, Any]:
         _wait_until_recovered(url, self.payloads[0])
-        send = partial(http_load.send, url + ROUTE, self.payloads, asked, slo_s=SLO_S)
-        found = self.bench.measure(send)
-        answered, refused = found["answered"], found["refused_429"] + found["refused_503"]
-        found |= {
-            "capacity_s": self.capacity_s, "of_capacity": ratio(found["in_time_s"], self.capacity_s),
-            "late_share": found["late"] / max(1, answered), "refused": refused,
-            "answered_share": answered / max(1, found["requests"]),
-            "refused_p99_ms": found["refusal_ms"]["p99"],
-            "lost": found["broken"] + found["unanswered"] + sum(found["other"].values()),
-        }  # fmt: skip
+        found = self.bench.measure(partial(http_load.send, url + ROUTE, self.payloads, asked, slo_s=SLO_S))
+        found |= {"capacity_s": self.capacity_s} | _shares(found, 0.0 if load == CLOSED else self.capacity_s)
         self.bench.sample(
             {"contestant": self.contestant.name, "load": load, "round": number, **about}, found, _say(found)
         )
         return found
+
+
+def _shares(found: Mapping[str, Any], capacity_s: float) -> dict[str, Any]:
+    return {
+        "of_capacity": ratio(found["in_time_s"], capacity_s),
+        "late_share": found["late"] / max(1, found["answered"]),
+        "in_time_share": found["in_time"] / max(1, found["requests"]),
+        "refused": found["refused_429"] + found["refused_503"],
+        "refused_p99_ms": found["refusal_ms"]["p99"],
+        "other_statuses": sum(found["other"].values()),
+        "lost": found["broken"] + found["unanswered"],
+    }
 
 
 def _times(times: float) -> str:
@@ -213,7 +217,7 @@ def _say(found: Mapping[str, Any]) -> str:
     within = f" within {found['refused_p99_ms']:.0f} ms" if found["refused"] else ""
     return (
         f"offered {found['offered_s']:.0f}/s, in time {found['in_time_s']:.0f}/s{share}, {found['late']} late, "
-        f"{found['refused']} refused{within}, {found['lost']} lost"
+        f"{found['refused']} refused{within}, {found['other_statuses']} other, {found['lost']} lost"
     )
 
 
@@ -253,40 +257,42 @@ def _engine_nice() -> int | None:
 
 
 def sheets(found: Found) -> list[Sheet]:
+    names = list(dict.fromkeys(sample["contestant"] for sample in found["samples"]))
+    return [_sheet(found, name) for name in names]
+
+
+def _sheet(found: Found, name: str) -> Sheet:
+    samples = [sample for sample in found["samples"] if sample["contestant"] == name]
+    rounds = 1 + max(sample["round"] for sample in samples)
+    setting, nice = found.get("settings", {}).get(name, "as it comes"), found.get("nice", {}).get(name, 0)
+    about = [setting, f"engine at nice {nice}", f"capacity {max(sample['capacity_s'] for sample in samples):,.0f}/s"]
     columns = {
-        "": "{contestant}", "load": "{load}", "offered/s": "{offered_s:,.0f}", "in time/s": "{in_time_s:,.0f}",
+        "load": "{load}", "offered/s": "{offered_s:,.0f}", "in time/s": "{in_time_s:,.0f}",
         "of the capacity": "{of_capacity:.2f}", "late": "{late_share:.2%}", "by at most, s": "{late_worst_s:.2f}",
-        "429": "{refused_429:,}", "503": "{refused_503:,}", "refused in, p50, ms": "{refused_p50_ms:,.0f}",
-        "p99": "{refused_p99_ms:,.0f}", "answered in, p50, ms": "{answered_p50_ms:,.0f}",
-        "p99 ": "{answered_p99_ms:,.0f}", "broken, unanswered, other": "{lost:,}", "client's cores": "{client_cores:.2f}",
+        "refused: 429": "{refused_429:,}", "503": "{refused_503:,}",
+        "refused within, p50, ms": "{refused_p50_ms:,.0f}", "p99": "{refused_p99_ms:,.0f}",
+        "answered within, p50, ms": "{answered_p50_ms:,.0f}", "p99 ": "{answered_p99_ms:,.0f}",
+        "other answers": "{other_statuses:,}", "broken, unanswered": "{lost:,}", "client's cores": "{client_cores:.2f}",
     }  # fmt: skip
-    measured = list(dict.fromkeys((sample["contestant"], sample["load"]) for sample in found["samples"]))
-    rows = [_row(found, contestant, load) for contestant, load in measured]
-    rounds = 1 + max((sample["round"] for sample in found["samples"]), default=0)
-    title = f"SLO {SLO_S:g} s, timed at the client: medians of {rounds} rounds; late, broken and slowest: the worst"
-    about = [{"name": name, "nice": nice, "setting": found.get("settings", {}).get(name, "as it comes")}
-             for name, nice in found.get("nice", {}).items()]  # fmt: skip
-    return [
-        table(title, columns, rows),
-        table("Started with", {"": "{name}", "nice of the engine": "{nice}", "setting": "{setting}"}, about),
-    ]
+    rows = [_row(found, name, load) for load in dict.fromkeys(sample["load"] for sample in samples)]
+    return table(f"{name}: {', '.join(about)}; {rounds} rounds", columns, rows)
 
 
-def _row(found: Found, contestant: str, load: str) -> dict[str, Any]:
-    about = {"contestant": contestant, "load": load}
-    samples = [sample for sample in found["samples"] if about.items() <= sample.items()]
-    row: dict[str, Any] = dict(about)
+def _row(found: Found, name: str, load: str) -> dict[str, Any]:
+    """Medians of rates; the worst of what should not be; sums of what was refused or lost."""
+    about = {"contestant": name, "load": load}
+    samples = all_of(found, **about)
+    row: dict[str, Any] = {"load": load}
     for key in ("offered_s", "in_time_s", "of_capacity"):
         row[key] = median(found, key, **about)
     for key in ("late_share", "late_worst_s", "client_cores"):
         row[key] = max(sample[key] for sample in samples)
-    for key in ("refused_429", "refused_503", "lost"):
+    for key in ("refused_429", "refused_503", "other_statuses", "lost"):
         row[key] = sum(sample[key] for sample in samples)
-    for name, of in (("refused", "refusal_ms"), ("answered", "answer_ms")):
+    for kind, figure in (("refused", "refusal_ms"), ("answered", "answer_ms")):
         for share in ("p50", "p99"):
-            row[f"{name}_{share}_ms"] = max(
-                (sample[of][share] for sample in samples if sample[of][share]), default=None
-            )
+            values = [sample[figure][share] for sample in samples if sample[figure][share] is not None]
+            row[f"{kind}_{share}_ms"] = max(values, default=None)
     return row
 
 
@@ -335,7 +341,7 @@ def _slowest_refusal(found: Found, contestant: str) -> float | None:
 
 
 def _answered_of(found: Found, contestant: str, queries: int) -> float | None:
-    return _worst(found, "answered_share", contestant, _burst(queries))
+    return _worst(found, "in_time_share", contestant, _burst(queries))
 
 
 def plot(found: Found) -> Figure:
@@ -350,5 +356,6 @@ def plot(found: Found) -> Figure:
                 axes.plot(*zip(*points, strict=True), "o-", color=colour, label=name)
         axes.plot((0, 1, loads[-1]), (0, 1, 1), ":", color="grey")
         axes.set(xlabel="offered, of the capacity", ylabel="answered in time, of the capacity", ylim=(0, 1.15))
-        axes.legend(fontsize=8)
+        if axes.lines[:-1]:
+            axes.legend(fontsize=8)
     return figure_of(every)
