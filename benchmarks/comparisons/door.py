@@ -185,14 +185,15 @@ class _Contest:
     def _measure(self, url: str, load: str, asked: Load, number: int, **about: int) -> dict[str, Any]:
         _wait_until_recovered(url, self.payloads[0])
         found = self.bench.measure(partial(http_load.send, url + ROUTE, self.payloads, asked, slo_s=SLO_S))
-        found |= {"capacity_s": self.capacity_s} | _shares(found, 0.0 if load == CLOSED else self.capacity_s)
+        found |= {"capacity_s": self.capacity_s} | shares(found, 0.0 if load == CLOSED else self.capacity_s)
         self.bench.sample(
             {"contestant": self.contestant.name, "load": load, "round": number, **about}, found, _say(found)
         )
         return found
 
 
-def _shares(found: Mapping[str, Any], capacity_s: float) -> dict[str, Any]:
+def shares(found: Mapping[str, Any], capacity_s: float) -> dict[str, Any]:
+    """What tables and goals need beside the figures of the load generator. `capacity_s`: 0 if it is not known yet."""
     return {
         "of_capacity": ratio(found["in_time_s"], capacity_s),
         "late_share": found["late"] / max(1, found["answered"]),

@@ -481,7 +481,7 @@ int main(int count, char **words) {
   make_connections();
   double started = now() + 0.05;
   measured_from = started + options.warm;
-  sending_until = measured_from + options.seconds;
+  sending_until = measured_from + options.seconds - 1e-6; /* a burst at the very end is not sent, as rounding may be */
   if (options.rate > 0) next_single = started - log(1 - uniform()) / options.rate;
   if (options.burst > 0) next_burst = measured_from;
   double cpu_used = run();

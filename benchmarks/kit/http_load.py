@@ -1,5 +1,5 @@
-"""Loads an HTTP server on loopback, open loop or closed loop, with `http_load.c`, which takes less than a tenth of a core
-at 2,000 requests/s. Built with the system's C compiler on first use.
+"""Loads an HTTP server on loopback, open loop or closed loop, with `http_load.c`: less than a tenth of a core at 2,000
+requests/s. Built with the system's C compiler on first use.
 """
 
 import hashlib
