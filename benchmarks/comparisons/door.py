@@ -8,11 +8,13 @@ All is timed at the client from the moment a request was due. The client runs on
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -173,23 +175,36 @@ class _Contest:
                 beside.enter_context(_two_busy_processes())
                 measure(ONE_BY_ONE, Load(clients=1, seconds=seconds))
                 measure(BUSY_CLOSED, Load(clients=self.contestant.clients, seconds=seconds))
-            for times in self.contestant.loads:
-                load = Load(rate=times * self.capacity_s, seconds=seconds, warm_s=2.0, seed=number + 1)
-                measure(_times(times), load)
             for queries in self.contestant.bursts:
                 bursts = 3 if self.bench.quick else 6
                 measure(_burst(queries), Load(burst=queries, every_s=_EVERY_S, seconds=bursts * _EVERY_S, warm_s=0.5))
             if self.contestant.bursts:
                 measure(PEAK, _PEAK if self.bench.quick else replace(_PEAK, seconds=40.0))
+            for times in self.contestant.loads:
+                load = Load(rate=times * self.capacity_s, seconds=seconds, warm_s=2.0, seed=number + 1)
+                measure(_times(times), load)
 
     def _measure(self, url: str, load: str, asked: Load, number: int, **about: int) -> dict[str, Any]:
         _wait_until_recovered(url, self.payloads[0])
-        found = self.bench.measure(partial(http_load.send, url + ROUTE, self.payloads, asked, slo_s=SLO_S))
+        with tempfile.NamedTemporaryFile(prefix="windve-door-") as file:
+            samples = Path(file.name)
+            send = partial(http_load.send, url + ROUTE, self.payloads, asked, slo_s=SLO_S, samples=samples)
+            found = self.bench.measure(
+                lambda: {**send(), **({"in_time_of_each": of_each(samples)} if asked.burst else {})}
+            )
         found |= {"capacity_s": self.capacity_s} | shares(found, 0.0 if load == CLOSED else self.capacity_s)
         self.bench.sample(
             {"contestant": self.contestant.name, "load": load, "round": number, **about}, found, _say(found)
         )
         return found
+
+
+def of_each(samples: Path) -> list[int]:
+    """How many of each burst were answered in time. `samples`: a file of `http_load`."""
+    ended: dict[str, list[bool]] = {}
+    for due, took_s, status in map(str.split, samples.read_text(encoding="ascii").splitlines()):
+        ended.setdefault(due, []).append(status == "200" and float(took_s) <= SLO_S)
+    return [sum(ended[due]) for due in sorted(ended, key=float) if len(ended[due]) > 1]
 
 
 def shares(found: Mapping[str, Any], capacity_s: float) -> dict[str, Any]:
@@ -215,9 +230,11 @@ def _burst(queries: int) -> str:
 
 def _say(found: Mapping[str, Any]) -> str:
     share = f" ({found['of_capacity']:.2f} of the capacity)" if found["of_capacity"] is not None else ""
+    each = f", of each burst {found['in_time_of_each']}" if "in_time_of_each" in found else ""
     within = f" within {found['refused_p99_ms']:.0f} ms" if found["refused"] else ""
     return (
-        f"offered {found['offered_s']:.0f}/s, in time {found['in_time_s']:.0f}/s{share}, {found['late']} late, "
+        f"offered {found['offered_s']:.0f}/s, in time {found['in_time_s']:.0f}/s{share}{each}, "
+        f"{found['late']} late, "
         f"{found['refused']} refused{within}, {found['other_statuses']} other, {found['lost']} lost"
     )
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.comparisons import door
-from benchmarks.comparisons.door import BUSY, CLOSED, MINILM, PEAK, QUICK, name_of, shares
+from benchmarks.comparisons.door import BUSY, CLOSED, MINILM, PEAK, QUICK, name_of, of_each, shares
 
 ONE = name_of(QUICK, 1)
 CAPACITY_S = 100.0
@@ -76,3 +76,10 @@ def test_tables_show_the_worst_of_what_should_not_be_and_medians_of_rates():
         "client's cores": "0.05",
     }  # fmt: skip
     assert door.plot(found_with(worse)).axes
+
+
+def test_answers_are_counted_for_each_burst(tmp_path):
+    (tmp_path / "samples").write_text(
+        "0.0 0.5 200\n0.0 1.5 200\n0.0 0.01 429\n0.3 0.1 200\n10.0 0.1 200\n10.0 0.2 200\n"
+    )
+    assert of_each(tmp_path / "samples") == [1, 2]
