@@ -377,8 +377,9 @@ static void print_found(double cpu_used) {
       add(&answers, one->seconds);
       one->seconds <= options.slo ? in_time++ : late++;
       worst = fmax(worst, one->seconds - options.slo);
+    } else if (one->status > BROKEN) {
+      add(&refusals, one->seconds);
     }
-    if (one->status == BUSY || one->status == UNAVAILABLE) add(&refusals, one->seconds);
   }
   if (file && fclose(file)) exit((perror(options.samples), 2));
   printf("{\"seconds\": %g, \"requests\": %zu, \"offered_s\": %.2f, \"answered\": %ld, ", options.seconds, sample_count,

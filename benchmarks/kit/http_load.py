@@ -83,7 +83,7 @@ def send(url: str, payloads: Sequence[Any], load: Load, *, slo_s: float, samples
       late_worst_s (how much after `slo_s`)
     - refused_429, refused_503, with_retry_after (of all that were not 200), other (status -> count)
     - broken, of these broken_connecting, broken_before_answer, broken_in_answer; unanswered (after `drain_s`)
-    - answer_ms, refusal_ms (429 and 503): p50, p90, p99, max from the moment a request was due; None without any
+    - answer_ms (200), refusal_ms (any other answer): p50, p90, p99, max from when a request was due; None without any
     - behind_ms: how late requests were sent for which a connection was free; without_connection: how many found none
     - connections (most open at once), client_cpu_s and client_cores while sending
 

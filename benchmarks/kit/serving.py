@@ -29,12 +29,13 @@ _PORTS = range(18100, 18200)  # below those that the system gives to clients
 def running(
     command: Sequence[str], ready: Callable[[str], bool], environment: Mapping[str, str], folder: Path = ROOT
 ) -> Iterator[str]:
-    """Run `command` in its own session until the block ends. Once `ready` accepts its output, yields the output. Raises
+    """Run `command` in its own process group until the block ends: of the same session, because Linux shares the cores
+    between sessions first, and nice counts within one. Once `ready` accepts its output, yields the output. Raises
     RuntimeError with the end of the output if the command does not start.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(  # noqa: S603 - our own command
-            command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, process_group=0,
             env={**os.environ, "PYTHONPATH": python_path(), **environment},
         )  # fmt: skip
         try:
@@ -53,7 +54,7 @@ def _read(log: int) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGINT, as Ctrl-C does. Then kill what is left of the session's processes."""
+    """Send SIGINT, as Ctrl-C does. Then kill what is left of the group's processes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
             os.killpg(process.pid, number)

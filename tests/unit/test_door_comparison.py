@@ -72,7 +72,7 @@ def test_tables_show_the_worst_of_what_should_not_be_and_medians_of_rates():
     assert row == {
         "load": "2 times", "offered/s": "100", "in time/s": "75", "of the capacity": "0.75", "late": "1.00%",
         "by at most, s": "0.50", "refused: 429": "7", "503": "0", "refused within, p50, ms": "5", "p99": "70",
-        "answered within, p50, ms": "-", "p99 ": "-", "other answers": "3", "broken, unanswered": "2",
+        "answered within, p50, ms": "-", "p99 ": "-", "others": "3", "broken, unanswered": "2",
         "client's cores": "0.05",
     }  # fmt: skip
     assert door.plot(found_with(worse)).axes
