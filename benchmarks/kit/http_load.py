@@ -48,10 +48,6 @@ class Load:
         return [word for name, value in words.items() for word in (f"--{name}", f"{value:.12g}")]
 
 
-def body(payload: Any) -> str:
-    return json.dumps(payload)
-
-
 def ensure() -> Path:
     """The program; built if its source has changed. Raises RuntimeError that says what is missing."""
     program = _CACHE / f"http_load-{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]}"
@@ -92,7 +88,7 @@ def send(url: str, payloads: Sequence[Any], load: Load, *, slo_s: float, samples
     parts = urlsplit(url)
     assert parts.hostname in {"127.0.0.1", "localhost"}, f"{url} is not on loopback"
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as bodies:
-        bodies.writelines(body(payload) + "\n" for payload in payloads)
+        bodies.writelines(json.dumps(payload) + "\n" for payload in payloads)
         bodies.flush()
         words = ["--port", str(parts.port), "--path", parts.path or "/", "--bodies", bodies.name, "--slo", str(slo_s)]
         words += ["--samples", str(samples)] if samples else []
