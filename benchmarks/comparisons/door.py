@@ -231,8 +231,7 @@ def _say(found: Mapping[str, Any]) -> str:
     within = f" within {found['refused_p99_ms']:.0f} ms" if found["refused"] else ""
     return (
         f"offered {found['offered_s']:.0f}/s, in time {found['in_time_s']:.0f}/s{share}{each}, "
-        f"{found['late']} late, "
-        f"{found['refused']} refused{within}, {found['lost']} lost"
+        f"{found['late']} late, {found['refused']} refused{within}, {found['lost']} lost"
     )
 
 
