@@ -208,7 +208,7 @@ def shares(found: Mapping[str, Any], capacity_s: float) -> dict[str, Any]:
     """What tables and goals need beside the figures of the load generator. `capacity_s`: 0 if it is not known yet."""
     return {
         "of_capacity": ratio(found["in_time_s"], capacity_s),
-        "late_share": found["late"] / max(1, found["answered"]),
+        "late_share": ratio(found["late"], found["answered"]),
         "in_time_share": found["in_time"] / max(1, found["requests"]),
         "other_statuses": (others := sum(found["other"].values())),
         "refused": found["refused_429"] + found["refused_503"] + others,
@@ -300,7 +300,7 @@ def _row(found: Found, name: str, load: str) -> dict[str, Any]:
     for key in ("offered_s", "in_time_s", "of_capacity"):
         row[key] = median(found, key, **about)
     for key in ("late_share", "late_worst_s", "client_cores"):
-        row[key] = max(sample[key] for sample in samples)
+        row[key] = max((sample[key] for sample in samples if sample[key] is not None), default=None)
     for key in ("refused_429", "refused_503", "other_statuses", "lost"):
         row[key] = sum(sample[key] for sample in samples)
     for kind, figure in (("refused", "refusal_ms"), ("answered", "answer_ms")):

@@ -75,6 +75,8 @@ def test_tables_show_the_worst_of_what_should_not_be_and_medians_of_rates():
         "answered within, p50, ms": "-", "p99 ": "-", "others": "3", "broken, unanswered": "2",
         "client's cores": "0.00",
     }  # fmt: skip
+    silent = {"samples": [sample(ONE, 2, answered=0, in_time=0, in_time_s=0.0, unanswered=1000)]}
+    assert door.sheets(silent)[0].rows[0][2:5] == ["0", "0.00", "-"]
     assert door.plot(found_with(worse)).axes
 
 
