@@ -48,8 +48,8 @@ class HAProxyAgent:
             try:
                 await asyncio.get_running_loop().create_server(partial(_Check, self, protocol), *where)
             except OSError as error:
-                logger.error(
-                    "HAProxy cannot limit %s at this Router: it cannot listen on %s:%d: %s", protocol, *where, error
+                logger.warning(
+                    "HAProxy does not limit %s at this Router: it cannot listen on %s:%d: %s", protocol, *where, error
                 )
 
     def takes(self, protocol: str, proxy: bytes) -> int:
