@@ -14,7 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.kit.bench import Bench, Found, all_of, one_of, quiet_ray
+from benchmarks.kit.bench import Bench, Found, all_of, quiet_ray
 from benchmarks.kit.figures import BLUE, GREY, RED, figure_of, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet, table
@@ -27,7 +27,6 @@ from tests.kit.virtual_time import run as run_virtual
 _TURNS = 10**9
 _LONG, _SHORT = 200, 50  # tokens: more is long, fewer is short
 _NOISE, _SLOW = 0.03, 1.5
-_RETURNS, _RETRY_LOAD = 0.05, 1.5
 _DEFERRABLE_S, _DEFERRABLE_RATE, _PROMPT_RATE = 20.0, 60.0, 20.0
 
 DEPTHS = ("depth, burst", "depth, steady")
@@ -61,13 +60,10 @@ def run(bench: Bench) -> None:
     quiet_ray()
     cases = CASES[:1] if bench.quick else CASES
     streams = [(case, rate, mixed) for case in cases for mixed in (False, True) for rate in case.rates]
-    with bench.steps(len(streams) + 2) as step:
+    with bench.steps(len(streams) + 1) as step:
         for case, rate, mixed in streams:
             step(f"{case.name}, {rate:g}/s, {_lengths(mixed=mixed)}")
             _stream(bench, case, rate, mixed=mixed)
-        step("Retry-After")
-        for rule in (ENDS, PASSES):
-            _retry(bench, rule)
         step("who can wait beside who cannot")
         for rule in (ENDS, PASSES):
             _beside(bench, rule)
@@ -103,15 +99,12 @@ def _stream(bench: Bench, case: Case, rate: float, *, mixed: bool) -> None:
 
 def served(shape: Shape, arrivals: Iterable[Arrival]) -> list[Ended]:
     """Simulate the arrivals; returns how each query ended."""
-    return _application(shape, arrivals).ended
 
-
-def _application(shape: Shape, arrivals: Iterable[Arrival], returns: float = 0.0) -> Application:
-    async def serve() -> Application:
+    async def serve() -> list[Ended]:
         application = Application(shape)
         await application.start()
-        await application.serve(arrivals, returns=returns)
-        return application
+        await application.serve(arrivals)
+        return application.ended
 
     return run_virtual(serve(), _TURNS)
 
@@ -136,18 +129,6 @@ def told_of(ended: Sequence[Ended], devices: Mapping[str, Device], seconds: floa
 
 def _refused(kind: Sequence[Ended]) -> float | None:
     return sum(one.pool is None for one in kind) / len(kind) if kind else None
-
-
-def _retry(bench: Bench, rule: str) -> None:
-    """At 1.5 times the capacity, one client in twenty retries when Retry-After says."""
-    case = CASES[1]
-    devices = _devices(case, rule)
-    rate = _RETRY_LOAD * sum(device.queries_s(case.slo_s) for device in devices.values())
-    found = _application(Shape(1, 1, devices, case.slo_s), poisson(rate, case.seconds), _RETURNS)
-    admitted = sum(one.pool is not None for one in found.returned) / len(found.returned)
-    hints = sorted(one.retry_after_s for one in found.ended if one.pool is None)
-    told = {"returned": len(found.returned), "admitted": admitted, "hint_s": hints[len(hints) // 2]}
-    bench.sample({"what": "retry", "rule": rule}, told, f"{admitted:.0%} of {len(found.returned)} admitted")
 
 
 def _beside(bench: Bench, rule: str) -> None:
@@ -229,13 +210,10 @@ def _noise_sheet(found: Found) -> Sheet:
 def _other_sheet(found: Found) -> Sheet:
     columns = {
         "rule": "{rule}",
-        f"first returns admitted at {_RETRY_LOAD:g} times capacity":
-            "{admitted:.0%} of {returned}, told to wait {hint_s:.2f} s",
         "20/s at 2 s, admitted": "{urgent_admitted:.1%}, {urgent_late:.1%} late",
         "60/s at 20 s, admitted": "{deferrable_admitted:.1%} ({deferrable_s:.1f}/s), {deferrable_late:.1%} late",
     }  # fmt: skip
-    rows = [retry | (one_of(found, what="beside", rule=retry["rule"]) or {}) for retry in all_of(found, what="retry")]
-    return table("V100 + Xeon, SLO 2 s: Retry-After, and long deadlines", columns, rows)
+    return table("V100 + Xeon, SLO 2 s: long deadlines", columns, all_of(found, what="beside"))
 
 
 def goals(found: Found) -> list[Goal]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
+import random
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 
 from deployments.admission.quota import Unit
 from deployments.embedding.channel import PendingOffer, Refused
@@ -18,7 +19,6 @@ from deployments.embedding.link import Link
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, OfferedPart, Request
 from deployments.embedding.retries import Hedges, Placement, admitted
-from deployments.embedding.retry_after import RetryLine
 from deployments.embedding.transit import Transit
 from deployments.embedding.view import Ask
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
@@ -27,20 +27,20 @@ from deployments.serving.ejections import Ejections
 _ASKED = 4  # the most replicas of a pool that are asked for one query
 _RETRY_LATER = 0.02  # of the SLO, and at least a query's cost: added to the opening, when many clients would come back
 _SHORTEST_RETRY_S = 0.01
-_SPARE = 0.1  # SLOs of room beside what a query needs: room to spare
 
 
 class Placer:
-    """A Router's placer. It asks `pools` in their order. `refused` counts the requests answered busy."""
+    """A Router's placer. It asks `pools` in their order. `refused` counts the requests answered busy. `draw` returns a
+    random number from 0 to 1.
+    """
 
-    def __init__(self, pools: Mapping[str, Pool]) -> None:
-        self.pools = pools
+    def __init__(self, pools: Mapping[str, Pool], draw: Callable[[], float] = random.random) -> None:
+        self.pools, self.draw = pools, draw
         self.config: RouterConfig  # set by the Router
         self.refused = 0
         self.hedges, self.ejections = Hedges(), Ejections(pools)
         self.transit_s = 0.0  # from here to a replica and back
         self._transit = Transit()
-        self._line = RetryLine()
 
     # --- capacity -----------------------------------------------------------------------------------------------------
 
@@ -203,26 +203,14 @@ class Placer:
 
     # --- refuse -------------------------------------------------------------------------------------------------------
 
-    def recognize(self, request: Request) -> None:
-        """Note in `request` whether the client was refused before and returns when it was told to."""
-        if self._line:
-            request.returns = self._line.claim(asyncio.get_running_loop().time(), request.key)
-
     def is_full(self, request: Request, tokens: int) -> bool:
         """Whether no replica has reported room for a query of `tokens` tokens."""
         now = asyncio.get_running_loop().time()
         ask = self._ask(now, request, tokens)
-        has_room = self._has_room(now, ask)
-        if self._line:
-            more = ask._replace(kept_s=ask.kept_s + _SPARE * self.config.slo_s)
-            self._line.saw(spare=has_room and self._has_room(now, more))
-        return not has_room
-
-    def _has_room(self, now: float, ask: Ask) -> bool:
         for pool in self.pools.values():  # noqa: SIM110 - as in `Pool.is_full`
             if pool.is_open and not pool.is_full(now, ask):
-                return True
-        return False
+                return False
+        return True
 
     def busy_everywhere(self, request: Request, lengths: Sequence[int]) -> WindveError:
         """The error for a request that is refused because of `is_full`. Counts its work as refused for each replica.
@@ -230,16 +218,13 @@ class Placer:
         """
         for _ in self.candidates(request, lengths):
             pass
-        return self.busy(request, lengths)
+        return self.busy(request)
 
-    def _ask(self, now: float, request: Request, tokens: int, *, keeps: bool = True) -> Ask:
-        """What to ask of a replica for a query of `tokens` tokens of this request, sent now. `keeps`: it must leave
-        room to returning clients, unless it is one itself.
-        """
+    def _ask(self, now: float, request: Request, tokens: int) -> Ask:
+        """What to ask of a replica for a query of `tokens` tokens of this request, sent now."""
         allowed_s = request.allowed_s
         lag_s = self.transit_s + now - request.started - max(0.0, allowed_s - self.config.slo_s)
-        kept_s = self._line.kept_s(now) if keeps and self._line and not request.returns else 0.0
-        return Ask(tokens, allowed_s, lag_s, request.tenant, kept_s)
+        return Ask(tokens, allowed_s, lag_s, request.tenant)
 
     def _note_full(self, request: Request, pool: Pool, link: Link, lengths: Sequence[int], opens_s: float) -> None:
         request.asked += 1
@@ -251,26 +236,17 @@ class Placer:
         opens_s = max(opens_s, finish_s)
         request.retry_s = min(request.retry_s, opens_s + later_s)
 
-    def _retry_after_s(self, request: Request, lengths: Sequence[int]) -> float:
-        """Seconds until the refused client should return. It joins the line."""
-        now, slo_s = asyncio.get_running_loop().time(), self.config.slo_s
-        least_s = max(_SHORTEST_RETRY_S, request.retry_s if math.isfinite(request.retry_s) else 0.0)
-        if request.wanted.trial is not None:  # it is never recognized
-            return least_s if request.asked else slo_s
-        ask = self._ask(now, request, lengths[0], keeps=False)
-        supplies = [
-            one
-            for pool in self.pools.values()
-            if pool.is_open
-            for one in pool.supplies(now, lengths, ask, slo_s=slo_s, least_s=least_s)
-        ]
-        self._line.slo_s = slo_s
-        again, deferrable = request.returns, request.deferrable
-        return self._line.join(now, request.key, supplies, routers=self.routers, again=again, deferrable=deferrable)
+    def _retry_after_s(self, request: Request) -> float:
+        """Seconds until the refused client should return: until the first replica opens for it, and up to an SLO more,
+        at random. So clients that are refused together do not return together.
+        """
+        slo_s = self.config.slo_s
+        opens_s = request.retry_s if math.isfinite(request.retry_s) else slo_s
+        return max(_SHORTEST_RETRY_S, opens_s) + slo_s * self.draw()
 
-    def busy(self, request: Request, lengths: Sequence[int] = ()) -> WindveError:
+    def busy(self, request: Request) -> WindveError:
         """Why the request is not admitted: Busy, which says when to come back; Unavailable; or DeadlineExceeded, if
-        even idle devices would be late. `lengths`: the queries' estimated tokens, if they are not tokenized yet.
+        even idle devices would be late.
         """
         if not self.can_answer and request.wanted.trial is None:
             return self.unavailable()
@@ -280,7 +256,7 @@ class Placer:
                 "even on an idle device; allow more time with the header x-request-timeout-ms, or send less"
             )
         self.refused += 1
-        retry_after_s = self._retry_after_s(request, lengths or request.lengths(range(len(request.ids))))
+        retry_after_s = self._retry_after_s(request)
         if request.is_over_share:
             return OverShare(
                 "busy: all capacity is in use, and this API key exceeds its fair share; retry in "

@@ -13,14 +13,12 @@ from deployments.embedding.config import PoolConfig
 from deployments.embedding.link import Link
 from deployments.embedding.metrics import PoolState
 from deployments.embedding.openings import Openings
-from deployments.embedding.retry_after import Supply
-from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
+from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.view import UNKNOWN_COST, Ask
 from deployments.serving.replica_set import ReplicaSet
 
 # Factor on the finish of a replica on another node: one slow run on this node must not send queries to others.
 _AWAY = 1.25
-_STAND_FOR_ALL = 4  # replicas that stand for a larger pool in `supplies`: with more, each refusal takes longer
 _LOOKED_AT = 16  # replicas compared for one query: comparing those of a thousand nodes would take milliseconds
 
 
@@ -159,23 +157,6 @@ class Pool(ReplicaSet[Link]):
             if link.view.opens_for_s(now, ask) <= 0:
                 return False
         return True
-
-    def supplies(self, now: float, lengths: Sequence[int], ask: Ask, *, slo_s: float, least_s: float) -> list[Supply]:
-        """When replicas open, in `least_s` at the earliest, and how many requests of queries of these lengths they can
-        then take. In a larger pool a few stand for all. `ask`: the first query.
-        """
-        some = self.live[:_STAND_FOR_ALL]
-        each = len(self.live) / max(1, len(some))
-        return [
-            Supply(
-                max(least_s, view.opens_for_s(now, ask)),
-                each * view.requests_per_s(lengths, slo_s),
-                view.cycle_s,
-                each * view.requests_per_s((QUERY_TOKENS,), slo_s),
-            )
-            for view in [link.view for link in some]
-            if view.state is not None
-        ]
 
     def _some(self, now: float, tenant: Tenant | None, suits: Callable[[Link], bool]) -> Sequence[Link]:
         """The replicas that are compared for one query. In a large pool these are a few open ones, taken in turn, so

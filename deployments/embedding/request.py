@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +24,6 @@ from deployments.models.tokenizer import Query, TokenIds
 from deployments.settings import Kind
 
 _NEW = 0.05  # weight of the newest request in the usual one
-_HEAD = 64  # characters or token ids of `Request.key`: with fewer, different requests are taken for the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,6 @@ class Request:
     - `retry_s`: the earliest time until one of them has room.
     - `asked`: how many replicas had no room; `never`: how many of them would be late even if they were idle.
     - `last_pool`: the pool of the last one.
-    - `returns`: the client was refused before, and has returned when it was told to.
     - `is_over_share`: one of them reported that the tenant is over its share.
 
     If `is_foreseen`, each offer sets `predicted_s`: the predicted seconds from the request's arrival to its answer.
@@ -123,7 +121,6 @@ class Request:
     asked: int = 0
     never: int = 0
     last_pool: str | None = None
-    returns: bool = False
     is_over_share: bool = False
     charge: Charge | None = None  # against its client's quota, if there is one
     predicted_s: float | None = None
@@ -141,16 +138,6 @@ class Request:
     @property
     def quota(self) -> Quota | None:
         return None if self.wanted.charged is None else self.wanted.charged.quota
-
-    @property
-    def key(self) -> Hashable:
-        """What a client that sends the request again is recognized by: its tenant, the length of the request, and how
-        the first query begins.
-        """
-        first = self.queries[0]
-        texts = (first.first, first.second) if isinstance(first, Pair) else (first,)
-        heads = [text[:_HEAD] if isinstance(text, str) else tuple(text[:_HEAD]) for text in texts]
-        return (self.tenant and self.tenant.name, self.characters, *heads)
 
     @property
     def allowed_s(self) -> float:

@@ -209,7 +209,6 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         if request.bulk or (count > 1 and count > self._placer.capacity(self._estimated_tokens(request), request)):
             self._bulk.check(count)
             return
-        self._placer.recognize(request)
         if not request.deferrable:  # deferrable queries are offered even to full replicas
             lengths = self._estimated_lengths(request)
             if self._placer.is_full(request, lengths[0]):
@@ -230,7 +229,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         ahead = tokenising.queries + len(request.queries)
         if ahead > _AHEAD * room + _SPARE or tokenising.waiting_s > request.due - now:
             request.retry_s = tokenising.waiting_s
-            raise self._placer.busy(request, self._estimated_lengths(request))
+            raise self._placer.busy(request)
 
     async def _tokenise(self, request: Request) -> None:
         """Fill `request.ids`, and make the request a bulk one if it is too large to be admitted at once."""

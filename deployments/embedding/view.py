@@ -15,20 +15,18 @@ from deployments.embedding.scheduler.state import Policy, ReplicaState
 from deployments.serving.replica_view import ReplicaView
 
 _SAME_S = 1e-6
-_LEAST_SHARE = 0.1  # the least share of a device's time that counts as work, since beta may be almost an SLO
 UNKNOWN_COST = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first report
 
 
 class Ask(NamedTuple):
     """A query for which a replica may have room. `allowed_s`: from its arrival to its deadline; `lag_s`: how much less
-    than an SLO is left when it reaches the replica. `kept_s`: device seconds that it must leave to returning clients.
+    than an SLO is left when it reaches the replica.
     """
 
     tokens: int
     allowed_s: float
     lag_s: float = 0.0
     tenant: Tenant | None = None
-    kept_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +73,7 @@ class View(ReplicaView[ReplicaState]):
         need_s = model.cost_s(ask.tokens)
         if model.beta_s + need_s > ask.allowed_s:
             return self.opens_s(now, ask.tenant)
-        need_s = max(need_s, state.reserve_s) + ask.kept_s / slowdown
-        missing_s = need_s + self._unseen_work + self._lost_s(state, ask) - state.room_s
+        missing_s = max(need_s, state.reserve_s) + self._unseen_work + self._lost_s(state, ask) - state.room_s
         until = self.outlier.until
         if missing_s > 0:
             if self._opens_at_once:  # no room before that
@@ -94,24 +91,6 @@ class View(ReplicaView[ReplicaState]):
         left_s = ask.allowed_s / (1 + state.margin) - state.free_s
         beyond_s = left_s / state.slowdown - self.model.beta_s - state.room_s
         return max(0.0, lost_s - max(0.0, beyond_s)) if lost_s > 0 else lost_s
-
-    @property
-    def cycle_s(self) -> float:
-        """Seconds from one opening to the next if all its room comes at once, at the end of a run. 0 if room grows
-        gradually.
-        """
-        state = self.state
-        if state is None or state.room_grows or not state.opens_s or not state.opens_cost_s:
-            return 0.0
-        return state.slowdown * (self.model.beta_s + state.opens_cost_s)
-
-    def requests_per_s(self, lengths: Sequence[int], slo_s: float) -> float:
-        """How many requests of queries of these lengths it answers in a second if it is never idle."""
-        state, model = self.state, self.model
-        if state is None:
-            return 0.0
-        beta_share = model.beta_s / (self.cycle_s or slo_s)
-        return max(_LEAST_SHARE, 1 - state.slowdown * beta_share) / max(1e-9, state.slowdown * model.work_s(lengths))
 
     def is_over_share(self, tenant: Tenant | None) -> bool:
         """Whether the replica has reported that this tenant is over its share."""

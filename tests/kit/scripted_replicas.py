@@ -121,11 +121,11 @@ def pool_of(name, *replicas, admission="deadline", on_change=lambda: None, **con
     return pool
 
 
-def placer_of(*replicas, cpu=(), slo_s=1.0, admission="deadline", bulk=None, **config):
+def placer_of(*replicas, cpu=(), slo_s=1.0, admission="deadline", bulk=None, draw=lambda: 0.0, **config):
     pools = {"accelerator": pool_of("accelerator", *replicas, admission=admission, **config)}
     if cpu:
         pools["cpu"] = pool_of("cpu", *cpu, admission=admission)
-    placer = Placer(pools)
+    placer = Placer(pools, draw)
     placer.config = RouterConfig.parse({"slo_s": slo_s, "bulk": bulk or {}})
     return placer
 

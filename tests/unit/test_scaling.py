@@ -101,12 +101,6 @@ def test_the_rule_alone_by_hand():
     assert goodput(arrivals, device, 0.45) == (2, pytest.approx(0.2))
 
 
-def test_who_returns_is_kept():
-    found = served_by(Shape(1, 1, devices(), SLO_S), poisson(200.0, 3.0), returns=0.2)
-    busy = sum(one.pool is None for one in found.ended)
-    assert 0.1 * busy < len(found.returned) < 0.3 * busy
-
-
 def test_decisions_are_timed():
     admission = decision_cost.admission(200)
     assert 0 < admission["p50_us"] <= admission["p99_us"]

@@ -100,8 +100,6 @@ AT_ONCE = {"opens_s": 0.4, "opens_cost_s": 0.5, "room_s": 0.0, "in_flight": 9}
         (view(**GROWING, free_s=1 / 1.02 - 0.5), 75, {"lag_s": 0.216}, 0.004),
         (view(**GROWING), 300, {"lag_s": -1.0}, 0.0),  # it allows more than the SLO
         (view(**GROWING, reserve_s=0.05), 75, {}, 0.032),  # room is kept for a long query
-        (view(**GROWING), 75, {"kept_s": 0.01}, 0.01),  # and for returning clients
-        (view(**GROWING, slowdown=2.0), 75, {"kept_s": 0.01}, 0.01),
         (view(**{**GROWING, "opens_s": 0.3}), 75, {}, 0.0),
         (view(**{**GROWING, "opens_s": 0.3}), 100, {}, 0.3),  # the run is full: none before the next one
         (view(**AT_ONCE), 75, {}, 0.4),
@@ -120,23 +118,6 @@ AT_ONCE = {"opens_s": 0.4, "opens_cost_s": 0.5, "room_s": 0.0, "in_flight": 9}
 def test_when_it_has_room_for_a_query_of_that_length(one, tokens, how, opens_s):
     asked = {"allowed_s": 1.0, **how}
     assert one.opens_for_s(asked.pop("now", 10.0), Ask(tokens, **asked)) == pytest.approx(opens_s)
-
-
-@pytest.mark.parametrize(
-    ("one", "cycle_s", "requests_per_s"),
-    [
-        (view(**AT_ONCE), 0.77, (0.5 / 0.77) / 0.036),
-        (view(**AT_ONCE, slowdown=2.0), 1.54, (0.5 / 0.77) / 0.072),
-        (view(**GROWING), 0.0, 0.73 / 0.036),
-        (view(opens_s=0.4), 0.0, 0.73 / 0.036),
-        (view(**{**AT_ONCE, "opens_s": 0.0}), 0.0, 0.73 / 0.036),
-        (view(slowdown=3.5), 0.0, 0.1 / (3.5 * 0.036)),
-        (View("a", (False, 1)), 0.0, 0.0),
-    ],
-)
-def test_how_many_it_answers_and_how_often_it_opens(one, cycle_s, requests_per_s):
-    assert one.cycle_s == pytest.approx(cycle_s)
-    assert one.requests_per_s([75, 75], 1.0) == pytest.approx(requests_per_s)
 
 
 @pytest.mark.parametrize(

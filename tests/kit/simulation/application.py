@@ -183,6 +183,7 @@ class SimulatedRouter(Router):
         self.cluster = cluster
         self.core = Core()
         self.open: set[asyncio.Task[None]] = set()
+        self._placer.draw = cluster.draw.random
 
     def _pool(self, name: str) -> Pool:
         pool = _Pool(
@@ -235,7 +236,6 @@ class Application(Cluster):
         self._outstanding = [[0] * shape.routers for _ in range(shape.nodes)]  # at each proxy, by Router
         self._alive = list(range(shape.routers))
         self.ended: list[Ended] = []
-        self.returned: list[Ended] = []
 
     def _router(self, number: int) -> SimulatedRouter:
         """A Router without model files and tokenizer."""
@@ -265,10 +265,8 @@ class Application(Cluster):
         while not all(router.known == len(self.replicas) for router in self.routers):  # noqa: ASYNC110 - virtual time
             await asyncio.sleep(_START_S)
 
-    async def serve(self, arrivals: Iterable[Arrival], *, returns: float = 0.0) -> None:
-        """Serve all arrivals; the outcomes are in `ended`. The share `returns` of refused clients retries once, when
-        Retry-After says; those outcomes are in `returned`.
-        """
+    async def serve(self, arrivals: Iterable[Arrival]) -> None:
+        """Serve all arrivals; the outcomes are in `ended`."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         tasks: set[asyncio.Task[None]] = set()
@@ -277,23 +275,15 @@ class Application(Cluster):
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
             node = self.draw.randrange(self.shape.nodes)
-            honours = returns > 0 and self.draw.random() < returns
-            task = loop.create_task(self._client(node, arrival, honours=honours))
+            task = loop.create_task(self._client(node, arrival))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         while tasks:
             await asyncio.wait(tasks)
 
-    async def _client(self, node: int, arrival: Arrival, *, honours: bool) -> None:
-        ended = await self._query(node, arrival)
-        if ended is None:
-            return
-        self.ended.append(ended)
-        if honours and ended.pool is None:
-            await asyncio.sleep(ended.retry_after_s)
-            again = await self._query(node, arrival)
-            if again is not None:
-                self.returned.append(again)
+    async def _client(self, node: int, arrival: Arrival) -> None:
+        if (ended := await self._query(node, arrival)) is not None:
+            self.ended.append(ended)
 
     async def _query(self, node: int, arrival: Arrival) -> Ended | None:
         """The outcome of a query; None if its Router died."""
