@@ -7,7 +7,8 @@ nearly over, and reading a request costs as much as answering it. So HAProxy ask
     in flight + room    room = min(what its replicas have room for, what it reads within `READ` of the SLO) - in hand
 
 "In hand" are requests that need the Router now: it reads, checks or tokenizes them. All others in flight wait for a
-replica, for the client's upload or in the bulk queue, and cost it nothing meanwhile. Without a door, an emulated device
+replica, for the client's upload or in the bulk queue, and cost it nothing meanwhile. A few places more are for other
+API keys than the one that sends most (`SPARE`). Without a door, an emulated device
 of 9,000 queries/s behind one Router answered nothing in time at 1.2 times the Router's capacity
 (benchmarks/results/door.md).
 """
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from deployments.serve_adapter.visits import Source, Visits
 
 READ = 0.2  # of the SLO: the longest time that a request waits to be read
-WITH_OTHERS = 4 / 3  # places in all, for each that one key may hold
+SPARE = 1 / 15  # places beyond those, for each of them: HAProxy keeps them for other keys than the one with the most
 _READ_S = 0.0005  # what a request costs a Router until that has been measured
 _SHORT = 0.5  # of what it reads in time: with fewer in hand, the Router is not what is short, and nothing is learned
 _ENOUGH = 8  # requests for one measurement
@@ -62,12 +63,12 @@ class Door:
         """How many requests of that source may be at this Router at once, at least 1.
 
         Each proxy keeps what it has here; those that sent something lately share the rest evenly. `room`: for how many
-        more requests the replicas have room, `inf` if a device is idle. The number includes the quarter of its places
-        that HAProxy keeps for other keys than the one with the most (`haproxy.sh`).
+        more requests the replicas have room, `inf` if a device is idle.
         """
         entered, (before, at) = self.visits.entered[source], self._sent.get(source, (0, -math.inf))
         self._sent[source] = entered, now if entered != before else at
         others = sum(at > now - _QUIET_S for one, (_, at) in self._sent.items() if one != source)
-        free = min(room, self.reads(slo_s)) - self.in_hand(placed)
-        places = self.visits.in_flight[source] + math.floor(max(0.0, free) / (1 + others))
-        return max(1, math.ceil(places * WITH_OTHERS))
+        in_hand, room = self.in_hand(placed), min(room, self.reads(slo_s))
+        spare = math.ceil(SPARE * (self.visits.total - in_hand + room))
+        free = max(0.0, room + spare - in_hand)
+        return max(1, self.visits.in_flight[source] + math.floor(free / (1 + others)))

@@ -15,7 +15,7 @@
 # - A generation is never sent again to another Router: it may have run there, with random numbers of its own.
 # - A Router says ten times a second how many requests it takes at once (haproxy_agent.py). A request to which no Router
 #   has a place left is refused here after 20 ms, which slow down clients that try again at once: 429 with Retry-After,
-#   by gRPC RESOURCE_EXHAUSTED. An API key holds at most three times as many places as are free, so that one that floods
+#   by gRPC RESOURCE_EXHAUSTED. An API key holds at most 15 times as many places as are free, so that one that floods
 #   the door leaves places to others (Choudhury and Hahne's dynamic threshold). What is not a query (GET, health) waits
 #   for a place. Refusals are not logged one by one: HAProxy counts them in haproxy_backend_requests_denied_total.
 # - Connections of HTTP cannot take gRPC's places, nor gRPC's those of HTTP.
@@ -100,7 +100,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
       say("http-request set-priority-class int(-1) if exempt")
       say("http-request set-var(txn.key) req.hdr(authorization)")
       say("http-request set-var(txn.key) str(none) unless { var(txn.key) -m found }")
-      say("http-request set-var(txn.most) be_conn_free,mul(3)")
+      say("http-request set-var(txn.most) be_conn_free,mul(15)")
       say("acl is_up nbsrv gt 0")
       say("acl is_limited be_conn_free ge 0")
       say("acl has_its_part var(txn.key),table_conn_cur(" $2 "),sub(txn.most) ge 0")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.admission.door import Door
+from deployments.admission.door import SPARE, Door
 from deployments.serve_adapter.visits import Visits
 from serve_app.web.doorway import Doorway
 
@@ -30,14 +30,15 @@ def door_with(**in_flight):
 @pytest.mark.parametrize(
     ("in_flight", "placed", "room", "takes"),
     [
-        (0, 0, math.inf, 400),  # idle: what it reads in a fifth of the SLO
-        (0, 0, 30.0, 30),  # no more than the replicas have room for
-        (40, 40, 30.0, 70),  # what waits for a replica keeps its place
-        (40, 15, 30.0, 45),  # but 25 are in hand
-        (40, 15, 30.9, 45),  # whole requests
+        (0, 0, math.inf, 400 + 27),  # idle: what it reads in a fifth of the SLO, and a fifteenth more
+        (0, 0, 30.0, 30 + 2),  # no more than the replicas have room for
+        (40, 40, 30.0, 70 + 5),  # what waits for a replica keeps its place
+        (40, 15, 30.0, 45 + 3),  # but 25 are in hand
+        (40, 15, 30.9, 45 + 4),  # whole requests
         (40, 0, 30.0, 40),  # more in hand than it should have: none is sent away, none added
-        (500, 100, math.inf, 500),
-        (3, 3, 0.0, 3),  # the replicas are full
+        (32, 0, 30.0, 32),  # the spare places are taken
+        (500, 100, math.inf, 500 + 34),
+        (3, 3, 0.0, 3 + 1),  # the replicas are full
         (0, 0, 0.0, 1),  # 0 would mean any number to HAProxy
     ],
 )
@@ -46,7 +47,7 @@ def test_it_takes_what_is_in_flight_and_what_has_room(in_flight, placed, room, t
     assert door.takes(HERE, 0.0, placed=placed, room=room, slo_s=1.0) == takes
 
 
-@pytest.mark.parametrize(("slo_s", "takes"), [(0.1, 40), (1.0, 400), (10.0, 4000), (1e-6, 1)])
+@pytest.mark.parametrize(("slo_s", "takes"), [(0.1, 43), (1.0, 427), (10.0, 4267), (1e-6, 2)])
 def test_a_shorter_slo_takes_fewer(slo_s, takes):
     assert Door(Visits()).takes(HERE, 0.0, placed=0, room=math.inf, slo_s=slo_s) == takes
 
@@ -55,7 +56,7 @@ def test_what_waits_for_its_client_is_not_in_hand():
     door = door_with(here=5)
     with door.visits.visit(HERE), door.visits.wait():
         assert door.in_hand(placed=2) == 3
-        assert door.takes(HERE, 0.0, placed=2, room=10.0, slo_s=1.0) == 13
+        assert door.takes(HERE, 0.0, placed=2, room=10.0, slo_s=1.0) == 14
     assert door.in_hand(placed=2) == 3
     assert door.in_hand(placed=7) == 0  # counted a moment apart
 
@@ -63,12 +64,12 @@ def test_what_waits_for_its_client_is_not_in_hand():
 def test_proxies_that_send_share_the_room():
     door = door_with(here=10, there=2)
     ask = {"placed": 12, "room": 20.0, "slo_s": 1.0}
-    assert door.takes(HERE, 0.0, **ask) == 30  # it does not know of another yet
-    assert door.takes(THERE, 0.0, **ask) == 12
-    assert door.takes(HERE, 0.0, **ask) == 20
-    assert door.takes(("grpc", b"here"), 0.0, **ask) == 6  # has sent nothing: takes nothing from the others
-    assert door.takes(HERE, 0.0, **ask) == 20
-    assert door.takes(HERE, 10.1, **ask) == 30  # neither has the other for ten seconds
+    assert door.takes(HERE, 0.0, **ask) == 33  # it does not know of another yet
+    assert door.takes(THERE, 0.0, **ask) == 13
+    assert door.takes(HERE, 0.0, **ask) == 21
+    assert door.takes(("grpc", b"here"), 0.0, **ask) == 7  # has sent nothing: takes nothing from the others
+    assert door.takes(HERE, 0.0, **ask) == 21
+    assert door.takes(HERE, 10.1, **ask) == 33  # neither has the other for ten seconds
 
 
 def measured(door, *looks):
@@ -82,7 +83,7 @@ def test_a_router_that_is_short_learns_what_a_request_costs():
     assert measured(door_with(here=600), (0.0, 5.0, 0), (0.1, 5.1, 100)) == pytest.approx(0.00065)  # 0.3 of the way
     door = door_with(here=4000)
     measured(door, *((0.1 * look, 0.1 * look, 50 * look) for look in range(40)))  # 2 ms each
-    assert door.takes(HERE, 9.0, placed=4000, room=math.inf, slo_s=1.0) == 4100
+    assert door.takes(HERE, 9.0, placed=4000, room=math.inf, slo_s=1.0) == 4374
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_together_proxies_get_no_more_than_there_is_room_for(steps, room):
     takes = [door.takes(source, 0.0, placed=len(open_visits), room=room, slo_s=1.0) for source in sources]
     sent = {name for name, enters, _ in steps if enters}
     if len(sent) == 2:
-        assert sum(takes) <= len(open_visits) + room + 2  # one each, at least
+        assert sum(takes) <= len(open_visits) + room + SPARE * (len(open_visits) + room) + 3  # at least one each
 
 
 def test_http_requests_are_counted_by_the_proxy_that_sent_them():
