@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import logging
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,10 @@ from deployments.settings import OneModelSettings
 
 logger = logging.getLogger("ray.serve")
 
+# Of a CPU pool's engine. Its threads would take the cores that Routers need to read and refuse requests. As the only pool
+# it yields by so little that a busy neighbour at nice 0 does not starve it.
+_NICE, _NICE_OVERFLOW = 1, 10
+
 S = TypeVar("S", bound=OneModelSettings)
 T = TypeVar("T")
 
@@ -43,8 +48,12 @@ class Replica(ABC, Generic[S]):
     _metrics: Any
     _worker: Any  # RouterSessions: runs the engine for Routers
 
-    def __init__(self, pool: str, settings: S, device: str, parts: Mapping[str, CpuPart]) -> None:
-        """`parts`: the share of a machine that each model's CPU instances want, including this model's, if any."""
+    def __init__(
+        self, pool: str, settings: S, device: str, parts: Mapping[str, CpuPart], *, is_overflow: bool = False
+    ) -> None:
+        """`parts`: the share of a machine that each model's CPU instances want, including this model's, if any.
+        `is_overflow`: the pool takes what the accelerator cannot answer.
+        """
         import ray
         from ray import serve
 
@@ -54,6 +63,7 @@ class Replica(ABC, Generic[S]):
         rank = context.rank.local_rank if context.rank else 0
         self._cores = choose_cores(pool, settings, parts, rank)
         self._engine_cores = self._cores_of_engine(device)
+        self._niceness = _NICE_OVERFLOW if is_overflow else _NICE
         os.environ.update(thread_environment(len(self._cores)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=self._bind)
         self._node = ray.get_runtime_context().get_node_id()
@@ -105,9 +115,9 @@ class Replica(ABC, Generic[S]):
         return kind(OfModel(metrics, self._card.name), self._pool, about)
 
     def _bind(self) -> None:
-        """Pin the engine's thread. It keeps its priority: on two cores that the Router shares, with nice 3 and 10,
-        refusals took longer, not less, and more answers were late.
-        """
+        """Pin the engine's thread, and let a CPU pool's yield to Routers, HAProxy and accelerators' replicas."""
+        if self._pool == CPU:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
         problem = pin_thread(self._engine_cores)
         if problem:
             logger.warning("%s: not bound to cores: %s", self._pool, problem)

@@ -81,7 +81,8 @@ def bind_pools(
             max_constructor_retry_count=3,
             **options,
         )(replica)
-        bound[pool] = (names[pool], deployment.bind(pool, settings, device, parts))
+        is_overflow = pool == CPU and ACCELERATOR in plan.topology.pools
+        bound[pool] = (names[pool], deployment.bind(pool, settings, device, parts, is_overflow=is_overflow))
     return bound
 
 

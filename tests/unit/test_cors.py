@@ -120,6 +120,9 @@ def test_an_application_goes_by_its_settings():
         def api(self):
             return HttpApi(FakeRouter())
 
+        def every_router(self):
+            return []
+
     asked = [preflight(Ingress(origins).asgi_app(), OURS) for origins in ([], [OURS])]
     assert [reply.status for reply in asked] == [405, 200]
 
