@@ -51,6 +51,8 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
         signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="windve-", dir=scratch_parent()) as scratch:
         set_ray_environment(Path(scratch), console)  # before the first import of ray, which reads it
+        import ray
+
         from serve_app.config.service_config import args_of
 
         config = _read(path, overrides)
@@ -70,7 +72,8 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
                 if not _wait_until_running(stop, _reporter(console, dashboard, applications)):
                     return
             environment = {name: os.environ[name] for name in TOKEN_VARIABLES if name in os.environ}
-            service = LocalService(os.getpid(), dashboard, environment)
+            address = ray.get_runtime_context().gcs_address
+            service = LocalService(os.getpid(), dashboard, address, environment)
             service.announce()
             try:
                 models = [show_application(console, *reached) for reached in zip(addresses, keys, strict=True)]
