@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from calibration.service.application import Application, CalibrationFailed
+from calibration.service.put_back import PutBack
 
 T = TypeVar("T")
 PutInForce = Callable[[Mapping[str, Any]], Awaitable[None]]
@@ -25,10 +26,11 @@ async def trying_out(application: Application, note: Callable[[str], None]) -> A
         except CalibrationFailed as error:
             note(f"could not put the earlier settings back; deploy the config again: {error}")
 
-    try:
-        yield lambda changes: _finished(lambda: application.try_out(changes))
-    finally:
-        await _finished(restore)
+    with PutBack(application) as put_back:  # if this process is killed
+        try:
+            yield lambda changes: _finished(lambda: application.try_out(changes, put_back.tries))
+        finally:
+            await _finished(restore)
 
 
 async def _finished(change: Callable[[], T]) -> T:

@@ -6,7 +6,7 @@ import copy
 import os
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPException
@@ -50,7 +50,7 @@ class Application:
     deployed: dict[str, Any]
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # of every request; they contain the API key
     model: str | None = None
-    _tried: dict[str, Any] | None = None  # the config in force until `restore`
+    tried: list[dict[str, Any]] = field(default_factory=list)  # configs in force until `restore`, the latest last
 
     @classmethod
     def find(
@@ -138,18 +138,21 @@ class Application:
             return dict(changes)
         return {**changes, "user_config": {"models": {self.model: changes["user_config"]}}}
 
-    def try_out(self, changes: Mapping[str, Any]) -> None:
-        """Put `changes` in force at all Routers, until `restore`. Raises CalibrationFailed."""
+    def try_out(self, changes: Mapping[str, Any], note: Callable[[Mapping[str, Any]], None] = lambda _: None) -> None:
+        """Put `changes` in force at all Routers, until `restore`. `note` gets the whole config before that. Raises
+        CalibrationFailed.
+        """
         self.check_unchanged()
-        self._tried = _with_router(self.deployed, self.placed(changes))
-        self._change(self._tried)
-        self._wait_until_in_force(self._user_config(self._tried))
+        self.tried.append(changed := _with_router(self.deployed, self.placed(changes)))
+        note(changed)
+        self._change(changed)
+        self._wait_until_in_force(self._user_config(changed))
 
     def restore(self) -> None:
         """Put the original config back, unless someone has deployed another one meanwhile."""
-        if self._tried is not None and self._deployed_now() == self._tried:
+        if self.tried and self._deployed_now() in self.tried:
             self._change(self.deployed)
-        self._tried = None
+        self.tried.clear()
 
     def apply(self, changes: Mapping[str, Any]) -> None:
         """Merge `changes` into the Router's entry, and wait until all Routers show them. Raises CalibrationFailed."""
@@ -161,7 +164,7 @@ class Application:
 
     def check_unchanged(self) -> None:
         """Raises CalibrationFailed if another config has been deployed since the start."""
-        if self._deployed_now() not in [self.deployed, self._tried]:
+        if self._deployed_now() not in [self.deployed, *self.tried]:
             raise CalibrationFailed(
                 "the application's config changed during the calibration: nothing was applied; run it again"
             )

@@ -15,8 +15,8 @@ _NAME = "service.json"
 
 @dataclass(frozen=True, slots=True)
 class LocalService:
-    """`address`: of its Ray. `environment`: the variables that Ray's clients need. It names the file with the token, not
-    the token itself.
+    """`address`: of its Ray. `environment`: the variables that Ray's clients need. It names the file with the token,
+    not the token itself.
     """
 
     pid: int

@@ -1,6 +1,8 @@
 """What a calibration changes of a running application: of the one model, or of one of several."""
 
 import copy
+import json
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,7 @@ import yaml
 
 from calibration.load import Address
 from calibration.service import application as module
+from calibration.service import put_back
 from calibration.service.application import Application, CalibrationFailed
 from calibration.service.deployment import for_the_devices_there
 from calibration.service.live_pools import check_replicas
@@ -136,6 +139,22 @@ def test_what_was_found_is_applied_to_the_one_model(monkeypatch, model):
     serve.user_config["slo_s"] = 3.0
     with pytest.raises(CalibrationFailed, match="changed during the calibration"):
         found.check_unchanged()
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_a_killed_run_tried_is_put_back(monkeypatch, ended):
+    monkeypatch.setattr(put_back.time, "sleep", lambda _: None)
+    serve = Serve(monkeypatch, ONE)
+    before = copy.deepcopy(serve.application)
+    found = serve.find()
+    head = {"name": "w", "dashboard": "http://x", "address": asdict(found.address), "deployed": found.deployed}
+    lines = [head]
+    for depth in (9, 9):
+        changes = {"user_config": {"cpu": {"queue_depth": depth}}}
+        found.try_out(changes, lines.append)
+    told = [json.dumps(line) + "\n" for line in lines]
+    put_back.watch([*told, "done\n"] if ended else [*told, '{"cut o'])
+    assert (serve.application == before) is not ended
 
 
 def test_it_waits_until_every_router_shows_the_depths(monkeypatch):

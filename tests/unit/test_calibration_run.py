@@ -1,10 +1,12 @@
 """A whole calibration, from the sweep to what is written, of an application that is a formula."""
 
 import asyncio
+import contextlib
 import io
 import math
 import sys
 import threading
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -15,6 +17,7 @@ import calibration.run
 from calibration.load import Address
 from calibration.measure.journal import Burst, Journal
 from calibration.progress import Progress
+from calibration.prove import in_force
 from calibration.prove.in_force import trying_out
 from calibration.report import report
 from calibration.report.report_model import CalibrationReport, WrittenReport
@@ -59,7 +62,7 @@ class Application:
         windve = {"config_problem": None, "kind": "embedding", "emulated": True}
         return {"model_id": "m", "max_input_length": 512, "windve": {**windve, "pools": pools}}
 
-    def try_out(self, changes):
+    def try_out(self, changes, note=None):
         self.tried.append({pool: changes["user_config"][pool]["queue_depth"] for pool in CURVES})
 
     def restore(self):
@@ -140,6 +143,7 @@ class Tiled(Runs):
 @pytest.fixture
 def calibrate(tmp_path, monkeypatch):
     def run(application, runs=Runs, slo_s=2.0, most=2048, **more):
+        monkeypatch.setattr(in_force, "PutBack", lambda _: contextlib.nullcontext(SimpleNamespace(tries=None)))
         for name, fake in (("PlannedBursts", runs), ("Traffic", Traffic), ("Replicas", Replicas)):
             monkeypatch.setattr(calibration.run, name, fake)
         options = CalibrationOptions(slo_s, "burst", 75, most, 0, 0)
@@ -249,11 +253,12 @@ def test_depths_are_in_force_for_the_proof_and_put_back_after_it(calibrate):
     assert (application.tried, application.restored) == ([found.depths], 1)
 
 
-def test_a_run_that_is_stopped_while_settings_are_tried_puts_them_back():
+def test_a_run_that_is_stopped_while_settings_are_tried_puts_them_back(monkeypatch):
+    monkeypatch.setattr(in_force, "PutBack", lambda _: contextlib.nullcontext(SimpleNamespace(tries=None)))
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow(Application):
-        def try_out(self, changes):
+        def try_out(self, changes, note=None):
             begun.set()
             go_on.wait(10)
 

@@ -1,11 +1,13 @@
 """The calibration of generation, from planned steps to the proof: what is measured, fitted, promised and refused."""
 
 import asyncio
+import contextlib
 import copy
 import dataclasses
 import io
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -23,6 +25,7 @@ from calibration.generation.step_series import MeasuredStep, StepFit, StepRoom, 
 from calibration.generation.token_stream import ClientStream
 from calibration.load import Address
 from calibration.progress import Progress
+from calibration.prove import in_force
 from calibration.report import plots
 from calibration.report.report_model import CalibrationReport, WrittenReport
 from calibration.service.application import CalibrationFailed
@@ -199,7 +202,7 @@ class Application:
     def info(self):
         return {"model_id": "m", "max_input_length": 8192, "windve": copy.deepcopy(self.windve)}
 
-    def try_out(self, changes):
+    def try_out(self, changes, note=None):
         self.granted = True
         self.tried.append(changes)
 
@@ -249,6 +252,7 @@ def wired(monkeypatch):
         for module in (plots, step_plots):
             monkeypatch.setattr(module, "DOTS_PER_INCH", 30)
         monkeypatch.setattr(generation_run, "Replicas", Replicas)
+        monkeypatch.setattr(in_force, "PutBack", lambda _: contextlib.nullcontext(SimpleNamespace(tries=None)))
         monkeypatch.setattr(generation_run, "send_all", send_all)
 
     return wire
