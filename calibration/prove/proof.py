@@ -75,7 +75,14 @@ class Load:
 
     def places(self, depths: Mapping[str, int]) -> int:
         """How many queries a burst fills, which may be fewer than the depths take."""
-        return max(1, min(self.most, sum(depth * self.replicas[pool] for pool, depth in depths.items())))
+        return max(1, min(self.most, self._all(depths)))
+
+    def fills(self, depths: Mapping[str, int]) -> bool:
+        """Whether it does. Otherwise a late query is the way's fault, and smaller depths would not help."""
+        return self._all(depths) <= self.most
+
+    def _all(self, depths: Mapping[str, int]) -> int:
+        return sum(depth * self.replicas[pool] for pool, depth in depths.items())
 
     async def send(self, depths: Mapping[str, int], aim: Aim) -> Burst:
         """More queries than the depths take: at once, or from clients that come at any moment."""
@@ -136,11 +143,12 @@ async def verify(
         if not late:
             good.append(verification)
             late = [pool for pool, count in verification.late.items() if count and depths[pool] > 1]
-            if not late or len(good) > _POLISHED:
+            if not late or len(good) > _POLISHED or not load.fills(depths):
                 return verification
         elif good:
             return good[-1]  # more late queries at smaller depths: the machine's noise
-        depths = {pool: step_down(depth, attempt) if pool in late else depth for pool, depth in depths.items()}
+        if load.fills(depths):
+            depths = {pool: step_down(depth, attempt) if pool in late else depth for pool, depth in depths.items()}
         if not next(iter(depths.values())):
             break
     raise CalibrationFailed(

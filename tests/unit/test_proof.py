@@ -113,6 +113,12 @@ def test_a_burst_is_no_larger_than_the_way_carries():
     assert {burst.sent for burst in devices.bursts} == {110}
 
 
+def test_where_the_way_is_late_smaller_depths_are_not_tried():
+    devices = Devices({"accelerator": V100}, late=[5.0])
+    assert verified(devices, {"accelerator": 90}, most=20).depths == {"accelerator": 90}
+    assert {burst.depths["accelerator"] for burst in devices.bursts} == {90}
+
+
 def test_a_pool_too_slow_for_one_query_gets_no_depth():
     estimate = asyncio.run(sweep(Devices({"cpu": (0.5, 3.0)}), "cpu", Aim(2.0), lambda _: None))
     assert (estimate.depth, estimate.line, len(estimate.samples)) == (0, None, 3)
