@@ -15,6 +15,7 @@ from calibration.service.replicas import Replicas
 from deployments.embedding.run import PlannedBatch
 from deployments.errors import EngineFailed, Unavailable
 from deployments.serving.planned_runs import LEASE_S, Timed
+from serve_app.local.service_file import LocalService
 
 SOME = [Timed(0.5)]
 
@@ -122,3 +123,35 @@ def test_a_proof_is_no_larger_than_the_way_carries():
     found = Way(0.004, 0.001)
     assert (found.rate, found.most_at_once(2.0), found.most_rate) == pytest.approx((1000, 1000, 700))
     assert found.most_at_once(1e-6) == 1
+
+
+HERE = LocalService(1, "http://here", "127.0.0.1:6379", {})
+
+
+@pytest.mark.parametrize(
+    ("service", "dashboard", "variable", "address"),
+    [
+        (HERE, "http://here", None, "127.0.0.1:6379"),
+        (HERE, "http://here", "10.0.0.1:6379", "127.0.0.1:6379"),
+        (HERE, "http://there", "10.0.0.1:6379", "10.0.0.1:6379"),  # a Ray job's
+        (None, "http://there", None, "auto"),
+    ],
+)
+def test_it_joins_the_ray_of_the_service(monkeypatch, service, dashboard, variable, address):
+    joined = []
+    monkeypatch.setattr(module.service_file, "find", lambda: service)
+    monkeypatch.setattr("ray.init", lambda address, **_: joined.append(address))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+    module.join_ray(dashboard)
+    assert joined == [address]
+
+
+def test_where_no_ray_is_reached_it_says_how_to_run(monkeypatch):
+    def refuse(**_):
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr("ray.init", refuse)
+    with pytest.raises(CalibrationFailed, match=r"nobody there; run it there, as a Ray job: ray job submit --address"):
+        module.join_ray("http://there")
