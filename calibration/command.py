@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_OUT = Path("reports/calibration")
 _PROMPT_TOKENS, _ANSWER_TOKENS = 512, 128  # default means, if the model's context is long enough
-_OF_EMBEDDINGS = ("slo", "shape", "tokens", "quantile", "most", "stress_step", "fresh", "model")
+_OF_EMBEDDINGS = ("slo", "shape", "tokens", "most", "stress_step", "fresh", "model")
 _OF_GENERATION = ("prompt_tokens", "answer_tokens")
 _DEEPEST = 100_000  # as a config may have it (`deployments.settings.Depth`)
 _INTERRUPTED = 130  # the shell's status for a command that Ctrl-C ended
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="windve calibrate",
         description=(
-            "Measure each pool of a running windve application with bursts of queries, fit latency = alpha*C +\n"
+            "Time planned runs on each pool of a running windve application, fit latency = alpha*C +\n"
             "beta and the cost of a query by its length, fine-tune the queue depths with all pools loaded, verify\n"
             "them, prove the SLO with streams above the capacity, write the result into the Serve config and\n"
             "apply it. For an application that generates: measure planned steps, fit their times, prove both\n"
@@ -77,12 +77,6 @@ def _add_promise(parser: argparse.ArgumentParser) -> None:
         "steady: at any time, and may wait for a running batch, alpha*C + 2*beta (default: %(default)s)",
     )
     add("--tokens", type=int, default=75, help="length of a query; longer ones reduce depths (default: %(default)s)")
-    add(
-        "--quantile",
-        type=float,
-        default=1.0,
-        help="share of each burst that must meet the SLO; 1: all queries (default: %(default)s)",
-    )
 
 
 def _add_generation(parser: argparse.ArgumentParser) -> None:
@@ -152,8 +146,6 @@ def check(arguments: argparse.Namespace) -> None:
     """Raises SettingsError that names the option."""
     if arguments.slo is not None and not 0 < arguments.slo < 3600:
         raise SettingsError("--slo", f"should be seconds above 0 and below 3600, not {arguments.slo:g}")
-    if not 0.99 <= arguments.quantile <= 1:
-        raise SettingsError("--quantile", f"should be from 0.99 to 1, not {arguments.quantile:g}: less is not proven")
     if arguments.estimate_only and (arguments.config or arguments.apply):
         raise SettingsError(
             "--estimate-only", "an estimate is not proven, so it is never written: leave out --config and --apply"
@@ -204,7 +196,6 @@ def options(arguments: argparse.Namespace, configured_slo_s: float | None) -> Ca
         slo_s=float(slo_s),
         shape=arguments.shape,
         tokens=arguments.tokens,
-        quantile=arguments.quantile,
         most=arguments.most,
         seed=arguments.seed,
         stress_step=arguments.stress_step,

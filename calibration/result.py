@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from calibration.fit.lengths import LengthSample
 from calibration.fit.levels import Aim
 from calibration.measure.journal import Burst
 from calibration.measure.sweep import Estimate
+from calibration.measure.way import Way
 from calibration.prove.fine_tune import Tuned
 from calibration.prove.proof import TuningStep, Verification
 from calibration.prove.stream import StreamProof
@@ -32,6 +33,7 @@ from calibration.report.report_model import (
     StreamReport,
     TuningReport,
     VerificationReport,
+    WayReport,
     WrittenReport,
     utc,
 )
@@ -50,14 +52,13 @@ class CalibrationOptions:
     slo_s: float
     shape: Shape
     tokens: int
-    quantile: float
     most: int
     seed: int
     stress_step: int
 
     @property
     def aim(self) -> Aim:
-        return Aim(self.slo_s, self.shape, self.most, quantile=self.quantile)
+        return Aim(self.slo_s, self.shape, self.most)
 
 
 @dataclass(slots=True)
@@ -65,6 +66,7 @@ class CalibrationResult(RunResult):
     """What was found. A run that fails leaves the rest empty."""
 
     options: CalibrationOptions
+    way: Way | None = None
     estimates: dict[str, Estimate] = field(default_factory=dict)
     stress: dict[str, tuple[int, int]] = field(default_factory=dict)
     steps: list[TuningStep] = field(default_factory=list)
@@ -75,6 +77,11 @@ class CalibrationResult(RunResult):
     tuned: Tuned | None = None
     verification: Verification | None = None
     why_without_cpu: str | None = None
+
+    @property
+    def device_aim(self) -> Aim:
+        """The aim of a device's own time: the SLO without the way."""
+        return replace(self.options.aim, slo_s=self.options.slo_s - (self.way.lone_s if self.way else 0.0))
 
     @property
     def depths(self) -> dict[str, int]:
@@ -109,15 +116,19 @@ class CalibrationResult(RunResult):
 
     def changes(self) -> dict[str, Any]:
         """The changes to the Router's entry in the Serve config."""
+        found = self.changes_for(self.depths)
+        return {**found, "user_config": {**found["user_config"], "calibration": self._record()}}
+
+    def changes_for(self, depths: Mapping[str, int]) -> dict[str, Any]:
+        """The same for these depths, without the record of a proof."""
         user_config: dict[str, Any] = {"slo_s": self.options.slo_s}
-        for pool, depth in self.depths.items():
+        for pool, depth in depths.items():
             line = self.estimates[pool].line
             user_config[pool] = {"queue_depth": depth}
             if line is not None and line.curve.rises:  # otherwise the Router uses what the warm-up measures
                 cost = {key: _round(value) for key, value in asdict(self.costs[pool]).items()}
                 user_config[pool] |= {"alpha_s": _round(line.curve.alpha_s), "beta_s": cost.pop("beta_s"), "cost": cost}
-        user_config["calibration"] = self._record()
-        places = sum(depth * self.pools[pool]["live_replicas"] for pool, depth in self.depths.items())
+        places = sum(depth * self.pools[pool]["live_replicas"] for pool, depth in depths.items())
         return {"max_ongoing_requests": max(_MAX_ONGOING, _PLACES_BEFORE_PROXY * places), "user_config": user_config}
 
     def _record(self) -> dict[str, Any]:
@@ -128,7 +139,6 @@ class CalibrationResult(RunResult):
             "shape": self.options.shape,
             "slo_s": self.options.slo_s,
             "tokens": self.options.tokens,
-            "quantile": self.options.quantile,
             "r2": {pool: round(line.r2, 5) for pool, line in lines.items() if line is not None},
             "verified": self.verified,
             "proved": self.proved,
@@ -142,6 +152,7 @@ class CalibrationResult(RunResult):
         return CalibrationReport(
             **self.head(problem, written, proven=bool(self.verification)),
             settings=SettingsReport(**asdict(self.options), confidence=CONFIDENCE),
+            way=None if self.way is None else WayReport(**asdict(self.way)),
             pools={pool: self._pool(pool) for pool in self.pools},
             cpu_overflow=CpuOverflowReport(
                 used=bool(self.depths.get(CPU)) and ACCELERATOR in self.depths, reason=self.why_without_cpu
@@ -173,7 +184,7 @@ class CalibrationResult(RunResult):
 
     def _add_estimate(self, found: PoolReport, estimate: Estimate) -> None:
         """Add what was measured on the pool alone."""
-        line, aim, pool = estimate.line, self.options.aim, estimate.pool
+        line, aim, pool = estimate.line, self.device_aim, estimate.pool
         outliers = line.outliers if line else frozenset()
         found.samples = [
             SampleReport(**asdict(sample), outlier=index in outliers) for index, sample in enumerate(estimate.samples)

@@ -5,28 +5,33 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
 from calibration.fit.latency_model import Sample
 from calibration.fit.lengths import fit_cost, other_lengths
-from calibration.fit.levels import Aim
+from calibration.fit.levels import Aim, limit_s
 from calibration.measure.journal import Journal
+from calibration.measure.planned import PlannedBursts
 from calibration.measure.sweep import Estimate, measure_length, stress_test, sweep
-from calibration.measure.trials import TrialLoads, granted_trials
+from calibration.measure.traffic import Traffic
+from calibration.measure.way import measure_way
 from calibration.progress import Progress
 from calibration.prove.fine_tune import fine_tune
-from calibration.prove.proof import TuningStep, tune, verify
+from calibration.prove.in_force import trying_out
+from calibration.prove.proof import Load, TuningStep, tune, verify
 from calibration.prove.stream import OVERLOAD, Stream, prove
 from calibration.result import CalibrationOptions, CalibrationResult
 from calibration.service.application import Application, CalibrationFailed
 from calibration.service.live_pools import check_replicas, notes_on_pools
+from calibration.service.replicas import Replicas
 from deployments.embedding.config import RouterConfig
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 
 _TIMEOUT_MARGIN_S = 30.0  # beyond the application's own timeout
+_TYPICAL = 32  # queries
 _NOISY = 0.08  # relative standard deviation of a burst's latency from which on a note is printed
 
 
@@ -67,35 +72,73 @@ class Calibration:
 
         Raises CalibrationFailed or SettingsError; the result keeps what was found until then.
         """
-        replicas = {name: pool["live_replicas"] for name, pool in self.result.pools.items()}
-        options = self.result.options
+        options, kind = self.result.options, self.result.info["windve"]["kind"]
         timeout_s = self._router.request_timeout_s + _TIMEOUT_MARGIN_S
-        at, headers = self._application.address, self._application.headers
-        kind = self.result.info["windve"]["kind"]
         self.result.bursts = journal.bursts
-        async with granted_trials(self._application, self.result.note) as secret:
-            trials = TrialLoads(at, headers, secret, journal, replicas, options.tokens, options.seed, timeout_s, kind)
-            with closing(trials):
-                await trials.prepare(self.result.info["max_input_length"])
-                for pool in self.result.pools:
-                    await self._sweep(trials, pool)
-                estimates = self._usable_estimates()
-                await self._measure_lengths(trials)
+        application, pools = self._application, list(self.result.pools)
+        replicas = Replicas.connect(application, self.result.pools, _warm_up_s)
+        runs = PlannedBursts(replicas, journal, options.tokens)
+        traffic = Traffic(
+            application.address, application.headers, journal, pools, options.tokens, options.seed, timeout_s, kind
+        )
+        with closing(traffic):
+            await traffic.prepare(self.result.info["max_input_length"])
+            try:
+                await self._measure(traffic, runs)
                 if not estimate_only:
-                    await self._tune(trials, estimates)
-                    await self._verify(trials)
-                    if self._router.admission == "deadline":
-                        await self._prove_streams(trials)
-                    await asyncio.to_thread(check_replicas, self._application, self.result.pools)
+                    await self._tune(runs, self._usable_estimates())
+            finally:
+                await replicas.release()
+            if not estimate_only:
+                await self._prove(traffic)
+                await asyncio.to_thread(check_replicas, application, self.result.pools)
 
-    async def _sweep(self, trials: TrialLoads, pool: str) -> None:
+    async def _measure(self, traffic: Traffic, runs: PlannedBursts) -> None:
+        first = next(iter(self.result.pools))
+        with self._progress.stage("measuring the way to the devices"):
+            self.result.way = way = await measure_way(traffic, runs, first)
+        self._progress.done(
+            f"the way: {1000 * way.lone_s:.3g} ms for one query, at most about {way.rate:.0f} queries/s"
+        )
+        if self.result.device_aim.slo_s <= 0:
+            raise CalibrationFailed(
+                f"an SLO of {self.result.options.slo_s:g} s cannot be met: the way to the device and back alone takes "
+                f"{way.lone_s:.3g} s"
+            )
+        for pool in self.result.pools:
+            await self._sweep(runs, pool)
+        self._usable_estimates()
+        await self._measure_lengths(runs)
+
+    async def _prove(self, traffic: Traffic) -> None:
+        """Prove the depths with ordinary traffic while they are in force."""
+        assert self.result.tuned is not None
+        assert self.result.way is not None
+        options = self.result.options
+        replicas = {name: pool["live_replicas"] for name, pool in self.result.pools.items()}
+        load = Load(traffic, replicas, self.result.way.most_at_once(options.slo_s))
+        if (places := sum(depth * replicas[pool] for pool, depth in self.result.tuned.depths.items())) > load.most:
+            self.result.note(
+                f"the devices take {places} queries at once, but the way to them only about {self.result.way.rate:.0f} "
+                "a second: the proof sends as many as come through; add Routers (num_replicas) or cores for them"
+            )
+        async with trying_out(self._application, self.result.note) as try_out:
+
+            async def put_in_force(depths: Mapping[str, int]) -> None:
+                await try_out(self.result.changes_for(depths))
+
+            await self._verify(load, put_in_force)
+            if self._router.admission == "deadline":
+                await self._prove_streams(traffic, replicas)
+
+    async def _sweep(self, runs: PlannedBursts, pool: str) -> None:
         options = self.result.options
 
         def on_sample(samples: list[Sample]) -> None:
             self._progress.say(f"{samples[-1].concurrency} at once: {samples[-1].latency_s:.3f} s")
 
         with self._progress.stage(f"measuring the {pool} pool alone"):
-            estimate = await sweep(trials, pool, options.aim, on_sample)
+            estimate = await sweep(runs, pool, self.result.device_aim, on_sample)
         self.result.estimates[pool] = estimate
         if estimate.bent is not None:
             self.result.note(
@@ -117,22 +160,21 @@ class Calibration:
             )
         if options.stress_step:
             with self._progress.stage(f"stress test of the {pool} pool, step {options.stress_step}"):
-                self.result.stress[pool] = await stress_test(trials, pool, options.aim, options.stress_step)
+                self.result.stress[pool] = await stress_test(runs, pool, self.result.device_aim, options.stress_step)
             depth, spent = self.result.stress[pool]
             self._progress.done(f"{pool}: a stress test says {depth} ({spent} queries)")
 
-    async def _measure_lengths(self, trials: TrialLoads) -> None:
+    async def _measure_lengths(self, runs: PlannedBursts) -> None:
         """Measure the cost of a query by its length, on each pool that has a line."""
         aim, tokens = self.result.options.aim, self.result.options.tokens
         lined = {pool: estimate for pool, estimate in self.result.estimates.items() if estimate.line is not None}
         with self._progress.stage("measuring queries of other lengths"):
-            others = other_lengths(tokens, self.result.info["max_input_length"])
-            lengths = [await trials.nearest(length) for length in others]
+            lengths = other_lengths(tokens, self.result.info["max_input_length"])
             for pool, estimate in lined.items():
                 assert estimate.line is not None
                 samples = self.result.length_samples.setdefault(pool, [])
                 for length in lengths:
-                    samples += await measure_length(trials, estimate, length, aim)
+                    samples += await measure_length(runs, estimate, length, aim)
                 self.result.costs[pool] = cost = fit_cost(samples, estimate.line.curve, tokens)
                 shown = ", ".join(f"{1000 * cost.cost_s(n):.3g} ms at {n}" for n in sorted([*lengths, tokens]))
                 self._progress.done(f"{pool}: a query costs by its tokens {shown}")
@@ -140,7 +182,7 @@ class Calibration:
     def _usable_estimates(self) -> dict[str, int]:
         """The estimated depths. Raises CalibrationFailed if the preferred pool cannot meet the SLO at all."""
         first, *others = self.result.estimates.values()
-        slo_s, aim = self.result.options.slo_s, self.result.options.aim
+        slo_s, aim = self.result.options.slo_s, self.result.device_aim
         if not first.depth:
             raise CalibrationFailed(
                 f"an SLO of {slo_s:g} s cannot be met: one query on the {first.pool} pool {_takes(first, aim)}; "
@@ -153,7 +195,7 @@ class Calibration:
                 )
         return {pool: estimate.depth for pool, estimate in self.result.estimates.items()}
 
-    async def _tune(self, trials: TrialLoads, estimates: Mapping[str, int]) -> None:
+    async def _tune(self, runs: PlannedBursts, estimates: Mapping[str, int]) -> None:
         def on_step(step: TuningStep) -> None:
             self.result.steps.append(step)
             held = ", ".join(
@@ -164,7 +206,9 @@ class Calibration:
             self._progress.say(held)
 
         with self._progress.stage("fine-tuning, all pools loaded"):
-            tuned = await tune(trials, fine_tune(estimates, self.result.options.most), self.result.options.aim, on_step)
+            aim = self.result.device_aim
+            limits_s = {pool: limit_s(found.samples, aim) for pool, found in self.result.estimates.items()}
+            tuned = await tune(runs, fine_tune(estimates, self.result.options.most), limits_s, on_step)
         self.result.tuned = tuned
         for note in tuned.notes:
             self.result.note(note)
@@ -178,33 +222,37 @@ class Calibration:
             self.result.leave_cpu_out(tuned.notes[0] if tuned.notes else "no query on it met the SLO under load")
         self._progress.done("fine-tuned: " + _depths_text(tuned.depths))
 
-    async def _verify(self, trials: TrialLoads) -> None:
+    async def _verify(self, load: Load, put_in_force: Callable[[Mapping[str, int]], Awaitable[None]]) -> None:
         assert self.result.tuned is not None
         with self._progress.stage("verifying, with more queries than slots"):
             depths, advance = self.result.tuned.depths, self._progress.advance
-            self.result.verification = await verify(trials, depths, self.result.options.aim, advance)
+            self.result.verification = await verify(load, depths, self.result.options.aim, put_in_force, advance)
         if self.result.depths.get(CPU) == 0 and ACCELERATOR in self.result.depths:
             self.result.leave_cpu_out("no query on it met the SLO in the verification")
         self._progress.done(f"verified: {self.result.verified}")
 
-    async def _prove_streams(self, trials: TrialLoads) -> None:
+    async def _prove_streams(self, traffic: Traffic, replicas: Mapping[str, int]) -> None:
         """Prove the SLO with streams of equal and of mixed lengths, more than the pools can answer."""
-        options, depths = self.result.options, self.result.depths
-        rate = OVERLOAD * sum(
-            self.result.estimates[pool].queries_per_second(depth) * trials.replicas[pool]
-            for pool, depth in depths.items()
+        options, depths, way = self.result.options, self.result.depths, self.result.way
+        assert way is not None
+        capacity = sum(
+            self.result.estimates[pool].queries_per_second(depth) * replicas[pool] for pool, depth in depths.items()
         )
-        first = next(iter(depths))
-        only = None if all(depths.values()) else first  # a pool that will be closed must not help in the proof
+        rate = min(OVERLOAD * capacity, way.most_rate)
         for name, mixed in (("stream", False), ("stream of mixed lengths", True)):
             stream = Stream(name, rate, options.tokens, mixed)
             arrivals = stream.arrivals(options.slo_s, self.result.info["max_input_length"], options.seed)
             with self._progress.stage(f"proving a {name}, {rate:.3g} queries a second"):
-                proof = await prove(trials, stream, arrivals, options.slo_s, only)
+                proof = await prove(traffic, stream, arrivals, options.slo_s)
             self.result.streams.append(proof)
             self._progress.done(
                 f"{name}: {proof.late} of {len(proof.latencies_s)} admitted queries late, {proof.busy} refused"
             )
+
+
+def _warm_up_s(found: Mapping[str, float]) -> float:
+    """By a replica's warm-up, how long a typical run takes."""
+    return _TYPICAL * found["alpha_s"] + found["beta_s"]
 
 
 def _depths_text(depths: Mapping[str, int]) -> str:

@@ -8,7 +8,6 @@ WindveError
 │   ├── BodyTooLarge        413  INVALID_ARGUMENT
 │   └── ContextExceeded     400  INVALID_ARGUMENT     prompt and answer together exceed the model's context
 ├── Unauthorized            401  UNAUTHENTICATED      the request has no API key, or an unknown one
-├── Forbidden               403  PERMISSION_DENIED    a trial without the secret of a running calibration
 ├── WrongKind               400  FAILED_PRECONDITION  the route needs another kind of model
 ├── Busy                    429  RESOURCE_EXHAUSTED   no replica has room before the deadline; says when to come back
 │   ├── OverShare           429  RESOURCE_EXHAUSTED   and the API key asks for more than its fair share
@@ -89,12 +88,6 @@ class Unauthorized(WindveError):
     status = 401
     grpc_status = "UNAUTHENTICATED"
     code = "invalid_api_key"
-
-
-class Forbidden(WindveError):
-    status = 403
-    grpc_status = "PERMISSION_DENIED"
-    code = "forbidden"
 
 
 class WrongKind(WindveError):

@@ -267,13 +267,6 @@ class Settings(SharedSettings, OneModelSettings):
         return parse_settings(cls, raw, "args")
 
 
-class TrialGrant(Strict):
-    """Lets a calibration, which holds the secret, choose how its own queries are admitted."""
-
-    secret_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    expires_at: Annotated[float, Field(ge=0)]  # Unix time, s: the grant of a killed calibration does not stay open
-
-
 class LogConfig(Strict):
     """What the Router of any application logs."""
 

@@ -121,7 +121,7 @@ TOP = (
     Panel("stat", "Runs against the calibration", "Time of the engines' runs, as a share of what the calibration says. "
           "Above 1.2 it is no longer true; none without a calibration", "percentunit",
           (Query(_DRIFT, "{{pool}}"),), bad=1.2),
-    Panel("graph", "Latency against the SLO", "From arrival to answer; bulk and trial requests aside", "s",
+    Panel("graph", "Latency against the SLO", "From arrival to answer; bulk requests aside", "s",
           (Query(_quantile(0.5, "ray_windve_request_seconds"), "p50"),
            Query(_quantile(0.99, "ray_windve_request_seconds"), "p99"),
            Query(_SLO, "SLO"))),

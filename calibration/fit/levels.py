@@ -28,15 +28,14 @@ _REPEATS = 2  # samples of a level off the line before bisection replaces the li
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """The goal of a sweep: the depth at which `quantile` of each burst's queries are answered within `slo_s`, under
-    traffic of `shape`. At most `most` queries at once are sent to one replica, and at most `bursts` bursts in all.
+    """The goal of a sweep: the depth at which queries are answered within `slo_s`, under traffic of `shape`. At most
+    `most` queries run at once on one replica, in at most `bursts` runs in all.
     """
 
     slo_s: float
     shape: Shape = "burst"
     most: int = 2048
     bursts: int = 40
-    quantile: float = 1.0
 
     def within(self, latencies_s: Sequence[float]) -> int:
         return sum(latency <= self.slo_s for latency in latencies_s)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from typing import Any
 
 from calibration.generation.generation_result import GenerationOptions, GenerationResult
 from calibration.generation.promise_proof import LOADS, PromiseStream, payload, prove
 from calibration.generation.request_capacity import Arrival, Mix, capacity, longest_prompt
-from calibration.generation.step_series import MeasuredStep, StepFit, measure
-from calibration.generation.step_trials import StepTrials
+from calibration.generation.step_series import MeasuredStep, Seconds, StepFit, measure
 from calibration.generation.token_stream import ClientStream, send_all
 from calibration.load import request_bytes
-from calibration.measure.trials import finished, granted_trials
 from calibration.progress import Progress
+from calibration.prove.in_force import PutInForce, trying_out
 from calibration.service.application import Application, CalibrationFailed
 from calibration.service.live_pools import check_replicas, notes_on_pools
+from calibration.service.replicas import Replicas
+from deployments.generation.planned_steps import PlannedStep
+from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
+_TIMES = 3  # timed runs of each step, after one warm-up run
+_TYPICAL = StepLoad(8, 8 * 512)
 _NOISY = 0.15  # spread of equal steps from which on a note is printed
 
 
@@ -37,24 +41,31 @@ class GenerationCalibration:
 
         Raises CalibrationFailed; the result keeps what was found until then.
         """
-        async with granted_trials(self._application, self.result.note) as secret:
+        replicas = Replicas.connect(self._application, self.result.pools, _warm_up_s)
+        try:
             for pool in self.result.pools:
-                await self._measure(pool, secret)
-            self._find_capacity()
-            if not estimate_only:
-                await self._prove()
-                await asyncio.to_thread(check_replicas, self._application, self.result.pools)
-                self.result.proven = True
+                await self._measure(pool, replicas)
+        finally:
+            await replicas.release()
+        self._find_capacity()
+        if not estimate_only:
+            async with trying_out(self._application, self.result.note) as try_out:
+                await self._prove(try_out)
+            await asyncio.to_thread(check_replicas, self._application, self.result.pools)
+            self.result.proven = True
 
-    async def _measure(self, pool: str, secret: str) -> None:
+    async def _measure(self, pool: str, replicas: Replicas) -> None:
         policy = self.result.policy
-        trials = StepTrials(self._application.address, self._application.headers, secret, pool)
+
+        async def ask(step: PlannedStep) -> tuple[Seconds, Seconds] | None:
+            found = await replicas.time(pool, step, _TIMES)
+            return None if found is None else (tuple(one.seconds for one in found), tuple(one.host_s for one in found))
 
         def on_step(step: MeasuredStep) -> None:
             self._progress.say(f"{step.series}: {1000 * step.median_s:.3g} ms")
 
-        with closing(trials), self._progress.stage(f"measuring steps of the {pool} pool"):
-            measured = await measure(self.result.room(pool), policy.longest_step_s, trials.ask, on_step)
+        with self._progress.stage(f"measuring steps of the {pool} pool"):
+            measured = await measure(self.result.room(pool), policy.longest_step_s, ask, on_step)
         if not measured:
             raise CalibrationFailed(f"no planned step fits into the {pool} pool's cache: increase its blocks")
         self.result.fits[pool] = fit = StepFit.of(measured, self.result.layers(pool))
@@ -68,8 +79,6 @@ class GenerationCalibration:
                 f"the {pool} pool's attention or linear layers were too fast to measure, so the report does not say "
                 "whether its host pays off"
             )
-        if self.result.pools[pool]["live_replicas"] > len(trials.replicas):
-            self.result.note(f"the {pool} pool's step time was measured only on {', '.join(sorted(trials.replicas))}")
         self._progress.done(
             f"{pool}: {len(measured)} steps, predicted to {fit.median_error:.1%} (median) and {fit.worst_error:.0%} "
             "(worst)"
@@ -91,11 +100,11 @@ class GenerationCalibration:
             f"of {options.answer_tokens} on average"
         )
 
-    async def _prove(self) -> None:
+    async def _prove(self, try_out: PutInForce) -> None:
         result, seed = self.result, self.result.options.seed
         assert result.mix is not None
         assert result.capacity is not None
-        await finished(lambda: self._application.try_out(result.changes()))
+        await try_out(result.changes())
         for times, bursts in LOADS:
             stream = PromiseStream.of(times, result.capacity, result.policy.ttft_s, bursts=bursts)
             arrivals = stream.arrivals(result.mix, result.policy.ttft_s, seed)
@@ -116,3 +125,8 @@ class GenerationCalibration:
             for number, one in enumerate(arrivals)
         ]
         return await send_all(application.address, plan)
+
+
+def _warm_up_s(found: dict[str, Any]) -> float:
+    """By a replica's warm-up, how long a typical step takes."""
+    return StepTime(**found).seconds(_TYPICAL)

@@ -1,5 +1,5 @@
-"""Measures one pool alone, with bursts at levels chosen from the results so far, until its line is known. Also runs the
-stress test that this replaces.
+"""Measures one pool alone, with planned runs at levels chosen from the results so far, until its line is known. Also
+runs the stress test that this replaces.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import numpy as np
 from calibration.fit.latency_model import Fit, Sample, cover, fit, misfit, scatter
 from calibration.fit.lengths import LengthSample, next_concurrency
 from calibration.fit.levels import Aim, bounds, limit_s, next_level
-from calibration.measure.trials import TrialLoads
+from calibration.measure.planned import PlannedBursts
 from calibration.service.application import CalibrationFailed
 
 TOO_NOISY = 0.25  # relative standard deviation of a burst's latency above which no depth can be found
-_AGAIN = 2  # times that a burst is repeated because other traffic took its slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +45,13 @@ class Estimate:
         return max(self.lone_s, self.line.curve.latency_s(1, aim.shape) + self.line.margin_s(1, aim.shape))
 
 
-async def sweep(trials: TrialLoads, pool: str, aim: Aim, on_sample: Callable[[list[Sample]], None]) -> Estimate:
-    """Measure `pool` alone until its depth is known. Raises CalibrationFailed if its latencies scatter too much, or
-    other traffic disturbs it.
-    """
+async def sweep(runs: PlannedBursts, pool: str, aim: Aim, on_sample: Callable[[list[Sample]], None]) -> Estimate:
+    """Measure `pool` alone until its depth is known. Raises CalibrationFailed if its latencies scatter too much."""
     samples: list[Sample] = []
     while (level := next_level(samples, aim)) is not None:
-        samples.append(await _measure(trials, "sweep", pool, level, aim))
+        samples.append(Sample(level, await runs.seconds("sweep", pool, level)))
         on_sample(samples)
-    return estimated(pool, samples, aim, sum(sample.concurrency for sample in samples) * trials.replicas[pool])
+    return estimated(pool, samples, aim, sum(sample.concurrency for sample in samples))
 
 
 def estimated(pool: str, samples: Sequence[Sample], aim: Aim, queries: int) -> Estimate:
@@ -81,18 +78,18 @@ def estimated(pool: str, samples: Sequence[Sample], aim: Aim, queries: int) -> E
     return replace(found, line=line, depth=depth)
 
 
-async def measure_length(trials: TrialLoads, estimate: Estimate, tokens: int, aim: Aim) -> list[LengthSample]:
-    """Measure a few bursts of queries of another length on a pool whose line is known."""
+async def measure_length(runs: PlannedBursts, estimate: Estimate, tokens: int, aim: Aim) -> list[LengthSample]:
+    """Measure a few runs of queries of another length on a pool whose line is known."""
     assert estimate.line is not None
     samples: list[LengthSample] = []
-    line, times = estimate.line.curve, tokens / trials.tokens
+    line, times = estimate.line.curve, tokens / runs.tokens
     while (level := next_concurrency(samples, times, line, estimate.depth, aim.most)) is not None:
-        found = await _measure(trials, f"{tokens} tokens", estimate.pool, level, aim, tokens=tokens)
-        samples.append(LengthSample(tokens, level, found.latency_s))
+        seconds = await runs.seconds(f"{tokens} tokens", estimate.pool, level, tokens)
+        samples.append(LengthSample(tokens, level, seconds))
     return samples
 
 
-async def stress_test(trials: TrialLoads, pool: str, aim: Aim, step: int) -> tuple[int, int]:
+async def stress_test(runs: PlannedBursts, pool: str, aim: Aim, step: int) -> tuple[int, int]:
     """The stress test that the estimator replaces (Eq. 7-10): increase the concurrency by `step` until the SLO is
     missed.
 
@@ -101,27 +98,7 @@ async def stress_test(trials: TrialLoads, pool: str, aim: Aim, step: int) -> tup
     level, spent = 0, 0
     while level + step <= aim.most:
         spent += level + step
-        sample = await _measure(trials, "stress test", pool, level + step, aim)
-        if sample.latency_s > aim.slo_s:
+        if await runs.seconds("stress test", pool, level + step) > aim.slo_s:
             break
         level += step
-    return level, spent * trials.replicas[pool]
-
-
-async def _measure(
-    trials: TrialLoads, stage: str, pool: str, level: int, aim: Aim, *, tokens: int | None = None
-) -> Sample:
-    """Measure the latency of a burst that the SLO applies to: that of its slowest query, or the quantile."""
-    alone = {name: level if name == pool else 0 for name in trials.replicas}
-    for _ in range(1 + _AGAIN):
-        burst = await trials.burst(stage, alone, tokens=tokens)
-        if not burst.busy and not burst.failed:
-            return Sample(level, float(np.quantile(burst.latencies_s[pool], aim.quantile, method="higher")))
-    if burst.failed:
-        raise CalibrationFailed(
-            f"{burst.failed} of {burst.sent} queries failed on the {pool} pool: a replica was lost, or hangs"
-        )
-    raise CalibrationFailed(
-        f"{burst.busy} of {burst.sent} queries were refused by the {pool} pool: other traffic is served at the same "
-        "time, or a replica was lost; calibrate when traffic is low"
-    )
+    return level, spent

@@ -1,14 +1,17 @@
-"""Loads both pools together: runs the trials of fine-tuning, and the verification. Nothing is written if that fails."""
+"""Loads all pools together: fine-tuning by planned runs at the same time, and the verification by ordinary traffic
+while the depths are in force. Nothing is written if that fails.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from calibration.fit.levels import Aim
 from calibration.measure.journal import Burst
-from calibration.measure.trials import TrialLoads
+from calibration.measure.planned import PlannedBursts
+from calibration.measure.traffic import Traffic
 from calibration.prove.fine_tune import Held, Tuned, Tuning, step_down
 from calibration.service.application import CalibrationFailed
 
@@ -18,7 +21,7 @@ _QUERIES, _FEWEST_BURSTS, _MOST_BURSTS = 200, 5, 30  # of a verification
 _OVERLOAD = 0.1  # more queries than slots, so that the verification includes refusals
 _POLISHED = 2  # most times that depths that hold are reduced so that no query at all is late
 _ATTEMPTS = 7  # at smaller and smaller depths
-_STEADY_TRIAL, _STEADY_PROOF = 4, 10  # windows, in SLOs
+_STEADY_PROOF = 10  # its length, in SLOs
 _SHORTEST_WINDOW_S = 3.0
 _STEADY_CLIENTS, _STEADY_PAUSE = 0.5, 0.25  # more clients than slots; a client's pause, in SLOs
 
@@ -32,12 +35,14 @@ class TuningStep:
     held: Held
 
 
-async def tune(trials: TrialLoads, tuning: Tuning, aim: Aim, on_step: Callable[[TuningStep], None]) -> Tuned:
-    """Run the trials that `tuning` asks for."""
+async def tune(
+    runs: PlannedBursts, tuning: Tuning, limits_s: Mapping[str, float], on_step: Callable[[TuningStep], None]
+) -> Tuned:
+    """Run the trials that `tuning` asks for. `limits_s`: by pool, the longest that a run may take."""
     try:
         depths = next(tuning)
         while True:
-            step = await _try(trials, depths, aim)
+            step = await _try(runs, depths, limits_s)
             on_step(step)
             depths = tuning.send(step.held)
     except StopIteration as done:
@@ -45,44 +50,48 @@ async def tune(trials: TrialLoads, tuning: Tuning, aim: Aim, on_step: Callable[[
         return tuned
 
 
-async def _try(trials: TrialLoads, depths: Mapping[str, int], aim: Aim) -> TuningStep:
+async def _try(runs: PlannedBursts, depths: Mapping[str, int], limits_s: Mapping[str, float]) -> TuningStep:
     """Repeat a trial until each pool has held or failed often enough."""
     open_pools = [pool for pool, depth in depths.items() if depth]
     good, bad, slowest = (dict.fromkeys(open_pools, 0), dict.fromkeys(open_pools, 0), dict.fromkeys(open_pools, 0.0))
-    decided = _DECIDED if aim.shape == "burst" else 1
-    while any(max(good[pool], bad[pool]) < decided for pool in open_pools):
-        burst = await _load(trials, "fine-tune", depths, aim, _STEADY_TRIAL)
+    while any(max(good[pool], bad[pool]) < _DECIDED for pool in open_pools):
+        burst = await runs.run("fine-tune", depths)
         for pool in open_pools:
-            latencies = burst.latencies_s[pool]
-            slowest[pool] = max(slowest[pool], *latencies)
-            if max(good[pool], bad[pool]) < decided:
-                (good if _holds(latencies, aim) else bad)[pool] += 1
-    held = {pool: good.get(pool, 0) >= decided or not depth for pool, depth in depths.items()}
+            (latency_s,) = burst.latencies_s[pool]
+            slowest[pool] = max(slowest[pool], latency_s)
+            if max(good[pool], bad[pool]) < _DECIDED:
+                (good if latency_s <= limits_s[pool] else bad)[pool] += 1
+    held = {pool: good.get(pool, 0) >= _DECIDED or not depth for pool, depth in depths.items()}
     return TuningStep(dict(depths), slowest, held)
 
 
-def _holds(latencies_s: list[float], aim: Aim) -> bool:
-    if aim.shape == "steady":
-        return aim.within(latencies_s) >= REQUIRED * len(latencies_s)
-    return aim.within(latencies_s) >= aim.quantile * len(latencies_s)
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Ordinary traffic for a proof. `replicas`: by pool; depths are per replica. `most`: of a burst (`Way`)."""
 
+    traffic: Traffic
+    replicas: Mapping[str, int]
+    most: int
 
-async def _load(trials: TrialLoads, stage: str, depths: Mapping[str, int], aim: Aim, windows: int) -> Burst:
-    places = sum(depth * trials.replicas[pool] for pool, depth in depths.items())
-    slo_s = aim.slo_s
-    if aim.shape == "steady":
-        extra = math.ceil(_STEADY_CLIENTS * places)
-        window_s = max(_SHORTEST_WINDOW_S, windows * slo_s)
-        burst = await trials.steady(stage, depths, extra, window_s, _STEADY_PAUSE * slo_s)
-    else:
-        burst = await trials.burst(stage, depths, math.ceil(_OVERLOAD * places) if stage == "verify" else 0)
-    for pool, depth in depths.items():
-        if len(burst.latencies_s[pool]) < depth * trials.replicas[pool]:
-            raise CalibrationFailed(
-                f"{len(burst.latencies_s[pool])} of {depth * trials.replicas[pool]} slots of the {pool} pool could be "
-                "filled: other traffic is served at the same time, or a replica was lost; calibrate when traffic is low"
-            )
-    return burst
+    def places(self, depths: Mapping[str, int]) -> int:
+        """How many queries a burst fills, which may be fewer than the depths take."""
+        return max(1, min(self.most, self._all(depths)))
+
+    def fills(self, depths: Mapping[str, int]) -> bool:
+        """Whether it does. Otherwise a late query is the way's fault, and smaller depths would not help."""
+        return self._all(depths) <= self.most
+
+    def _all(self, depths: Mapping[str, int]) -> int:
+        return sum(depth * self.replicas[pool] for pool, depth in depths.items())
+
+    async def send(self, depths: Mapping[str, int], aim: Aim) -> Burst:
+        """More queries than the depths take: at once, or from clients that come at any moment."""
+        places = self.places(depths)
+        if aim.shape == "steady":
+            window_s = max(_SHORTEST_WINDOW_S, _STEADY_PROOF * aim.slo_s)
+            clients = places + math.ceil(_STEADY_CLIENTS * places)
+            return await self.traffic.steady("verify", depths, clients, window_s, _STEADY_PAUSE * aim.slo_s)
+        return await self.traffic.burst("verify", depths, places + math.ceil(_OVERLOAD * places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,28 +121,34 @@ class Verification:
 
 
 async def verify(
-    trials: TrialLoads, depths: Mapping[str, int], aim: Aim, on_burst: Callable[[int, int], None]
+    load: Load,
+    depths: Mapping[str, int],
+    aim: Aim,
+    put_in_force: Callable[[Mapping[str, int]], Awaitable[None]],
+    on_burst: Callable[[int, int], None],
 ) -> Verification:
-    """Send more load than these depths admit. If too many queries are late, reduce the late pool's depth and repeat. If
-    REQUIRED holds but a few are late, reduce it once or twice more.
+    """Put these depths in force, and send more load than they admit. If too many queries are late, reduce the late
+    pool's depth and repeat. If REQUIRED holds but a few are late, reduce it once or twice more.
 
     Raises CalibrationFailed after `_ATTEMPTS`, or if the preferred pool's depth reaches 0.
     """
     depths = dict(depths)
     good: list[Verification] = []
     for attempt in range(_ATTEMPTS):
-        verification = await _verify_once(trials, depths, aim, on_burst)
+        await put_in_force(depths)
+        verification = await _verify_once(load, depths, aim, on_burst)
         if verification.failed:
             raise CalibrationFailed(f"{verification.failed} queries failed in the verification: nothing was written")
         late = verification.late_pools()
         if not late:
             good.append(verification)
             late = [pool for pool, count in verification.late.items() if count and depths[pool] > 1]
-            if not late or len(good) > _POLISHED:
+            if not late or len(good) > _POLISHED or not load.fills(depths):
                 return verification
         elif good:
             return good[-1]  # more late queries at smaller depths: the machine's noise
-        depths = {pool: step_down(depth, attempt) if pool in late else depth for pool, depth in depths.items()}
+        if load.fills(depths):
+            depths = {pool: step_down(depth, attempt) if pool in late else depth for pool, depth in depths.items()}
         if not next(iter(depths.values())):
             break
     raise CalibrationFailed(
@@ -144,23 +159,17 @@ async def verify(
 
 
 async def _verify_once(
-    trials: TrialLoads, depths: dict[str, int], aim: Aim, on_burst: Callable[[int, int], None]
+    load: Load, depths: dict[str, int], aim: Aim, on_burst: Callable[[int, int], None]
 ) -> Verification:
-    places = sum(depth * trials.replicas[pool] for pool, depth in depths.items())
-    wanted = max(_FEWEST_BURSTS, min(_MOST_BURSTS, math.ceil(_QUERIES / places)))
+    wanted = max(_FEWEST_BURSTS, min(_MOST_BURSTS, math.ceil(_QUERIES / load.places(depths))))
     planned = 1 if aim.shape == "steady" else wanted
     bursts: list[Burst] = []
     for number in range(planned):
-        bursts.append(await _load(trials, "verify", depths, aim, _STEADY_PROOF))
+        bursts.append(await load.send(depths, aim))
         on_burst(number + 1, planned)
         found = _sum_up(depths, bursts, aim)
-        if aim.shape == "burst":
-            late = any(
-                count > (1 - REQUIRED) * depths[pool] * trials.replicas[pool] * planned
-                for pool, count in found.late.items()
-            )
-            if late:
-                break  # further bursts cannot make up for it
+        if aim.shape == "burst" and sum(found.late.values()) > (1 - REQUIRED) * load.places(depths) * planned:
+            break  # further bursts cannot make up for it
     return found
 
 

@@ -1,5 +1,5 @@
-"""The proof by streams: queries arrive one by one, more than the devices can answer, and are admitted by predicted
-finish. Admitted queries must be in time; the others are refused.
+"""The proof by streams: ordinary queries arrive one by one, more than the devices can answer, and are admitted by
+predicted finish. Admitted queries must be in time; the others are refused.
 
 REQUIRED allows twice as many late queries as serving should have over minutes. A stream of a few seconds has few
 queries, and one slow batch is a large share of them.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from calibration.measure.journal import Burst
-from calibration.measure.trials import TrialLoads
+from calibration.measure.traffic import Traffic
 from calibration.prove.proof import REQUIRED
 from calibration.service.application import CalibrationFailed
 
@@ -57,13 +57,11 @@ class StreamProof:
     latencies_s: tuple[float, ...]
 
 
-async def prove(
-    trials: TrialLoads, stream: Stream, arrivals: Sequence[Arrival], slo_s: float, only: str | None
-) -> StreamProof:
+async def prove(traffic: Traffic, stream: Stream, arrivals: Sequence[Arrival], slo_s: float) -> StreamProof:
     """Send the stream, and once more if too many are late. Raises CalibrationFailed if that is late too, or fails."""
     for _ in range(_ATTEMPTS):
-        sent = await trials.stream(stream.name, slo_s, arrivals, only)
-        found = _count(sent, stream, slo_s, trials.problem)
+        sent = await traffic.stream(stream.name, slo_s, arrivals)
+        found = _count(sent, stream, slo_s, traffic.problem)
         answered = len(found.latencies_s)
         if found.late <= (1 - REQUIRED) * answered:
             return found

@@ -39,7 +39,7 @@ def fit(report: CalibrationReport, name: str) -> bytes:
     axes.set(xlim=(0, edge), ylim=(0, top))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("concurrency C (queries at once" + (", per replica)" if pool.replicas > 1 else ")"))
-    axes.set_ylabel(f"{_which_query(settings.quantile)} (s)")
+    axes.set_ylabel("latency on the device (s)")
     _samples(axes, pool.samples, COLOURS[name])
     _lines(axes, pool, settings.shape, edge, COLOURS[name])
     _slo(axes, settings.slo_s)
@@ -197,11 +197,6 @@ def _equation(pool: PoolReport) -> str:
         return "no line was fitted"
     r2 = "" if pool.r2 is None else f"     R\N{SUPERSCRIPT TWO} = {pool.r2:.4f}"
     return f"{ALPHA} = {1000 * pool.curve.alpha_s:.4g} ms per query     {BETA} = {pool.curve.beta_s:.3g} s{r2}"
-
-
-def _which_query(quantile: float) -> str:
-    """The label for a burst's latency: that of its slowest query, or a quantile."""
-    return "latency of the slowest query" if quantile >= 1 else f"{100 * quantile:g} % quantile of latency"
 
 
 def _devices(report: CalibrationReport, pool: PoolReport) -> str:

@@ -89,6 +89,8 @@ def _depths(report: CalibrationReport) -> Sheet | None:
         ["estimate", *(number(pool.estimate) for pool in pools.values())],
         ["fine-tuned", *(number(pool.fine_tuned) for pool in pools.values())],
     ]
+    if report.way is not None:
+        rows.append(["the way, ms", *(f"{1000 * report.way.lone_s:.3g}" for _ in pools)])
     several = any(pool.replicas > 1 for pool in pools.values())
     title = f"Queue depths at {report.settings.slo_s:g} s" + (", per replica" if several else "")
     notes = [f"{POOLS[name]}: {text(pool.note)}" for name, pool in pools.items() if pool.note]

@@ -82,11 +82,17 @@ class SettingsReport(ReportPart):
     slo_s: Annotated[Seconds, Field(gt=0)]
     shape: Shape
     tokens: int
-    quantile: float
     most: int
     seed: int
     stress_step: int
     confidence: float
+
+
+class WayReport(ReportPart):
+    """Seconds of the way to the device and back: of a lone query, and of each further one that comes with it."""
+
+    lone_s: Seconds
+    query_s: Seconds
 
 
 class SampleReport(ReportPart):
@@ -300,6 +306,7 @@ class CalibrationReport(ReportHead):
         "The devices are EMULATED: the depths are true of the emulated curves, not of this machine's devices."
     )
     settings: SettingsReport
+    way: WayReport | None = None
     pools: dict[str, PoolReport]
     # Earlier reports call it `heterogeneous`.
     cpu_overflow: CpuOverflowReport = Field(validation_alias=AliasChoices("cpu_overflow", "heterogeneous"))

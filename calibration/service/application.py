@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-import secrets
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPException
@@ -18,18 +17,18 @@ import orjson
 
 from calibration.load import Address
 from calibration.service.serve_config import DEPLOYMENT
-from deployments.admission.trial import hash_secret
 from deployments.errors import SettingsError, WindveError, first_line
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.serve_adapter.local_ray import serve_client
 from serve_app.api_keys import read_keys
 from serve_app.config.models import EMBEDDINGS, GENERATION, IMPORT_PATHS, Args
 from serve_app.local import service_file
 
+POOLS = (ACCELERATOR, CPU)
 _DEFAULT_DASHBOARD = "http://127.0.0.1:8265"
 _CONFIG_KEYS = ("proxy_location", "http_options", "grpc_options", "target_capacity")
 _ALL_INTERFACES = {"0.0.0.0", "::", ""}  # noqa: S104 - compared with, not bound
-_GRANT_S = 24 * 3600.0  # how long a grant is valid, should a killed run not withdraw it; only the run knows the secret
-_IN_FORCE_S = 30.0  # for a new user_config to reach the Router
+_IN_FORCE_S = 30.0  # for a new user_config to reach all Routers
 
 
 class CalibrationFailed(WindveError):
@@ -51,8 +50,7 @@ class Application:
     deployed: dict[str, Any]
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # of every request; they contain the API key
     model: str | None = None
-    _pass: dict[str, Any] | None = None
-    _tried: dict[str, Any] | None = None  # the config in force until `end_trials`, without the grant
+    tried: list[dict[str, Any]] = field(default_factory=list)  # configs in force until `restore`, the latest last
 
     @classmethod
     def find(
@@ -87,7 +85,7 @@ class Application:
         if model is not None:
             where = f"{where.rstrip('/')}/models/{quote(model)}"
         headers = _authorization(api_keys, ours[name])
-        return cls(name, dashboard, Address.parse(where), _without_trial(ours[name]), headers, model)
+        return cls(name, dashboard, Address.parse(where), ours[name], headers, model)
 
     def info(self) -> dict[str, Any]:
         """The content of `/info`. Raises CalibrationFailed if it does not answer."""
@@ -127,7 +125,10 @@ class Application:
 
     def router_config(self) -> dict[str, Any]:
         """The Router's `user_config` at the start; with several models, the part in force for this one."""
-        found = dict(_router(self.deployed).get("user_config") or {})
+        return self._user_config(self.deployed)
+
+    def _user_config(self, application: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(_router(application).get("user_config") or {})
         own = (found.pop("models", None) or {}).get(self.model) if self.model is not None else {}
         return found | (own or {})
 
@@ -137,32 +138,24 @@ class Application:
             return dict(changes)
         return {**changes, "user_config": {"models": {self.model: changes["user_config"]}}}
 
-    def grant_trials(self) -> str:
-        """Return a secret. Until it expires, queries that send it are admitted by the depths or SLO they name."""
-        secret = secrets.token_urlsafe(24)
+    def try_out(self, changes: Mapping[str, Any], note: Callable[[Mapping[str, Any]], None] = lambda _: None) -> None:
+        """Put `changes` in force at all Routers, until `restore`. `note` gets the whole config before that. Raises
+        CalibrationFailed.
+        """
         self.check_unchanged()
-        self._pass = {"secret_sha256": hash_secret(secret), "expires_at": time.time() + _GRANT_S}
-        self._change(_with_router(self.deployed, self.placed({"user_config": {"trial": self._pass}})))
-        return secret
+        self.tried.append(changed := _with_router(self.deployed, self.placed(changes)))
+        note(changed)
+        self._change(changed)
+        self._wait_until_in_force(self._user_config(changed))
 
-    def try_out(self, changes: Mapping[str, Any]) -> None:
-        """Put `changes` in force together with the grant, until `end_trials`. Raises CalibrationFailed."""
-        assert self._pass is not None, "no trials were granted"
-        self._tried = _with_router(self.deployed, self.placed(changes))
-        self._change(_with_router(self._tried, self.placed({"user_config": {"trial": self._pass}})))
-        self._wait_until_in_force(_router(self._tried)["user_config"])
-
-    def end_trials(self) -> None:
-        """Restore the original config, unless someone has deployed another one, or granted other trials, meanwhile."""
-        if self._pass is None:
-            return
-        now = self._deployed_now()
-        ours = [self.deployed, *([] if self._tried is None else [self._tried])]
-        if _without_trial(now) in ours and self._pass in [own.get("trial") for own in _configs(now)]:
+    def restore(self) -> None:
+        """Put the original config back, unless someone has deployed another one meanwhile."""
+        if self.tried and self._deployed_now() in self.tried:
             self._change(self.deployed)
+        self.tried.clear()
 
     def apply(self, changes: Mapping[str, Any]) -> None:
-        """Merge `changes` into the Router's entry and wait until `/info` shows them. Raises CalibrationFailed."""
+        """Merge `changes` into the Router's entry, and wait until all Routers show them. Raises CalibrationFailed."""
         self.check_unchanged()
         changed = _with_router(self.deployed, self.placed(changes))
         self._change(changed)
@@ -171,24 +164,37 @@ class Application:
 
     def check_unchanged(self) -> None:
         """Raises CalibrationFailed if another config has been deployed since the start."""
-        if _without_trial(self._deployed_now()) != self.deployed:
+        if self._deployed_now() not in [self.deployed, *self.tried]:
             raise CalibrationFailed(
                 "the application's config changed during the calibration: nothing was applied; run it again"
             )
 
     def _wait_until_in_force(self, user_config: Mapping[str, Any]) -> None:
+        """Ask `/info` until each Router that Serve lists has shown these values. A connection gets any Router."""
         ends, what = time.monotonic() + _IN_FORCE_S, "step_time" if self.generates else "queue_depth"
+        wanted = {pool: found[what] for pool, found in user_config.items() if pool in POOLS and what in (found or {})}
+        heard: dict[str, dict[str, Any]] = {}
         while True:
             info = self.info()["windve"]
-            shown = {
-                pool: found[what] for pool, found in info["pools"].items() if what in (user_config.get(pool) or {})
-            }
-            if all(user_config[pool][what] == value for pool, value in shown.items()):
+            heard[info["router"]] = {pool: found[what] for pool, found in info["pools"].items() if pool in wanted}
+            missing = [
+                name
+                for name in self._routers()
+                if not heard.get(name, {}).items()
+                >= {pool: value for pool, value in wanted.items() if pool in info["pools"]}.items()
+            ]
+            if not missing:
                 return
             if info["config_problem"] or time.monotonic() > ends:
-                reason = info["config_problem"] or f"/info still shows {shown}"
+                reason = info["config_problem"] or f"of Router {missing[0]}, /info shows {heard.get(missing[0])}"
                 raise CalibrationFailed(f"the application did not apply the result: {reason}")
-            time.sleep(0.1)
+            time.sleep(0.02)
+
+    def _routers(self) -> list[str]:
+        """The names of the Routers that serve, as Serve lists them."""
+        found = serve_details(self.dashboard)["applications"].get(self.name, {}).get("deployments", {})
+        replicas = found.get(DEPLOYMENT, {}).get("replicas", [])
+        return [one["replica_id"] for one in replicas if one["state"] == "RUNNING"]
 
     def _deployed_now(self) -> dict[str, Any]:
         found: dict[str, Any] = serve_details(self.dashboard)["applications"].get(self.name, {})
@@ -304,24 +310,6 @@ def _with_router(application: Mapping[str, Any], changes: Mapping[str, Any]) -> 
         config["models"] = {**before, **own}
     router.update({**changes, "user_config": config})
     return changed
-
-
-def _configs(application: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The models' parts of all `user_config`s of the application, and then the `user_config`s themselves."""
-    whole = [deployment.get("user_config") or {} for deployment in application.get("deployments") or []]
-    return [*(own for config in whole for own in (config.get("models") or {}).values() if own), *whole]
-
-
-def _without_trial(application: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy without any grant, and without models' parts that are empty then."""
-    bare = copy.deepcopy(dict(application))
-    for config in _configs(bare):
-        config.pop("trial", None)
-        if "models" in config:
-            config["models"] = {name: own for name, own in (config["models"] or {}).items() if own}
-            if not config["models"]:
-                del config["models"]
-    return bare
 
 
 def _chosen(model: str | None, args: Args) -> str | None:

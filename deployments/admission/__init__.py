@@ -1,1 +1,1 @@
-"""Admission of queries and of generations: quotas, fair shares, trials, and the learned predictor. Pure."""
+"""Admission of queries and of generations: quotas, fair shares, and the learned predictor. Pure."""

@@ -45,7 +45,7 @@ class PendingOffer:
         self.sent_at = self.settled_at = loop.time()
         self.outcome: asyncio.Future[list[Answered] | Refused] = loop.create_future()
         self.admitted: asyncio.Future[int] | None = loop.create_future() if offer.partial else None
-        self.overdue, self.waits = False, offer.bulk or offer.trial  # such an offer never becomes overdue
+        self.overdue, self.waits = False, offer.bulk  # such an offer never becomes overdue
         self._answers: list[Answered | None] = [None] * self.size
         self._left = self.size
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from deployments.errors import SettingsError
-from deployments.settings import Depth, LogConfig, PositiveInt, Seconds, Share, Strict, TrialGrant, parse_settings
+from deployments.settings import Depth, LogConfig, PositiveInt, Seconds, Share, Strict, parse_settings
 
 
 class CostConfig(Strict):
@@ -70,7 +70,6 @@ class CalibrationRecord(Strict):
     shape: Literal["burst", "steady"]  # the traffic for which the depths hold
     slo_s: Seconds
     tokens: PositiveInt  # of each query
-    quantile: Share  # the quantile of a burst's latencies that meets the SLO; 1: the slowest
     r2: dict[str, float]  # of each pool's fit
     verified: str  # how many queries the last run admitted, and how many of them were in time
     # The loads under which the SLO held: "bursts" or "steady", "stream", "mixed lengths".
@@ -89,7 +88,6 @@ class RouterConfig(LogConfig):
     bulk: BulkConfig = BulkConfig()
     fair_share: FairShareConfig = FairShareConfig()
     calibration: CalibrationRecord | None = None
-    trial: TrialGrant | None = None
 
     def pool(self, name: str) -> PoolConfig:
         pools: dict[str, PoolConfig | None] = {"accelerator": self.accelerator, "cpu": self.cpu}

@@ -34,8 +34,6 @@ class Offer(Head):
     - `partial`: the replica may admit only the first few. It then delays its next run a little, until the Router
       confirms them or calls them off.
     - `again`: another replica of the pool has already counted this work as arriving.
-    - `trial`: the offer is a calibration's. The replica admits it by the count `depth`, or, if that is None, by
-      predicted finish with `left_s` as the SLO. `depth` is None for all other offers.
     - `tenant`: the owner of the queries; None if tenants are not distinguished.
     """
 
@@ -46,8 +44,6 @@ class Offer(Head):
     bulk: bool = False
     partial: bool = False
     again: bool = False
-    depth: int | None = None
-    trial: bool = False
     tenant: Tenant | None = None
 
 

@@ -52,9 +52,7 @@ class RouterMetrics:
             "Requests of windve_requests that were answered late, or failed by a server error",
             (),
         )
-        self._requests = tally(
-            instruments, "windve_requests", "Requests that the SLO applies to: all except bulk and trials", ()
-        )
+        self._requests = tally(instruments, "windve_requests", "Requests that the SLO applies to: all except bulk", ())
         self.tenants = TenantMetrics(instruments)
         self._total = Histogram(
             instruments, "windve_request_seconds", "Seconds from arrival to answer of windve_requests", BUCKETS_S
@@ -85,7 +83,7 @@ class RouterMetrics:
         self._queueing.observe(queue_s)
 
     def promised(self, total_s: float, allowed_s: float) -> None:
-        """Count an answered request that is neither bulk nor a trial. An answer after more than `allowed_s` (the SLO,
+        """Count an answered request that is not bulk. An answer after more than `allowed_s` (the SLO,
         or the request's own timeout) missed the SLO.
         """
         self._requests.add(1)

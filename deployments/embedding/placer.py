@@ -141,20 +141,16 @@ class Placer:
         `lengths`: tokens of each query. A replica that reported no room for the first query is skipped: the Router
         counts the work as refused for that replica, and notes in `request` when to come back.
         """
-        trial = request.wanted.trial
-        asks_all = trial is not None or request.deferrable
         for pool in self.pools.values():
-            if not (pool.is_open if trial is None else trial.may_use(pool.name)):
+            if not pool.is_open:
                 continue
             loop = asyncio.get_running_loop()
             depth = pool.config.queue_depth if pool.by_count else None
-            if trial is not None:
-                depth = trial.depth(pool.name)
             slo_s, now = max(self.config.slo_s, request.allowed_s), loop.time()
             ask = self._ask(now, request, lengths[0])
             for link in pool.soonest(now, lengths, _ASKED, ask=ask, slo_s=slo_s, depth=depth):
                 now = loop.time()  # asking the previous replica took time
-                if not asks_all and (opens_s := link.view.opens_for_s(now, ask)) > 0:
+                if not request.deferrable and (opens_s := link.view.opens_for_s(now, ask)) > 0:
                     if request.last_pool != pool.name:
                         link.refuse_here(lengths, request.allowed_s, request.tenant)
                     self._note_full(request, pool, link, lengths, opens_s)
@@ -163,7 +159,7 @@ class Placer:
 
     def send(self, request: Request, pool: Pool, link: Link, indices: list[int], *, partial: bool) -> OfferedPart:
         """Offer these queries of the request to that replica of the pool."""
-        trial, record = request.wanted.trial, request.wanted.record
+        record = request.wanted.record
         self.hedges.earn(len(indices))
         now = asyncio.get_running_loop().time()
         offer = Offer(
@@ -174,8 +170,6 @@ class Placer:
             bulk=request.bulk,
             partial=partial,
             again=request.last_pool == pool.name,
-            depth=None if trial is None else trial.depth(pool.name),
-            trial=trial is not None,
             tenant=request.tenant,
         )
         finish_s = 0.0
@@ -248,7 +242,7 @@ class Placer:
         """Why the request is not admitted: Busy, which says when to come back; Unavailable; or DeadlineExceeded, if
         even idle devices would be late.
         """
-        if not self.can_answer and request.wanted.trial is None:
+        if not self.can_answer:
             return self.unavailable()
         if request.asked and request.never == request.asked:
             return DeadlineExceeded(

@@ -13,7 +13,7 @@ import numpy as np
 
 from deployments.embedding.frames import Offers
 from deployments.embedding.metrics import EmbedderMetrics
-from deployments.embedding.run import EngineQuery, Indices, OfferedQuery
+from deployments.embedding.run import EngineQuery, Indices, OfferedQuery, PlannedBatch, PlannedQuery
 from deployments.embedding.run_loop import Ended, Passed, RunLoop
 from deployments.embedding.run_order import by_output
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
@@ -100,6 +100,13 @@ class Embedder(Replica[Settings]):
     def _warm_up_batch(self, lengths: list[int]) -> TokenBatch:
         card = self._card
         return TokenBatch.random(card.vocab_size, lengths, len(lengths), card.outputs_for(card.kind))
+
+    def _planned(self, planned: PlannedBatch) -> Sequence[EngineQuery] | None:
+        card, queries = self._card, planned.queries
+        if planned.tokens > card.max_tokens:
+            return None
+        ids = np.random.default_rng(0).integers(0, card.vocab_size, (queries, planned.tokens), np.int32)
+        return [PlannedQuery(one, card.outputs_for(card.kind)) for one in ids]
 
     def _compute(self, run: Sequence[EngineQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         """Run these queries in the engine's thread. The loop is told when each pass and the run end."""

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Charge, Client, Quota
-from deployments.admission.trial import Trial
 from deployments.embedding.channel import PendingOffer
 from deployments.embedding.frames import Answered
 from deployments.embedding.link import Link
@@ -64,7 +63,6 @@ class Wanted:
     - `bounds`: limits on tokens below the model's own.
     - `prompt_name`: the prompt to put before each input; empty: none; None: the model's default, if it has one.
     - `bulk`: answer it as a bulk request.
-    - `trial`: admit it by a calibration's rule. It is then never bulk.
     - `timeout_s`: how long the caller will wait. It replaces the SLO in the deadline.
     - `waited_s`: seconds since the request came to this host. Its deadline counts from then.
     - `role`: whether the texts are queries or documents. Only some models treat the two differently.
@@ -79,18 +77,12 @@ class Wanted:
     bounds: TokenBounds = NO_BOUNDS
     prompt_name: str | None = None
     bulk: bool = False
-    trial: Trial | None = None
     timeout_s: float | None = None
     waited_s: float = 0.0
     outputs: Outputs = ()
     role: Role = "document"
     record: Record | None = None
     client: Client | None = None
-
-    @property
-    def charged(self) -> Client | None:
-        """The client whose share and quota it counts against. A calibration's queries count against nobody's."""
-        return None if self.trial is not None else self.client
 
 
 @dataclass(slots=True, eq=False)
@@ -133,11 +125,11 @@ class Request:
 
     @property
     def tenant(self) -> Tenant | None:
-        return None if self.wanted.charged is None else self.wanted.charged.tenant
+        return None if self.wanted.client is None else self.wanted.client.tenant
 
     @property
     def quota(self) -> Quota | None:
-        return None if self.wanted.charged is None else self.wanted.charged.quota
+        return None if self.wanted.client is None else self.wanted.client.quota
 
     @property
     def allowed_s(self) -> float:

@@ -88,7 +88,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
     async def embed(self, queries: Sequence[Query], wanted: Wanted) -> Embedded:
         """Answer a request of one or more queries, with embeddings or whatever else the model computes, and count it.
 
-        Raises WrongKind, InvalidInput, Forbidden, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
+        Raises WrongKind, InvalidInput, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
         """
         request: Request | None = None
         try:
@@ -97,8 +97,8 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         except BaseException as error:
             gave_up = isinstance(error, DeadlineExceeded | asyncio.CancelledError)
             self.metrics.failed(error, len(queries), late=gave_up and self._is_late(request))
-            if wanted.charged is not None:
-                self.metrics.tenants.refused(wanted.charged.tenant.name, error, len(queries))
+            if wanted.client is not None:
+                self.metrics.tenants.refused(wanted.client.tenant.name, error, len(queries))
             raise
         rows_of = partial(self._encoder.rows, outputs=request.outputs, role=wanted.role)
         done = embedded(request, answers, rows_of)
@@ -168,7 +168,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
     def _open(self, queries: Sequence[Query], wanted: Wanted) -> Request:
         """Create the request: its deadline, class and outputs.
 
-        Raises WrongKind, InvalidInput, Forbidden or DeadlineExceeded.
+        Raises WrongKind, InvalidInput or DeadlineExceeded.
         """
         outputs = self._outputs(wanted)
         if wanted.timeout_s is not None and wanted.timeout_s <= 0:
@@ -176,12 +176,8 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         prompt = self._encoder.prompt(wanted.prompt_name)
         came_at, slo_s = asyncio.get_running_loop().time() - wanted.waited_s, self.config.slo_s
         allowed_s = slo_s if wanted.timeout_s is None else min(wanted.timeout_s, self.config.request_timeout_s)
-        if wanted.trial is not None:
-            self._enter(wanted.trial)
-            allowed_s = wanted.trial.finish_s or allowed_s
-        deferrable = is_deferrable(self.config.admission, slo_s, allowed_s, trial=wanted.trial is not None)
-        bulk = wanted.bulk and wanted.trial is None
-        request = Request(queries, wanted, prompt, came_at, came_at + allowed_s, deferrable, bulk, outputs)
+        deferrable = is_deferrable(self.config.admission, slo_s, allowed_s)
+        request = Request(queries, wanted, prompt, came_at, came_at + allowed_s, deferrable, wanted.bulk, outputs)
         request.is_foreseen |= self.metrics.recent.wants_finish()
         if (record := wanted.record) is not None:
             record.model, record.request = self.card.name, request
@@ -203,8 +199,6 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         """Raises Busy or Unavailable before the request is tokenized if no replica would admit it. If that were found
         only afterwards, MiniLM on two cores would be late with 2 to 4 % of its answers at 2.5 times the capacity.
         """
-        if request.wanted.trial is not None:
-            return
         if not self.can_answer:
             raise self._placer.unavailable()
         count = len(request.queries)
@@ -246,7 +240,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         request.tokenised = asyncio.get_running_loop().time()
         if request.outputs != TEXT:
             self._encoder.check_numbers(request.ids, request.outputs)
-        if len(request.queries) > 1 and wanted.trial is None and not request.bulk:
+        if len(request.queries) > 1 and not request.bulk:
             mean = sum(map(len, request.ids)) / len(request.ids)
             request.bulk = len(request.queries) > self._placer.capacity(mean, request)
 
@@ -262,7 +256,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         if request is None:
             return False
         now = asyncio.get_running_loop().time()
-        return not (request.bulk or request.wanted.trial) and now > request.due - _TIMER_S
+        return not request.bulk and now > request.due - _TIMER_S
 
     def _count(self, request: Request, answers: Answers, done: Embedded) -> None:
         if request.tenant is not None:
@@ -271,7 +265,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             self.metrics.tenants.used(request.tenant.name, len(answers), tokens=done.tokens, device_s=device_s)
         pools = [pool for pool, _ in answers.values()]
         self.metrics.answered(pools, tokenization_s=done.tokenization_s, queue_s=done.queue_s)
-        if not (request.bulk or request.wanted.trial):
+        if not request.bulk:
             allowed_s = self.config.slo_s if request.wanted.timeout_s is None else request.allowed_s
             self.metrics.promised(done.total_s, allowed_s)
             if request.predicted_s is not None:

@@ -19,7 +19,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,14 +34,28 @@ MOST_AGAIN = 25  # enough to find two bad queries in 64
 Indices = npt.NDArray[np.intp]
 
 
+class PlannedBatch(NamedTuple):
+    """A planned run: so many queries of so many tokens each."""
+
+    queries: int
+    tokens: int
+
+
 class EngineQuery(Protocol):
-    """A query for the engine: an offered one, or a warm-up batch of one."""
+    """A query for the engine: an offered one, a warm-up batch of one, or one of a planned run."""
 
     @property
     def ids(self) -> TokenIds: ...
 
     @property
     def outputs(self) -> Outputs: ...
+
+
+class PlannedQuery(NamedTuple):
+    """A query of meaningless tokens."""
+
+    ids: TokenIds
+    outputs: Outputs
 
 
 @dataclass(slots=True, eq=False)

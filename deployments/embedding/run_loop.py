@@ -26,8 +26,10 @@ from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, ReplicaState
 from deployments.engines import Stopped
+from deployments.errors import EngineFailed
 from deployments.models.outputs import Numbers
 from deployments.serving.frames import FailureKind, add_failure, known
+from deployments.serving.planned_runs import PlannedRuns, Timed
 from deployments.serving.sessions import Connection, RouterSessions, later
 
 logger = logging.getLogger("ray.serve")
@@ -71,6 +73,8 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         self._measured = schedule.limits.model
         self._compute, self._on_run, self._on_failure, self._on_policy = compute, on_run, on_failure, on_policy
         self._run: Run | None = None
+        self._planned_since: float | None = None  # when the engine began with a planned run
+        self.planned = PlannedRuns[Sequence[EngineQuery]](self, self.time_run)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
 
@@ -80,7 +84,8 @@ class RunLoop(RouterSessions[QuerySession, Report]):
 
     def state(self) -> ReplicaState:
         """The replica's state now, as it reports it to Routers."""
-        return self.schedule.state(self.now())._replace(routers=len(self._sessions))
+        state = self.schedule.state(self.now())._replace(routers=len(self._sessions))
+        return state.closed_for(self.planned.left_s) if self.planned.is_on else state
 
     def utilization(self) -> float:
         """How full the queue is, as a share of the SLO or of the depth; may exceed 1."""
@@ -89,7 +94,8 @@ class RunLoop(RouterSessions[QuerySession, Report]):
     @property
     def running_s(self) -> float:
         """Seconds that the engine has been in its current run; 0 while it is idle."""
-        return self.now() - self._run.since if self._run is not None else 0.0
+        since = self._planned_since if self._run is None else self._run.since
+        return 0.0 if since is None else self.now() - since
 
     @property
     def is_busy(self) -> bool:
@@ -146,7 +152,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
 
     def _take(self, session: QuerySession, offer: Offer, now: float) -> None:
         policy, due = self.schedule.limits.policy, now + offer.left_s
-        deferrable = offer.bulk or is_deferrable(policy.admission, policy.slo_s, offer.left_s, trial=offer.trial)
+        deferrable = offer.bulk or is_deferrable(policy.admission, policy.slo_s, offer.left_s)
         queries = [
             OfferedQuery(
                 len(ids),
@@ -162,11 +168,12 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             )
             for index, ids in enumerate(offer.queries)
         ]
-        trial_slo_s = offer.left_s if offer.trial and offer.depth is None else None
+        if self.planned.is_on:
+            self.schedule.refusals.closed += len(queries)
+            self._tell(session).refused.append((offer.number, False))
+            return
         try:
-            count = self.schedule.offer(
-                now, queries, partial=offer.partial, again=offer.again, depth=offer.depth, slo_s=trial_slo_s
-            )
+            count = self.schedule.offer(now, queries, partial=offer.partial, again=offer.again)
         except Exception as error:
             logger.exception("an offer could not be decided on")
             self._drop(queries)
@@ -179,7 +186,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             if count < len(queries) and not offer.bulk:
                 self.schedule.hold(now, (session, offer.number))
         elif not count:
-            never = offer.depth is None and self.schedule.admission.never(max(q.cost_s for q in queries), offer.left_s)
+            never = self.schedule.admission.never(max(q.cost_s for q in queries), offer.left_s)
             self._tell(session).refused.append((offer.number, never))
 
     def _drop(self, queries: Sequence[OfferedQuery]) -> None:
@@ -200,7 +207,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         now = self.now()
         told = [session for session in self._sessions.values() if session.reported_opens_at > now]
         if told:
-            opens_at = now + self.schedule.opens_s(now)
+            opens_at = now + max(self.planned.left_s, self.schedule.opens_s(now))
             for session in told:
                 if session.reported_opens_at > opens_at + _LATE_S:
                     self._tell(session)
@@ -245,6 +252,30 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             self._compute(queries, passed, ended, run.stop)
         except Exception as error:  # noqa: BLE001 - whatever it is, its queries must end
             asyncio.get_running_loop().call_soon(ended, error)
+
+    async def time_run(self, queries: Sequence[EngineQuery]) -> Timed:
+        """Run queries that nobody offered, while nothing else runs. Raises EngineFailed."""
+        done: asyncio.Future[Timed] = asyncio.get_running_loop().create_future()
+        began = self._planned_since = self.now()
+        finite = True
+
+        def passed(_: Indices, __: Iterable[Numbers], norms: Numbers) -> None:
+            nonlocal finite
+            finite = finite and bool(np.all(np.isfinite(norms)))
+
+        def ended(problem: BaseException | None) -> None:
+            self._planned_since = None
+            if problem is None and not finite:
+                problem = RuntimeError(_NO_NUMBERS)
+            if done.done():
+                pass  # cancelled
+            elif problem is None:
+                done.set_result(Timed(self.now() - began))
+            else:
+                done.set_exception(EngineFailed(self._on_failure(problem)))
+
+        self._compute(queries, passed, ended, threading.Event())
+        return await done
 
     def _arm(self, wait_s: float) -> None:
         if self._timer is not None:

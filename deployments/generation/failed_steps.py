@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from deployments.errors import EngineFailed
 from deployments.generation.step import OfferedGeneration
-from deployments.generation.step_timing import Timed
+from deployments.serving.planned_runs import Timed
 from deployments.serving.sessions import PROBE_TIMEOUT_S, later
 
 if TYPE_CHECKING:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from deployments.errors import WindveError
 from deployments.generation.engine.factory import StepEngine, create_step_engine
 from deployments.generation.frames import GenerationOffers
 from deployments.generation.metrics import GeneratorMetrics, GeneratorState
@@ -17,7 +15,7 @@ from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.settings import GenerationSettings
 from deployments.generation.step_loop import StepLoop
-from deployments.generation.step_run import steps_in
+from deployments.generation.step_run import StepWork, steps_in
 from deployments.generation.text.model_card import GenerationCard, read_generation_card
 from deployments.hardware.device_detector import CPU
 from deployments.serving.replica import Replica
@@ -98,23 +96,7 @@ class Generator(Replica[GenerationSettings]):
             free, blocks = free + state.host.free_blocks, blocks + state.host.blocks
         return max(1 - free / blocks, state.first_s / self._worker.schedule.policy.ttft_s)
 
-    async def time_steps(self, planned: Sequence[PlannedStep], times: int) -> dict[str, Any] | WindveError:
-        """Time planned steps for the route `/calibration/steps`. See `StepTiming.time_steps`. Errors are returned, not
-        raised, because Serve would count them against the replica.
-        """
+    def _planned(self, planned: PlannedStep) -> StepWork | None:
         engine, card = self._engine, self._card
         bounds = engine.blocks, self._settings.max_num_batched_tokens, card.context, engine.num_cpu_blocks
-        works = (
-            step.work(engine.blocks, card, engine.num_cpu_blocks) if step.fits(*bounds) else None for step in planned
-        )
-        logger.info("%s: timing %d steps for a calibration; no generation until they end", self._pool, len(planned))
-        try:
-            found = await self._worker.time_steps(works, times)
-            return {
-                "pool": self._pool,
-                "replica": self._replica,
-                "seconds": [took and [one.seconds for one in took] for took in found],
-                "host_seconds": [took and [one.host_s for one in took] for took in found],
-            }
-        except WindveError as error:
-            return error
+        return planned.work(engine.blocks, card, engine.num_cpu_blocks) if planned.fits(*bounds) else None

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from deployments.admission.trial import HEADER, Trial
-from deployments.errors import EngineBroken, Forbidden, InvalidInput, ReplicaLost, TimedOut, Unavailable, WindveError
+from deployments.errors import EngineBroken, ReplicaLost, TimedOut
 from deployments.generation.channel import PendingGeneration
 from deployments.generation.charge import GenerationCharge
 from deployments.generation.frames import NewToken
 from deployments.generation.metrics import GenerationPoolState, GenerationRouterMetrics, Promise, Streamed
 from deployments.generation.placer import GenerationPlacer, GenerationRequest, Placed
-from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.pool import GenerationPool
 from deployments.generation.request import Finish, Piece, WantedGeneration
 from deployments.generation.settings import GenerationRouterConfig, GenerationSettings
@@ -35,7 +33,6 @@ from deployments.serving.router import BaseRouter, Handles, RouterContext
 
 logger = logging.getLogger("ray.serve")
 
-_TIMED_S = 60.0  # a replica that takes longer to time planned steps hangs
 _BEGUN = Piece(0, "", ())  # consumed by `begin`, never returned to callers
 
 
@@ -163,33 +160,6 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
         if request.texts[piece.answer].stopped:
             placed.link.stop(placed.pending, piece.answer)
 
-    # --- calibration --------------------------------------------------------------------------------------------------
-
-    async def time_steps(
-        self, trial: Trial | None, pool: str, planned: Sequence[PlannedStep], times: int
-    ) -> dict[str, Any]:
-        """Time planned steps on a replica of the pool, for the route `/calibration/steps` (`StepTiming.time_steps`).
-        Returns its pool and name and, for each step, its seconds, or None if it does not fit. If steps take long, there
-        are fewer. The replica admits nothing meanwhile. Raises Forbidden, InvalidInput, Unavailable or EngineFailed.
-        """
-        if trial is None:
-            raise Forbidden(f"steps are planned by calibrations only, with their secret in the header {HEADER}")
-        self._enter(trial)
-        if pool not in self._handles:
-            raise InvalidInput(f"there is no pool named {pool}, only {' and '.join(self._handles)}", param="pool")
-        _, handle = self._handles[pool]
-        try:
-            async with asyncio.timeout(_TIMED_S):
-                found: dict[str, Any] | WindveError = await handle.options(method_name="time_steps").remote(
-                    planned, times
-                )
-        except Exception as error:
-            logger.warning("the %s pool timed no steps", pool, exc_info=error)
-            raise Unavailable(f"no replica of the {pool} pool timed these steps: {type(error).__name__}") from None
-        if isinstance(found, WindveError):
-            raise found
-        return found
-
     # --- status -------------------------------------------------------------------------------------------------------
 
     @property
@@ -212,7 +182,6 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
             "ttft_s": self.config.ttft_s,
             "tpot_s": self.config.tpot_s,
             "config_problem": self.config_problem,
-            "trial_seconds_ago": self.trial_seconds_ago,
             "routers": self._placer.routers,
             "refused": self._placer.refused,
             "recent": self.metrics.recent.describe(),

@@ -26,7 +26,6 @@ from deployments.settings import (
     Seconds,
     Share,
     Strict,
-    TrialGrant,
     parse_settings,
 )
 
@@ -190,7 +189,6 @@ class GenerationRouterConfig(LogConfig):
     bulk_share: Share = 0.5  # the most that bulk generations may use of the cache and of a step
     accelerator: GenerationAcceleratorConfig = GenerationAcceleratorConfig()
     cpu: GenerationPoolConfig = GenerationPoolConfig()
-    trial: TrialGrant | None = None  # written by a calibration while it runs
 
     @property
     def slo_s(self) -> float:

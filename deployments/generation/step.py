@@ -12,9 +12,9 @@ from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.step import Chunk, Work
 from deployments.generation.step_run import Found, StepWork
-from deployments.generation.step_timing import Timed
 from deployments.generation.text.sampling import RowSamplers, Sampler
 from deployments.models.tokenizer import TokenIds
+from deployments.serving.planned_runs import Timed
 from deployments.serving.sessions import RouterSession
 
 

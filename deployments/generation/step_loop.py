@@ -29,9 +29,9 @@ from deployments.generation.scheduler.step import UNTIMED, load_of
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.step import Answer, GenerationSession, OfferedGeneration, Step, offered
 from deployments.generation.step_run import Compute, Found, StepWork, probe_work
-from deployments.generation.step_timing import StepTiming, Timed
 from deployments.generation.text.sampling import Picked, Sampler
 from deployments.serving.frames import FailureKind, add_failure, known
+from deployments.serving.planned_runs import PlannedRuns, Timed
 from deployments.serving.sessions import Connection, RouterSessions
 
 logger = logging.getLogger("ray.serve")
@@ -74,9 +74,8 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         self._compose_s = 0.0  # mean time to compose a step
         self._stopped: list[Row] = []  # rows that end with the next step of generations
         self._inbox = OfferInbox(self)
-        self._timing = StepTiming(self)
+        self.planned = PlannedRuns[StepWork](self, self._time_planned)
         self._failed_steps = FailedSteps(self)
-        self.time_steps = self._timing.time_steps
 
     @property
     def in_flight(self) -> int:
@@ -91,7 +90,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
     def state(self) -> StepState:
         """The replica's state now, as it reports it to Routers."""
         state = self.schedule.state(self.now())
-        return state._replace(opens_s=max(state.opens_s, self._timing.paused_s))
+        return state._replace(opens_s=max(state.opens_s, self.planned.left_s))
 
     @property
     def is_busy(self) -> bool:
@@ -160,17 +159,17 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             offer=offer,
             each_answer=answers,
         )
-        if not self._timing.is_on and self.schedule.offer(now, generation):
+        if not self.planned.is_on and self.schedule.offer(now, generation):
             session.admitted[offer.number] = generation
             self._tell(session).admitted.append(offer.number)
             return
         # Ignore the wait in the inbox: it must not turn an offer that came in time into one that is never possible.
-        never = (self._timing.is_on or generation.never) and self.schedule.admission.never(generation, offer.left_s)
+        never = (self.planned.is_on or generation.never) and self.schedule.admission.never(generation, offer.left_s)
         sure_s = offer.left_s / (1 + self.schedule.learning.margin)  # so that a prompt of `longest` is then admitted
         longest = self.schedule.admission.longest_prompt(sure_s) if never else 0
         opens_s, why = generation.opens_s or waited_s, ""  # if only its wait was too long, the next would wait as long
-        if self._timing.is_on:
-            opens_s, why = self._timing.paused_s, _PAUSED
+        if self.planned.is_on:
+            opens_s, why = self.planned.left_s, _PAUSED
         self._tell(session).refused.append(RefusedOffer(offer.number, never, longest, opens_s, why))
 
     def _stop(self, generation: OfferedGeneration | None, number: int) -> None:
@@ -295,6 +294,11 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         self.run_step(work, tell)
         return timed
 
+    def _time_planned(self, work: StepWork) -> asyncio.Future[Timed]:
+        for sampler in chain.from_iterable(row.samplers for row in work.samplers):
+            sampler.ended = False  # an earlier draw from meaningless tokens may have ended it
+        return self.time_step(work)
+
     def run_step(self, work: StepWork, tell: Callable[[Timed | EngineFailed], None]) -> None:
         """Begin a step that belongs to no generation. `tell` is called when it has ended."""
         self.schedule.lend(now := self.now(), load_of(work.work.chunks))
@@ -381,12 +385,6 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             add_failure(self._tell(generation.session), generation.offer.number, sentence, kind)
 
     # --- reports to Routers -------------------------------------------------------------------------------------------
-
-    def report_to_all(self) -> None:
-        """Report the state to all Routers: what they know is outdated."""
-        for session in self._sessions.values():
-            session.asks = True
-        self.report_soon()
 
     def _should_report(self, session: GenerationSession, opens_at: float) -> bool:
         return session.asks or session.reported_opens_at > opens_at + _SOONER_S

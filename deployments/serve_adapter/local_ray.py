@@ -26,6 +26,7 @@ ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
 }
+JOINS = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",)  # who joins this Ray must set it too, or looks for it off loopback
 LESS_OFTEN = {  # background work of Ray that one machine needs less often; variables that are set already stay
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # Serve's controller checks every replica; default 0.1 s
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # Serve's own metrics, which are sent only every 10 s anyway

@@ -1,8 +1,8 @@
 """Tells a Router which replicas of a pool are alive. Serve reports them to its request router, an extension point.
 
-Queries do not go through Serve's handle (see `serving.connections`). Only a first call is routed here, after which the
-handle follows its deployment. Serve pickles this module by value into the Router's process, so shared state lives in
-`membership`.
+Queries do not go through Serve's handle (see `serving.connections`). Only two kinds of call are routed here: a first
+one, after which the handle follows its deployment, and those of a calibration, each to the replica that it names. Serve
+pickles this module by value into the process that has the handle, so shared state lives in `membership`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ class ReplicaRouter(RequestRouter):
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
-        pending_request: PendingRequest | None = None,  # noqa: ARG002 - Serve's signature
+        pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
+        """The replica that a call names in its argument `replica`, if it lives; else all."""
+        wanted = None if pending_request is None else pending_request.kwargs.get("replica")
+        named = [one for one in candidate_replicas if one.replica_id.unique_id == wanted]
+        if named:
+            return [named]
         return [list(candidate_replicas)]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:

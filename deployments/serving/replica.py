@@ -8,11 +8,11 @@ import logging
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Generic, TypeVar
 
-from deployments.errors import first_line
+from deployments.errors import Unavailable, WindveError, first_line
 from deployments.hardware.affinity import CpuPart, pin_thread, thread_environment
 from deployments.hardware.cores import choose_cores
 from deployments.hardware.device_detector import CPU
@@ -21,6 +21,7 @@ from deployments.serve_adapter.replica_process import freeze_gc
 from deployments.serving.connections import Server
 from deployments.serving.frames import WIRE
 from deployments.serving.metrics import Instruments, OfModel, publish_periodically
+from deployments.serving.planned_runs import Timed
 from deployments.serving.sessions import PROBE_TIMEOUT_S, RouterSessions
 from deployments.settings import OneModelSettings
 
@@ -102,6 +103,10 @@ class Replica(ABC, Generic[S]):
     def _utilization(self) -> float:
         """How full the replica is; at 1 it cannot take more without refusing."""
 
+    @abstractmethod
+    def _planned(self, planned: Any) -> Any:
+        """The work of a planned run; None if the replica has no room for it."""
+
     def _cores_of_engine(self, device: str) -> tuple[int, ...]:  # noqa: ARG002 - generation's override needs it
         return self._cores
 
@@ -133,6 +138,23 @@ class Replica(ABC, Generic[S]):
             "wire": WIRE,
             "channel": {"host": self._host, "port": await self._server.start(), "secret": self._server.secret},
         }
+
+    async def time_planned(
+        self, planned: Sequence[Any], times: int, *, replica: str, holder: str, lease_s: float, warm_up: bool
+    ) -> list[list[Timed] | None] | WindveError:
+        """Time planned runs for a calibration: see `PlannedRuns.time`. `ReplicaRouter` sends the call to `replica`.
+        Errors are returned, not raised, because Serve would count them against the replica.
+        """
+        if replica != self._replica:
+            return Unavailable(f"the {self._pool} pool has no replica {replica} any more")
+        lease = {"holder": holder, "lease_s": lease_s, "warm_up": warm_up}
+        try:
+            found: list[list[Timed] | None] = await self._worker.planned.time(
+                map(self._planned, planned), times, **lease
+            )
+        except WindveError as error:
+            return error
+        return found
 
     async def wake(self) -> None:
         """Do nothing. A Router calls it once because a Serve handle follows its deployment only after a first call."""

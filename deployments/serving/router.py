@@ -1,4 +1,4 @@
-"""The base of all Routers: the config in force, a pool of replicas for each handle, and a calibration's trials."""
+"""The base of all Routers: the config in force, a pool of replicas for each handle."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
-from deployments.admission.trial import Trial, Trials
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import Topology
 from deployments.serving.metrics import Instruments, OfModel, publish_periodically
 from deployments.serving.replica_set import ReplicaSet
-from deployments.settings import OneModelSettings, TrialGrant
+from deployments.settings import OneModelSettings
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -60,8 +59,6 @@ class Config(Protocol):
     """A `user_config`, typed."""
 
     @property
-    def trial(self) -> TrialGrant | None: ...
-    @property
     def slo_s(self) -> float: ...
 
 
@@ -83,7 +80,6 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
         self.started = time.time()
         self.pools: dict[str, P] = {}
         self._node, self._handles = context.node, handles
-        self._trials = Trials()
         self.placed = 0  # requests that replicas have, or that wait for them in the bulk queue
 
     async def reconfigure(self, user_config: Any) -> None:
@@ -109,7 +105,6 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
     def configure(self, config: C) -> None:
         """Apply a config. The first one also connects the pools and starts publishing metrics."""
         self.config, self.config_problem = config, None
-        self._trials.configure(config.trial)
         first = not self.pools
         if first:
             self.pools |= {name: self._pool(name) for name in self._handles}
@@ -149,17 +144,6 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
 
     def _replicas_changed(self) -> None:
         """Called when replicas join or leave, or start or stop answering."""
-
-    # --- calibration --------------------------------------------------------------------------------------------------
-
-    def _enter(self, trial: Trial) -> None:
-        """Check and note a calibration's request. Raises Forbidden or InvalidInput."""
-        self._trials.enter(trial, self.topology.pools, asyncio.get_running_loop().time(), time.time())
-
-    @property
-    def trial_seconds_ago(self) -> float | None:
-        """Seconds since the last trial request. None: there was none, or its grant was withdrawn."""
-        return self._trials.seconds_ago(asyncio.get_running_loop().time())
 
     # --- status -------------------------------------------------------------------------------------------------------
 

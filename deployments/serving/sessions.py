@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from deployments.serving.planned_runs import PlannedRuns
+
 PROBE_TIMEOUT_S = 5.0  # an engine that is well has computed by then what only tells whether it is
 
 
@@ -46,6 +48,7 @@ class RouterSessions(ABC, Generic[S, R]):
 
     session_type: type[S]
     report_type: type[R]
+    planned: PlannedRuns[Any]  # a calibration's
     problem: str | None = None  # why the engine fails on every input, if it does
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -70,6 +73,12 @@ class RouterSessions(ABC, Generic[S, R]):
     @abstractmethod
     def _should_report(self, session: S, opens_at: float) -> bool:
         """Whether to report to a Router that has no news about its offers. `opens_at`: when there is room."""
+
+    def report_to_all(self) -> None:
+        """Report the state to all Routers: what they know is outdated."""
+        for session in self._sessions.values():
+            session.asks = True
+        self.report_soon()
 
     async def drained(self) -> None:
         """Wait until all admitted work has ended."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from deployments.admission import trial
 from deployments.models.model_files import ModelCard
 from serve_app.embedding import ollama_requests, requests, scoring_requests
 from serve_app.embedding.routes import ALL_ROUTES, ROOT, SEVERAL, routes_of
@@ -22,23 +21,17 @@ from serve_app.web.openapi import (
     admission_parameters,
     build,
     filled,
-    header,
     list_of,
     object_of,
 )
 
-_OPENAI = (400, 403, 404, 413, 429, 500, 503, 504)
-_TEI = (400, 403, 413, 422, 424, 429, 503, 504)
+_OPENAI = (400, 404, 413, 429, 500, 503, 504)
+_TEI = (400, 413, 422, 424, 429, 503, 504)
 _TIMES = ("compute-time", "compute-characters", "compute-tokens", "total-time", "tokenization-time", "queue-time",
           "inference-time")  # fmt: skip
 _BULK, _TIMEOUT = admission_parameters(
     bulk="bulk: the queries are admitted after single ones, as room becomes free.",
     timeout="How long the client waits. Queries that have not started by then are dropped and answered 504.",
-)
-_TRIAL = header(
-    trial.HEADER,
-    {"type": "string"},
-    "The secret of a running calibration, and the queue depths at which to admit this request.",
 )
 _HEADERS = {
     "x-windve-pool": {"schema": {"type": "string"}, "description": "Which pool answered: accelerator, cpu, or both."},
@@ -192,7 +185,7 @@ def document(served: Sequence[tuple[Rules, ModelCard]], *, api_keys: bool) -> di
 def _asking(path: str, route: Route) -> Route:
     """A route that takes queries, under this path."""
     statuses = _TEI if error_shape(path) == "tei" else _OPENAI
-    parameters = [_BULK, _TRIAL, _TIMEOUT]
+    parameters = [_BULK, _TIMEOUT]
     route = replace(route, tag="embed", statuses=statuses, parameters=parameters, headers=_HEADERS)
     return _named_after_tei(path, route)
 

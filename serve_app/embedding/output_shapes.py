@@ -96,7 +96,6 @@ def describe(router: Router) -> dict[str, Any]:
             "config_problem": router.config_problem,
             "calibration": config.calibration.model_dump() if config.calibration else None,
             "admission": config.admission,
-            "trial_seconds_ago": router.trial_seconds_ago,
             "pools": pools,
             "recent": router.metrics.recent.describe(),
         },

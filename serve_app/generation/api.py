@@ -18,7 +18,6 @@ from serve_app.generation.document import document
 from serve_app.generation.group import Generations
 from serve_app.generation.request_builder import RequestBuilder
 from serve_app.generation.requests import ChatRequest, CompletionOptions, CompletionRequest, CompletionRules
-from serve_app.generation.steps_request import StepsRequest
 from serve_app.observe.observer import Observer
 from serve_app.version import VERSION
 from serve_app.web.about import CHATS, COMPLETIONS, ModelApi
@@ -91,7 +90,6 @@ class CompletionsApi(ModelApi):
         return {
             **{("POST", path): self.completions for path in COMPLETIONS},
             **{("POST", path): self.chat for path in CHATS},
-            ("POST", "/calibration/steps"): self.time_steps,
             **TokenizerRoutes(tokenizer, card.context, options.rules, options.max_body_bytes).handlers,
             ("GET", "/info"): self.info,
         }
@@ -147,13 +145,6 @@ class CompletionsApi(ModelApi):
             raise
         await generations.close()
         return [JSON], dumps(reply.whole())
-
-    async def time_steps(self, request: HttpRequest) -> Answer:
-        asked = await self._parsed(StepsRequest, request)
-        trial = admission(request.headers).get("trial")
-        planned = [load.step for load in asked.loads]
-        times = self._router.time_steps(trial, asked.pool, planned, asked.times)
-        return json_answer(await request.while_here(times))
 
     def _model(self, name: str) -> dict[str, Any]:
         return {**super()._model(name), "max_model_len": self._router.card.context}

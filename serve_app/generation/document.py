@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
-from serve_app.generation.steps_request import StepsRequest
 from serve_app.web.openapi import (
     ABOUT,
     NUMBER,
@@ -78,14 +77,6 @@ _ROUTES: Mapping[str, Route] = {
     "/chat/completions": replace(_CHAT, name="chat_unprefixed"),
     "/v1/completions": _COMPLETION,
     "/completions": replace(_COMPLETION, name="completions_unprefixed"),
-    "/calibration/steps": Route(
-        "time_steps",
-        "Measure how long planned steps take (calibration)",
-        object_of(pool=STRING, replica=STRING, seconds=_TIMES, host_seconds=_TIMES),
-        StepsRequest,
-        (403, 413, 422, 424, 503),
-        "generate",
-    ),
     **ABOUT,
 }
 

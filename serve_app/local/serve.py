@@ -17,7 +17,7 @@ from rich.console import Console
 from deployments.errors import SettingsError, first_line
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.hardware.device_detector import probe_machine
-from deployments.serve_adapter.local_ray import PROXY_PORTS, accept_messages, serve_client, start_local_ray
+from deployments.serve_adapter.local_ray import JOINS, PROXY_PORTS, accept_messages, serve_client, start_local_ray
 from serve_app.api_keys import read_keys
 from serve_app.config.models import ApplicationArgs
 from serve_app.config.overrides import NONE, Overrides
@@ -51,6 +51,8 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
         signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="windve-", dir=scratch_parent()) as scratch:
         set_ray_environment(Path(scratch), console)  # before the first import of ray, which reads it
+        import ray
+
         from serve_app.config.service_config import args_of
 
         config = _read(path, overrides)
@@ -69,8 +71,9 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
             with console.status("starting: loading the model, warming up"):
                 if not _wait_until_running(stop, _reporter(console, dashboard, applications)):
                     return
-            environment = {name: os.environ[name] for name in TOKEN_VARIABLES if name in os.environ}
-            service = LocalService(os.getpid(), dashboard, environment)
+            environment = {name: os.environ[name] for name in (*TOKEN_VARIABLES, *JOINS) if name in os.environ}
+            address = ray.get_runtime_context().gcs_address
+            service = LocalService(os.getpid(), dashboard, address, environment)
             service.announce()
             try:
                 models = [show_application(console, *reached) for reached in zip(addresses, keys, strict=True)]

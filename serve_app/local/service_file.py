@@ -15,10 +15,13 @@ _NAME = "service.json"
 
 @dataclass(frozen=True, slots=True)
 class LocalService:
-    """`environment`: the variables that Ray's clients need. It names the file with the token, not the token itself."""
+    """`address`: of its Ray. `environment`: the variables that Ray's clients need. It names the file with the token,
+    not the token itself.
+    """
 
     pid: int
     dashboard: str
+    address: str
     environment: dict[str, str]
 
     def announce(self) -> None:

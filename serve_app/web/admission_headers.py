@@ -6,30 +6,26 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from deployments.admission import trial
-from deployments.admission.trial import Trial
 from deployments.errors import InvalidInput
 from serve_app.observe.arrival import START, waited_s
 
 PRIORITY, TIMEOUT = "x-windve-priority", "x-request-timeout-ms"
-_PRIORITY, _TIMEOUT, _TRIAL = PRIORITY.encode(), TIMEOUT.encode(), trial.HEADER.encode()
+_PRIORITY, _TIMEOUT = PRIORITY.encode(), TIMEOUT.encode()
 _TIMEOUT_DIGITS = 9  # eleven days
 
 
 def admission(headers: Mapping[bytes, bytes], clock: Callable[[], float] = time.time) -> dict[str, Any]:
-    """The options of `Wanted` that the headers set: bulk, the depths of a trial, how long the request may take, and how
+    """The options of `Wanted` that the headers set: bulk, how long the request may take, and how
     long it has waited before it reached this process. Raises InvalidInput.
     """
     asked: dict[str, Any] = {}
     if START in headers:
         asked["waited_s"] = waited_s(headers, clock)
-    priority, own, timeout = headers.get(_PRIORITY), headers.get(_TRIAL), headers.get(_TIMEOUT)
+    priority, timeout = headers.get(_PRIORITY), headers.get(_TIMEOUT)
     if priority is not None:
         if priority not in {b"bulk", b"normal"}:
             raise InvalidInput(f"the header {PRIORITY} must be 'bulk' or 'normal', not '{priority.decode('latin-1')}'")
         asked["bulk"] = priority == b"bulk"
-    if own is not None:
-        asked["trial"] = Trial.parse(own.decode("latin-1"))
     if timeout is not None:
         if not (timeout.isdigit() and len(timeout) <= _TIMEOUT_DIGITS and int(timeout)):
             given = timeout.decode("latin-1")

@@ -27,7 +27,6 @@ _BOUNDS = ("enum", "maximum", "maxItems")  # may hold the name of a value that o
 MEANINGS = {
     400: "The request is invalid; the message says what to change.",
     401: "The API key is missing or invalid.",
-    403: "A trial without the secret of a running calibration.",
     404: "There is no such model here.",
     413: "The body is larger than the server accepts.",
     422: "The request is invalid; the message says what to change.",

@@ -99,7 +99,7 @@ def whole_bodies(chance: random.Random, kind: str) -> Bad:
 def own_headers(chance: random.Random, kind: str) -> Bad:
     path, body = _valid(chance)
     name = chance.choice((
-        "x-request-timeout-ms", "x-windve-priority", "x-windve-trial", "authorization", "x-request-id", "traceparent",
+        "x-request-timeout-ms", "x-windve-priority", "authorization", "x-request-id", "traceparent",
         "application", "x-serve-request-id", "serve_multiplexed_model_id", "x-forwarded-for", "host", "content-length",
     ))  # fmt: skip
     value = chance.choice((

@@ -45,7 +45,6 @@ def test_step_times_are_found_proven_written_and_live(service, tmp_path, figure)
         distance = {name: abs(math.log(took_s / truth.seconds(PROMPT))) for name, truth in truths.items()}
         assert min(distance, key=distance.get) == pool, took_s
     assert {name: config[name] for name in PROMISE} == PROMISE
-    assert "trial:" not in service.serve("config")
     assert job.config.read_text().startswith("# ours\n")
     assert job.backups() == [job.before]
     assert report["written"]["applied"] is True

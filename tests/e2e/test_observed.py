@@ -106,7 +106,7 @@ def test_no_log_and_no_span_holds_a_text(service, collector):
     for path, payload, timeout_ms in itertools.product(paths, payloads, ("9000", MARKER)):
         post(service, payload, path, traceparent=f"00-{'3' * 32}-{PARENT_ID}-01", x_request_timeout_ms=timeout_ms)
     with tei_wire.connected(service.grpc_port) as client:
-        for metadata in ([], [("model", MARKER)], [("x-windve-priority", MARKER)], [("x-windve-trial", MARKER)]):
+        for metadata in ([], [("model", MARKER)], [("x-windve-priority", MARKER)]):
             for call in ("Embed/Embed", "Tokenize/Tokenize", "Predict/Predict"):
                 with contextlib.suppress(grpc.RpcError):
                     client.call(call, metadata=metadata, inputs=MARKER)

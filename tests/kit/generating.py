@@ -53,17 +53,6 @@ class Generating:
     def describe(self):
         return {"open": self.open}
 
-    async def time_steps(self, trial, pool, planned, times):
-        if self.refuses is not None:
-            raise self.refuses
-        self.asked.append((trial, pool, planned, times))
-        return {
-            "pool": pool,
-            "replica": "r",
-            "seconds": [[step.load.rows + 0.5] * times for step in planned[1:]] + [None],
-            "host_seconds": [[0.25 * step.host_rows] * times for step in planned[1:]] + [None],
-        }
-
     async def begin(self, asked):
         if self.refuses is not None and self.open >= self.refuses_after:
             raise self.refuses

@@ -180,7 +180,6 @@ HEADERS = [
     (b"traceparent", MARKER.encode()),
     (b"x-request-timeout-ms", MARKER.encode()),
     (b"x-windve-priority", MARKER.encode()),
-    (b"x-windve-trial", MARKER.encode()),
     (b"authorization", b"Bearer " + MARKER.encode()),
     (b"user-agent", MARKER.encode()),
 ]

@@ -1,6 +1,8 @@
 """What a calibration changes of a running application: of the one model, or of one of several."""
 
 import copy
+import json
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,7 @@ import yaml
 
 from calibration.load import Address
 from calibration.service import application as module
+from calibration.service import put_back
 from calibration.service.application import Application, CalibrationFailed
 from calibration.service.deployment import for_the_devices_there
 from calibration.service.live_pools import check_replicas
@@ -45,16 +48,21 @@ FOUND = {"max_ongoing_requests": 7, "user_config": {"slo_s": 0.5, "cpu": {"queue
 class Serve:
     """Ray Serve's REST API, and `/info`."""
 
+    routers = (("r", "RUNNING"), ("gone", "STOPPING"))
+
     def __init__(self, monkeypatch, text):
         self.application = yaml.safe_load(text)
         monkeypatch.setattr(module, "serve_details", lambda _: self.details())
         monkeypatch.setattr(module, "deploy_config", self.deploy)
-        monkeypatch.setattr(Application, "info", lambda _: {"windve": {"config_problem": None, "pools": {"cpu": {
-            "queue_depth": 9}}}})  # fmt: skip
+        windve = {"config_problem": None, "router": "r", "pools": {"cpu": {"queue_depth": 9}}}
+        monkeypatch.setattr(Application, "info", lambda _: {"windve": windve})
 
     def details(self):
         applications = {"w": self.application, "other": {"name": "other"}}
-        deployed = {name: {"deployed_app_config": found} for name, found in applications.items()}
+        routers = {"Router": {"replicas": [{"replica_id": name, "state": state} for name, state in self.routers]}}
+        deployed = {
+            name: {"deployed_app_config": found, "deployments": routers} for name, found in applications.items()
+        }
         return copy.deepcopy({"http_options": {"host": "h", "port": 80}, "applications": deployed})
 
     def deploy(self, _, config):
@@ -105,16 +113,15 @@ def test_the_model_must_be_chosen(monkeypatch, text, model, sentence):
 
 
 @pytest.mark.parametrize(("text", "model"), [(ONE, None), (SEVERAL, "v1.5"), (SEVERAL, "7")])
-def test_a_grant_is_the_models_own_and_leaves_nothing(monkeypatch, text, model):
+def test_what_is_tried_out_is_the_models_own_and_leaves_nothing(monkeypatch, text, model):
     serve = Serve(monkeypatch, text)
     before = copy.deepcopy(serve.application)
     found = serve.find(model=model)
-    found.grant_trials()
+    found.try_out(FOUND)
     own = serve.user_config if model is None else serve.user_config["models"][model]
-    assert set(own["trial"]) == {"secret_sha256", "expires_at"}
-    assert {**own, "trial": None} == {**(found.router_config() if model != "v1.5" else {}), "trial": None}
-    found.check_unchanged()
-    found.end_trials()
+    assert own["cpu"] == {"queue_depth": 9}
+    found.try_out(FOUND)  # as a verification does with smaller depths
+    found.restore()
     assert serve.application == before
 
 
@@ -123,38 +130,65 @@ def test_what_was_found_is_applied_to_the_one_model(monkeypatch, model):
     serve = Serve(monkeypatch, SEVERAL)
     found = serve.find(model=model)
     others = {name: own for name, own in serve.user_config["models"].items() if name != model}
-    found.grant_trials()
     found.apply(FOUND)
     assert serve.application["deployments"][0]["max_ongoing_requests"] == 7
     assert serve.user_config["slo_s"] == 1.0
     assert serve.user_config["models"] == {**others, model: FOUND["user_config"]}
-    found.end_trials()
+    found.restore()
     assert serve.user_config["models"][model] == FOUND["user_config"]
     serve.user_config["slo_s"] = 3.0
     with pytest.raises(CalibrationFailed, match="changed during the calibration"):
         found.check_unchanged()
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_a_killed_run_tried_is_put_back(monkeypatch, ended):
+    monkeypatch.setattr(put_back.time, "sleep", lambda _: None)
+    serve = Serve(monkeypatch, ONE)
+    before = copy.deepcopy(serve.application)
+    found = serve.find()
+    head = {"name": "w", "dashboard": "http://x", "address": asdict(found.address), "deployed": found.deployed}
+    lines = [head]
+    for depth in (9, 9):
+        changes = {"user_config": {"cpu": {"queue_depth": depth}}}
+        found.try_out(changes, lines.append)
+    told = [json.dumps(line) + "\n" for line in lines]
+    put_back.watch([*told, "done\n"] if ended else [*told, '{"cut o'])
+    assert (serve.application == before) is not ended
+
+
+def test_it_waits_until_every_router_shows_the_depths(monkeypatch):
+    serve = Serve(monkeypatch, ONE)
+    serve.routers = [("r", "RUNNING"), ("s", "RUNNING")]
+    told = iter([("r", 9), ("s", None), ("r", 9), ("s", 9), ("r", 1)])
+
+    def info(_):
+        router, depth = next(told)
+        return {"windve": {"config_problem": None, "router": router, "pools": {"cpu": {"queue_depth": depth}}}}
+
+    monkeypatch.setattr(Application, "info", info)
+    serve.find().apply(FOUND)
+    assert next(told) == ("r", 1)
+
+
 @pytest.mark.parametrize("somebody_else", [False, True])
 def test_step_times_are_tried_out_put_back_and_applied(monkeypatch, somebody_else):
     serve = Serve(monkeypatch, GENERATES)
-    shown = lambda _: {"windve": {"config_problem": None, "pools": {  # noqa: E731
+    shown = lambda _: {"windve": {"config_problem": None, "router": "r", "pools": {  # noqa: E731
         pool: {"step_time": (serve.user_config.get(pool) or {}).get("step_time")} for pool in ("accelerator", "cpu")
     }}}  # fmt: skip
     monkeypatch.setattr(Application, "info", shown)
     before, changes = copy.deepcopy(serve.application), {"user_config": {"cpu": {"step_time": {"beta_s": 0.2}}}}
     found = serve.find()
     assert found.generates
-    found.grant_trials()
     found.try_out(changes)
     assert serve.user_config["cpu"] == {"step_time": {"beta_s": 0.2}}
-    assert "trial" in serve.user_config
     if somebody_else:
         serve.user_config["ttft_s"] = 3.0
-        found.end_trials()
+        found.restore()
         assert serve.user_config["ttft_s"] == 3.0
         return
-    found.end_trials()
+    found.restore()
     assert serve.application == before
     found.apply(changes)
     assert serve.user_config == {"ttft_s": 1.0, "tpot_s": 0.1, "cpu": {"step_time": {"beta_s": 0.2}}}

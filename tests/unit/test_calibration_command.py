@@ -8,7 +8,7 @@ from test_calibration_run import Application as Formula
 
 from calibration.load import Address
 from calibration.measure.journal import Journal
-from calibration.measure.trials import TrialLoads
+from calibration.measure.traffic import Traffic
 from deployments.errors import SettingsError
 from serve_app.cli.main import main
 from tests.kit.service import ROOT
@@ -32,7 +32,6 @@ class Application(Formula):
         (["--tokens", "2"], "--tokens: should be at least 3"),
         (["--most", "100001"], "--most: should be at most 100000, the largest depth that a config may have"),
         (["--most", "9", "--stress-step", "10"], "--stress-step: should be at most --most, which is 9"),
-        (["--quantile", "0.5"], "--quantile: should be from 0.99 to 1"),
         (["--slo", "31"], "--slo: a batch may take as long, 31 s, and batch_timeout_s takes a replica for hung"),
         (["--slo", "60"], "the application drops a query after 60 s"),
         (["--slo", "1", "--answer-tokens", "9"], "--answer-tokens: is for generation, but this application embeds"),
@@ -73,7 +72,7 @@ def refused(capsys, words, problem):
 
 def test_a_query_longer_than_the_model_takes_is_refused(tmp_path):
     journal = Journal(tmp_path, {}, fresh=True)
-    trials = TrialLoads(Address("127.0.0.1", 1), (), "", journal, {}, 5000, 0, 5.0)
+    traffic = Traffic(Address("127.0.0.1", 1), (), journal, [], 5000, 0, 5.0)
     with pytest.raises(SettingsError, match="--tokens: should be at most 256, the model's maximum, not 5000"):
-        asyncio.run(trials.prepare(256))
+        asyncio.run(traffic.prepare(256))
     journal.close()

@@ -1,20 +1,24 @@
 """A whole calibration, from the sweep to what is written, of an application that is a formula."""
 
 import asyncio
+import contextlib
 import io
 import math
+import sys
 import threading
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import yaml
 from rich.console import Console
 
-import calibration.measure.trials
 import calibration.run
 from calibration.load import Address
 from calibration.measure.journal import Burst, Journal
 from calibration.progress import Progress
+from calibration.prove import in_force
+from calibration.prove.in_force import trying_out
 from calibration.report import report
 from calibration.report.report_model import CalibrationReport, WrittenReport
 from calibration.result import CalibrationOptions
@@ -24,6 +28,7 @@ from calibration.service.serve_config import edit
 from deployments.embedding.config import RouterConfig
 
 CURVES = {"accelerator": (0.018, 0.27), "cpu": (0.0858, 0.32)}
+WAY_S, QUERY_S = 0.01, 0.0005
 TILES = {"accelerator": 24, "cpu": 4}
 CONFIG = """\
 applications:
@@ -38,8 +43,10 @@ applications:
 class Application:
     name, address, headers, model = "windve", Address("127.0.0.1", 8000), (), None
 
-    def __init__(self, ago_s=None, **router):
-        self.router, self.ago_s, self.has_pass = router, ago_s, False
+    generates = False
+
+    def __init__(self, **router):
+        self.router, self.tried, self.restored = router, [], 0
 
     def router_config(self):
         return {"slo_s": 1.0, **self.router}
@@ -52,44 +59,72 @@ class Application:
             }
             for pool in CURVES
         }  # fmt: skip
-        windve = {"config_problem": None, "kind": "embedding", "emulated": True, "trial_seconds_ago": self.ago_s}
+        windve = {"config_problem": None, "kind": "embedding", "emulated": True}
         return {"model_id": "m", "max_input_length": 512, "windve": {**windve, "pools": pools}}
 
-    def grant_trials(self):
-        self.has_pass = True
-        return "secret"
+    def try_out(self, changes, note=None):
+        self.tried.append({pool: changes["user_config"][pool]["queue_depth"] for pool in CURVES})
 
-    def end_trials(self):
-        self.has_pass = False
+    def restore(self):
+        self.restored += 1
 
 
-class Trials:
-    """In place of those that send queries: what the devices would answer."""
+class Runs:
+    """In place of planned runs on devices: what these would take."""
+
+    def __init__(self, replicas, journal, tokens):
+        self.journal, self.tokens = journal, tokens
+
+    def seconds_of(self, pool, size, tokens):
+        alpha_s, beta_s = CURVES[pool]
+        return beta_s + alpha_s * size * (0.2 + 0.8 * tokens / self.tokens)
+
+    async def run(self, stage, sizes, tokens=None):
+        found = {pool: [self.seconds_of(pool, size, tokens or self.tokens)] for pool, size in sizes.items() if size}
+        burst = Burst(stage, 0.0, dict(sizes), sum(sizes.values()), 0, 0, found)
+        self.journal.add(burst)
+        return burst
+
+    async def seconds(self, stage, pool, size, tokens=None):
+        return (await self.run(stage, {pool: size}, tokens)).latencies_s[pool][0]
+
+
+class Replicas:
+    connected: ClassVar = []
+
+    @classmethod
+    def connect(cls, *_):
+        cls.connected.append(found := cls())
+        found.released = 0
+        return found
+
+    async def release(self):
+        self.released += 1
+
+
+class Traffic:
+    """In place of one that sends queries: the accelerator answers after `WAY_S` more than its batch takes."""
 
     problem = ""
 
-    def __init__(self, address, headers, secret, journal, replicas, tokens, *_):
-        self.replicas, self.tokens, self.journal, self.streamed = replicas, tokens, journal, []
+    def __init__(self, address, headers, journal, pools, tokens, *_):
+        self.journal, self.pools = journal, pools
 
     async def prepare(self, most_tokens):
         pass
 
-    async def nearest(self, tokens):
-        return tokens
+    async def burst(self, stage, depths, queries):
+        latencies, left = {}, queries
+        for pool in self.pools:
+            alpha_s, beta_s = CURVES[pool]
+            taken = min(left, depths.get(pool, queries))
+            way_s = WAY_S + QUERY_S * (queries - 1)
+            latencies[pool] = [beta_s + alpha_s * taken + (way_s if stage == "way" else 0.0)] * taken
+            left -= taken
+        return self._done(Burst(stage, 0.0, dict(depths), queries, left, 0, latencies))
 
-    def latency_s(self, pool, depth, tokens):
-        alpha_s, beta_s = CURVES[pool]
-        return beta_s + alpha_s * depth * (0.2 + 0.8 * tokens / self.tokens)
-
-    async def burst(self, stage, depths, extra=0, tokens=None):
-        latencies = {
-            pool: [self.latency_s(pool, depth, tokens or self.tokens)] * depth for pool, depth in depths.items()
-        }
-        sent = sum(depths.values()) + extra
-        return self._done(Burst(stage, 0.0, dict(depths), sent, extra, 0, latencies))
-
-    async def stream(self, stage, slo_s, arrivals, only):
-        answered = {pool: [0.95 * slo_s] * 100 for pool in self.replicas if only in {None, pool}}
+    async def stream(self, stage, slo_s, arrivals):
+        answered = {pool: [0.95 * slo_s] * 100 for pool in self.pools}
         return self._done(Burst(stage, 0.0, {}, len(arrivals), len(arrivals) - 100 * len(answered), 0, answered))
 
     def _done(self, burst):
@@ -100,23 +135,25 @@ class Trials:
         pass
 
 
-class Tiled(Trials):
-    def latency_s(self, pool, depth, tokens):
-        return super().latency_s(pool, TILES[pool] * math.ceil(depth / TILES[pool]), tokens)
+class Tiled(Runs):
+    def seconds_of(self, pool, size, tokens):
+        return super().seconds_of(pool, TILES[pool] * math.ceil(size / TILES[pool]), tokens)
 
 
 @pytest.fixture
 def calibrate(tmp_path, monkeypatch):
-    def run(application, trials=Trials, slo_s=2.0, most=2048, **more):
-        monkeypatch.setattr(calibration.run, "TrialLoads", trials)
-        options = CalibrationOptions(slo_s, "burst", 75, 1.0, most, 0, 0)
+    def run(application, runs=Runs, slo_s=2.0, most=2048, **more):
+        monkeypatch.setattr(in_force, "PutBack", lambda _: contextlib.nullcontext(SimpleNamespace(tries=None)))
+        for name, fake in (("PlannedBursts", runs), ("Traffic", Traffic), ("Replicas", Replicas)):
+            monkeypatch.setattr(calibration.run, name, fake)
+        options = CalibrationOptions(slo_s, "burst", 75, most, 0, 0)
         work = Calibration(application, options, Progress(Console(file=io.StringIO())))
         journal = Journal(tmp_path, work.about, fresh=True)
         try:
             asyncio.run(work.measure(journal, **more))
         finally:
             journal.close()
-        assert not application.has_pass
+            assert Replicas.connected[-1].released == 1
         return work.result
 
     return run
@@ -131,7 +168,7 @@ def written(found):
 def test_depths_costs_and_what_was_proved_are_written(calibrate, tmp_path):
     found = calibrate(Application())
     config = written(found)
-    assert (config.accelerator.queue_depth, config.cpu.queue_depth) == (96, 19)
+    assert (config.accelerator.queue_depth, config.cpu.queue_depth) == (95, 19)
     assert config.calibration.proved == ["bursts", "stream", "mixed lengths"]
     for pool, (alpha_s, beta_s) in CURVES.items():
         settings = config.pool(pool)
@@ -140,7 +177,7 @@ def test_depths_costs_and_what_was_proved_are_written(calibrate, tmp_path):
         assert settings.cost.query_s == pytest.approx(0.2 * alpha_s, rel=0.02)
         assert settings.cost.token_s == pytest.approx(0.8 * alpha_s / 75, rel=0.02)
         assert settings.cost.token2_s == pytest.approx(0, abs=1e-7)
-    rate = 1.5 * (96 / 1.998 + 19 / 1.9502)  # what both answer in full runs, and half as much more
+    rate = 1.5 * (95 / 1.98 + 19 / 1.9502)  # what both answer in full runs, and half as much more
     assert [proof.stream.rate for proof in found.streams] == [pytest.approx(rate, rel=0.01)] * 2
     console = Console(file=io.StringIO(), width=100)
     made = found.report(None, WrittenReport(applied=True))
@@ -156,7 +193,7 @@ def test_by_depth_bursts_are_proof_enough(calibrate):
 
 
 def test_devices_that_compute_in_tiles_are_calibrated(calibrate):
-    found = calibrate(Application(), Tiled, slo_s=1.2)
+    found = calibrate(Application(), Tiled, slo_s=1.25)
     assert found.depths == {"accelerator": 48, "cpu": 8}
     assert sum("found by bisection" in note for note in found.notes) == 2
     for pool, settings in (("accelerator", written(found).accelerator), ("cpu", written(found).cpu)):
@@ -179,9 +216,10 @@ def test_a_pool_whose_latency_does_not_rise_gets_a_depth_alone(calibrate, monkey
 
 def test_a_cpu_that_is_left_out_does_not_help_in_the_proof(calibrate, monkeypatch):
     monkeypatch.setitem(CURVES, "cpu", (0.5, 3.0))
-    found = calibrate(Application())
-    assert found.depths == {"accelerator": 96, "cpu": 0}
-    assert {len(proof.latencies_s) for proof in found.streams} == {100}
+    application = Application()
+    found = calibrate(application)
+    assert found.depths == {"accelerator": 95, "cpu": 0}
+    assert application.tried[-1] == found.depths  # it is closed during the proof
     assert written(found).calibration.cpu_overflow.startswith("off: one query on the cpu pool takes 3.5 s")
 
 
@@ -193,44 +231,55 @@ def test_an_estimate_is_not_proved(calibrate):
     assert (found.verification, found.streams) == (None, [])
 
 
-@pytest.mark.parametrize(("ago_s", "another"), [(None, False), (10.0, False), (9.9, True)])
-def test_a_run_waits_for_the_last_trial_query_of_another(calibrate, monkeypatch, ago_s, another):
-    now = iter(range(0, 1000, 20))
-    monkeypatch.setattr(
-        calibration.measure.trials, "time", SimpleNamespace(monotonic=lambda: next(now), time=lambda: 0.0)
-    )
-    if not another:
-        assert calibrate(Application(ago_s), estimate_only=True).estimates
-        return
-    with pytest.raises(CalibrationFailed, match="another calibration of this application is running"):
-        calibrate(Application(ago_s))
+def test_the_way_is_no_part_of_a_device_and_leaves_less_depth(calibrate, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "WAY_S", 0.5)
+    found = calibrate(Application())
+    assert found.way.lone_s == pytest.approx(0.5)
+    assert found.estimates["accelerator"].line.curve.alpha_s == pytest.approx(0.018, rel=1e-3)
+    assert found.depths == {"accelerator": int((2.0 - 0.5 - 0.27) / 0.018), "cpu": int((2.0 - 0.5 - 0.32) / 0.0858)}
 
 
-def test_a_run_that_is_stopped_while_its_grant_is_made_takes_it_back():
+def test_a_way_that_carries_less_than_the_devices_bounds_the_proof(calibrate, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "QUERY_S", 0.05)
+    found = calibrate(Application())
+    assert {burst.sent for burst in found.bursts if burst.stage == "verify"} == {20 + 2}  # half an SLO of 20/s
+    assert [proof.stream.rate for proof in found.streams] == [pytest.approx(0.7 * 20)] * 2
+    assert any("the devices take 114 queries at once, but the way to them only about 20" in one for one in found.notes)
+
+
+def test_depths_are_in_force_for_the_proof_and_put_back_after_it(calibrate):
+    application = Application()
+    found = calibrate(application)
+    assert (application.tried, application.restored) == ([found.depths], 1)
+
+
+def test_a_run_that_is_stopped_while_settings_are_tried_puts_them_back(monkeypatch):
+    monkeypatch.setattr(in_force, "PutBack", lambda _: contextlib.nullcontext(SimpleNamespace(tries=None)))
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow(Application):
-        def grant_trials(self):
+        def try_out(self, changes, note=None):
             begun.set()
             go_on.wait(10)
-            return super().grant_trials()
 
     async def stop(application):
         async def run():
-            async with calibration.measure.trials.granted_trials(application, print):
+            async with trying_out(application, print) as try_out:
+                await try_out({})
                 pytest.fail("it went on")
 
         running = asyncio.ensure_future(run())
         await asyncio.to_thread(begun.wait, 10)
         running.cancel()
         await asyncio.sleep(0.05)
+        assert not application.restored
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await running
 
     application = Slow()
     asyncio.run(stop(application))
-    assert not application.has_pass
+    assert application.restored == 1
 
 
 def test_an_slo_that_cannot_be_met_is_refused_with_the_smallest_that_can(calibrate):

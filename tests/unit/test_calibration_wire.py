@@ -6,14 +6,10 @@ from dataclasses import replace
 import pytest
 from test_load import serve
 
-from calibration.generation import step_trials
 from calibration.generation.promise_proof import payload
 from calibration.generation.request_capacity import Arrival
-from calibration.generation.step_trials import StepTrials
 from calibration.generation.token_stream import send_all
 from calibration.load import request_bytes
-from calibration.service.application import CalibrationFailed
-from deployments.generation.planned_steps import PlannedStep
 
 
 def answered(ask, *replies):
@@ -40,46 +36,6 @@ def streamed(*events):
 
 def said(text, finish=None):
     return {"choices": [{"text": text, "finish_reason": finish}]}
-
-
-STEP = PlannedStep(4, 256, ((0, 512),))
-FOUND = {"pool": "cpu", "replica": "one", "seconds": [[0.25, 0.5, 0.25]], "host_seconds": [[0.0, 0.1, 0.0]]}
-TOOK = (0.25, 0.5, 0.25), (0.0, 0.1, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("replies", "took", "problem"),
-    [
-        ([reply(200, FOUND)], TOOK, None),
-        ([reply(403, {"error": "not yet"}), reply(503, {"error": "busy"}), reply(200, FOUND)], TOOK, None),
-        ([reply(200, {**FOUND, "seconds": [None], "host_seconds": [None]})], None, None),
-        ([reply(422, {"error": "no pool"})], None, "the cpu pool refused a planned step: 422 no pool"),
-        ([reply(424, {"error": {"message": "lost"}})], None, "the cpu pool refused a planned step: 424 lost"),
-        ([b""], None, "a planned step on the cpu pool was not answered"),
-    ],
-)
-def test_a_planned_step_is_asked_for_until_it_is_answered(monkeypatch, replies, took, problem):
-    monkeypatch.setattr(step_trials, "_AGAIN_S", 0.0)
-
-    async def ask(address):
-        trials = StepTrials(address, [("authorization", "Bearer key")], "secret", "cpu")
-        try:
-            return await trials.ask(STEP), trials.replicas
-        finally:
-            trials.close()
-
-    if problem is not None:
-        with pytest.raises(CalibrationFailed, match=problem):
-            answered(ask, *replies)
-        return
-    found, asked = answered(ask, *replies)
-    assert (found, len(asked)) == ((took, {"one"}), len(replies))
-    for head, body in asked:
-        assert head.startswith("POST /at/calibration/steps HTTP/1.1")
-        assert "x-windve-trial: secret" in head
-        assert "authorization: Bearer key" in head
-        load = {"rows": 4, "cached": 256, "chunks": [[0, 512]], "host_rows": 0, "copied": 0}
-        assert json.loads(body) == {"pool": "cpu", "times": 3, "loads": [load]}
 
 
 @pytest.mark.parametrize(

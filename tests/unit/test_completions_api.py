@@ -15,10 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from deployments.admission.trial import Trial
-from deployments.errors import Busy, EngineFailed, ReplicaLost, TimedOut, Unavailable
-from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.scheduler.step_time import StepLoad
+from deployments.errors import Busy, EngineFailed, ReplicaLost, TimedOut
 from deployments.generation.settings import GenerationSettings
 from deployments.generation.text.sampling import Sampling
 from serve_app.api_keys import ApiKey, ApiKeys
@@ -34,8 +31,6 @@ from tests.kit.observed import observed
 from tests.kit.virtual_time import virtual
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-STEPS = "/calibration/steps"
-PLANNED = {"pool": "cpu", "loads": [{"rows": 4, "cached": 256}, {"chunks": [[0, 512], [7, 1]]}], "times": 2}
 ASK = {"messages": [{"role": "user", "content": "Where does the overflow go?"}]}
 PROMPT = {"prompt": "Where does the overflow go?"}
 RULES = CompletionRules("tiny", 0, 3, ("gpt-4o",), max_answers=4, most_messages=5, default_tokens=100)
@@ -539,26 +534,6 @@ def test_as_much_is_tokenized_at_once_as_of_embeddings(opened, name):
     assert reply.json["error"].startswith("the inputs have 100001 characters and 100000 are tokenized in one request")
 
 
-def test_planned_steps(api, world):
-    told = post(api, STEPS, PLANNED, headers=[(b"x-windve-trial", b"secret")])
-    assert told.json == {
-        "pool": "cpu", "replica": "r", "seconds": [[1.5, 1.5], None], "host_seconds": [[0.0, 0.0], None]
-    }  # fmt: skip
-    steps = [PlannedStep(4, 256), PlannedStep(0, 0, ((0, 512), (7, 1)))]
-    assert world.asked == [(Trial("secret", {}), "cpu", steps, 2)]
-    assert steps[1].load == StepLoad().with_chunk(0, 512).with_row(8)
-    post(api, STEPS, {"pool": "cpu", "loads": [{"rows": 1}]})
-    post(api, STEPS, {"pool": "cpu", "loads": [{"host_rows": 3, "cached": 9, "copied": 2}]})
-    assert [one[2] for one in world.asked[1:]] == [[PlannedStep(1)], [PlannedStep(0, 9, (), 3, 2)]]
-    assert world.asked[1] == (None, "cpu", [PlannedStep(1)], 3)
-    world.refuses = Unavailable("this replica's admitted requests did not end")
-    refused = post(api, STEPS, PLANNED)
-    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-    assert json.loads(refused.body)["error"] == "this replica's admitted requests did not end"
-    nonsense = post(api, STEPS, {**PLANNED, "loads": [{}]})
-    assert (nonsense.status, nonsense.json["error"]) == (422, "a load must have rows or chunks")
-
-
 def test_the_document_describes_what_is_sent_and_answered(api):
     document = get(api, "/openapi.json").json
     whole = [
@@ -566,7 +541,6 @@ def test_the_document_describes_what_is_sent_and_answered(api):
         (TEXT, {**PROMPT, "stop": ["x"], "logprobs": 1, "seed": None}),
         ("/tokenize", {"inputs": ["a", "b"]}),
         ("/decode", {"ids": [5, 6]}),
-        (STEPS, PLANNED),
     ]
     for path, body in whole:
         about = document["paths"][path]["post"]

@@ -72,7 +72,7 @@ def test_offers_come_back_as_they_went():
         [
             Offer(1, 0.75, [ids(1, 2, 3), ids(4)]),
             Offer(2, 600.0, [ids(5)], outputs=("tokens",), bulk=True, partial=True, again=True),
-            Offer(3, 1.0, [ids(6, 7)], depth=40, trial=True),
+            Offer(3, 1.0, [ids(6, 7)]),
             Offer(4, 1.0, [ids(8)], tenant=Tenant("search", 3.0)),
         ],
         called_off=[9],
@@ -163,7 +163,7 @@ def test_arrays_begin_at_a_multiple_of_four(length):
 
 
 def test_what_is_so_unless_it_is_said():
-    assert astuple(Offer(1, 1.0, []))[3:] == (TEXT, False, False, False, None, False, None)
+    assert astuple(Offer(1, 1.0, []))[3:] == (TEXT, False, False, False, None)
     assert astuple(Answered(1, 0, [], 1.0, 0.0, 0.0, 0.0))[7:] == (1, 0)
     assert Report(STATE) == Report(STATE, 0, [], [], [], [])
     assert Offers() == Offers([], [], [], {}, None, False, {})

@@ -3,23 +3,20 @@
 import asyncio
 import contextlib
 import functools
-import time
 from collections import Counter
 from itertools import chain
-from unittest.mock import ANY, AsyncMock, Mock
+from unittest.mock import ANY, Mock
 
 import numpy as np
 import pytest
 
 from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client, Quota
-from deployments.admission.trial import Trial, hash_secret
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
     EngineBroken,
     EngineFailed,
-    Forbidden,
     InvalidInput,
     OverQuota,
     ReplicaLost,
@@ -660,47 +657,16 @@ async def test_who_reads_too_slowly_or_takes_too_long_is_broken_off(monkeypatch,
         await freed(replica)
 
 
-async def test_steps_are_planned_by_who_has_the_secret_of_a_calibration_that_runs(monkeypatch):
-    grant = {"secret_sha256": hash_secret("secret"), "expires_at": time.time() + 60}
-    steps, mine = [PlannedStep(4, 256)], Trial("secret", {})
-    times = {"pool": "cpu", "replica": "b", "seconds": [[0.1, 0.1]]}
-    remote = AsyncMock(return_value=times)
-    async with service(monkeypatch, [Replica("a")], [Replica("b")]) as router:
-        router._handles = {"accelerator": ("accelerator", None), "cpu": ("cpu", Mock())}
-        router._handles["cpu"][1].options(method_name="time_steps").remote = remote
-        for trial in (None, mine, Trial("other", {})):
-            with pytest.raises(Forbidden):
-                await router.time_steps(trial, "cpu", steps, 2)
-            await router.reconfigure({**CONFIG, "trial": grant if trial is mine else None})
-        await router.reconfigure({**CONFIG, "trial": grant})
-        assert router.trial_seconds_ago is None
-        assert await router.time_steps(mine, "cpu", steps, 2) == times
-        remote.assert_called_once_with(steps, 2)
-        router._handles["cpu"][1].options.assert_called_with(method_name="time_steps")
-        assert router.describe()["trial_seconds_ago"] < 60
-        with pytest.raises(InvalidInput, match="no pool named npu, only accelerator and cpu"):
-            await router.time_steps(mine, "npu", steps, 2)
-        remote.return_value = EngineFailed("out of memory")
-        with pytest.raises(EngineFailed):
-            await router.time_steps(mine, "cpu", steps, 2)
-        remote.side_effect = OSError("it died")
-        with pytest.raises(Unavailable):
-            await router.time_steps(mine, "cpu", steps, 2)
-        await router.reconfigure({**CONFIG, "trial": {**grant, "expires_at": time.time() - 1}})
-        with pytest.raises(Forbidden, match="no calibration is running"):
-            await router.time_steps(mine, "cpu", steps, 2)
-
-
 async def test_a_replica_that_times_planned_steps_is_passed_over_and_says_why_where_it_is_alone(monkeypatch):
     first, second = Replica("a"), Replica("b")
     card = Mock(model=Mock(vocab_size=VOCABULARY), defaults=Sampling(0.0))
     works = [PlannedStep(1, 5).work(BLOCKS, card)] * 40
     async with service(monkeypatch, [first], [second]) as router:
-        timing = [asyncio.create_task(first.stepper.time_steps(works, 20))]
+        timing = [asyncio.create_task(first.stepper.planned.time(works, 20))]
         await asyncio.sleep(0.02)
         assert len(await read(await router.begin(asked()))) == 1
         assert second.stepper.schedule.steps
-        timing.append(asyncio.create_task(second.stepper.time_steps(works, 20)))
+        timing.append(asyncio.create_task(second.stepper.planned.time(works, 20)))
         await asyncio.sleep(0.02)
         with pytest.raises(Busy, match="busy: a calibration is measuring this device; retry in") as refused:
             await router.begin(asked())

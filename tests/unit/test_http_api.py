@@ -14,7 +14,6 @@ from deployments.errors import (
     Defect,
     EmptyInput,
     EngineFailed,
-    Forbidden,
     InvalidInput,
     OverQuota,
     OverShare,
@@ -53,7 +52,6 @@ def test_similarity_is_of_unit_vectors():
 ERRORS = [
     (InvalidInput("x", param="input"), 400, "invalid_input", 422, "Validation"),
     (EmptyInput("x", param="input"), 400, "empty_input", 400, "Empty"),
-    (Forbidden("x"), 403, "forbidden", 403, "Forbidden"),
     (Busy("x", retry_after_s=0.25), 429, "busy", 429, "Overloaded"),
     (OverShare("x", retry_after_s=0.25), 429, "over_share", 429, "Overloaded"),
     (OverQuota("x", retry_after_s=0.25), 429, "over_quota", 429, "Overloaded"),

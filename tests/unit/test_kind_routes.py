@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from calibration.measure import trials
+from calibration.measure import traffic
 from deployments.embedding.request import Wanted
 from deployments.embedding.router import Router
 from deployments.errors import WrongKind
@@ -187,7 +187,7 @@ def test_a_model_of_several_kinds_has_the_routes_of_each():
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_each_kind_has_routes_of_which_one_is_shown_and_one_measured(kind):
     assert ROOT[kind] in {"/", *ROUTES[kind]}  # that of embedding models is a route of its own
-    assert trials._ROUTES[kind][0] in ROUTES[kind]
+    assert traffic._ROUTES[kind][0] in ROUTES[kind]
     route, body = console._EXAMPLES[kind]
     assert route in ROUTES[kind]
     assert json.loads(body)

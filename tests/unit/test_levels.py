@@ -17,7 +17,7 @@ def on_line(*levels, alpha_s=0.01, beta_s=0.1, off=0.0):
 
 
 def test_what_is_looked_for_and_what_meets_it():
-    assert Aim(1.0) == Aim(1.0, "burst", most=2048, bursts=40, quantile=1.0)
+    assert Aim(1.0) == Aim(1.0, "burst", most=2048, bursts=40)
     assert Aim(1.0).within([0.9, 1.0, 1.1]) == 2
 
 

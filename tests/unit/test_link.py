@@ -178,11 +178,11 @@ async def test_of_a_replica_that_hangs_what_may_wait_stands_and_what_is_not_admi
     world = Followed()
     link, channel = await world.live()
     world.pool.policy["slo_s"] = 1.0
-    kinds = [{"bulk": True}, {"trial": True}, {"partial": True}, {"partial": True}]
-    bulk, trial, held, unknown = [link.offer(Offer(0, 1.0, [range(75)], **kind)) for kind in kinds]
+    kinds = [{"bulk": True}, {"partial": True}, {"partial": True}]
+    bulk, held, unknown = [link.offer(Offer(0, 1.0, [range(75)], **kind)) for kind in kinds]
     held.admit(1)
     await asyncio.sleep(2.0)
-    assert [one.overdue for one in (bulk, trial, held, unknown)] == [False, False, True, False]
+    assert [one.overdue for one in (bulk, held, unknown)] == [False, True, False]
     with pytest.raises(ReplicaLost, match="the accelerator pool's replica a does not answer"):
         await unknown.outcome
     assert ("call_off", unknown) in channel.told

@@ -47,12 +47,12 @@ def test_bad_urls_are_shown(url):
 @settings(deadline=None)
 @given(st.dictionaries(st.text(), st.none() | st.integers() | st.text() | st.lists(st.text())))
 def test_a_request_says_how_long_its_body_is(payload):
-    head, _, body = request_bytes(payload, "/embed/v1", [("x-windve-trial", "s cpu=1")]).partition(b"\r\n\r\n")
+    head, _, body = request_bytes(payload, "/embed/v1", [("x-windve-priority", "s cpu=1")]).partition(b"\r\n\r\n")
     first, *lines = head.decode("ascii").split("\r\n")
     headers = dict(line.split(": ") for line in lines)
     assert first == "POST /embed/v1 HTTP/1.1"
     assert headers["content-length"] == str(len(body))
-    assert headers["x-windve-trial"] == "s cpu=1"
+    assert headers["x-windve-priority"] == "s cpu=1"
     assert json.loads(body) == payload
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client
-from deployments.admission.trial import Trial
 from deployments.embedding.channel import PendingOffer, Refused
 from deployments.embedding.frames import Answered, Offer
 from deployments.embedding.placer import Placer
@@ -54,9 +53,7 @@ async def test_pool_by_pool_until_one_admits():
     offers = [one.heard[0] for one in (a1, a2, c1)]
     assert [offer.left_s for offer in offers] == [pytest.approx(left_s) for left_s in (0.95, 0.94, 0.93)]
     assert [offer.again for offer in offers] == [False, True, False]  # the pool has counted its work
-    assert {(offer.partial, offer.bulk, offer.trial, offer.depth, offer.tenant) for offer in offers} == {
-        (False, False, False, None, None)
-    }
+    assert {(offer.partial, offer.bulk, offer.tenant) for offer in offers} == {(False, False, None)}
 
 
 async def test_a_deadline_that_has_passed_is_no_time_left():
@@ -301,7 +298,6 @@ async def test_who_said_when_it_opens_is_not_asked_before_and_hears_of_the_work_
     assert [one.refused for one in (*full, c1)] == [[(pytest.approx(0.1), TENANT)], [], [(pytest.approx(0.1), TENANT)]]
     assert (request.asked, request.last_pool) == (3, "cpu")
     assert asked(placer, request_of(75, deferrable=True)) == ["a1", "f0", "f1", "c1"]  # it waits behind the others
-    assert asked(placer, request_of(75, trial=Trial("s", {"accelerator": 4}))) == ["a1", "f0", "f1"]
     await asyncio.sleep(0.2)
     assert asked(placer, request_of(75)) == ["a1", "c1"]
 
@@ -312,14 +308,9 @@ async def test_of_one_pool_four_are_asked_and_none_that_has_gone():
     assert asked(placer_of(*many), request_of(75)) == ["a0", "a2", "a3"]
 
 
-async def test_a_closed_pool_is_asked_by_trials_only():
+async def test_a_closed_pool_is_not_asked():
     placer = placer_of(ScriptedReplica("a1"), cpu=[ScriptedReplica("c1")], queue_depth=0)
     assert asked(placer, request_of(75)) == ["c1"]
-    trial = request_of(75, trial=Trial("s", {"accelerator": 4, "cpu": 7}, only="accelerator"))
-    assert asked(placer, trial) == ["a1"]
-    part = placer.send(trial, placer.pools["accelerator"], placer.pools["accelerator"].live[0], [0], partial=False)
-    (offer,) = part.link.heard
-    assert (offer.trial, offer.depth, offer.tenant) == (True, 4, None)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +322,6 @@ async def test_a_closed_pool_is_asked_by_trials_only():
         ({}, {"allowed_s": 0.5}, (1, 0.9), True),
         ({"queue_depth": 4, "admission": "depth"}, {}, (3, 9.0), True),
         ({"queue_depth": 4, "admission": "depth"}, {}, (4, 0.1), False),
-        ({"queue_depth": 4}, {"trial": Trial("s", {"accelerator": 2})}, (2, 0.1), False),
     ],
 )
 async def test_who_was_sent_enough_is_not_asked(how, request_, unseen, is_asked):
@@ -534,12 +524,10 @@ async def test_what_would_never_be_in_time_is_told_so(lengths, allowed_s, script
     assert placer.refused == (error is Busy)
 
 
-async def test_where_nobody_lives_it_is_unavailable_but_a_trial_may_come_again():
+async def test_where_nobody_lives_it_is_unavailable():
     placer = placer_of()
     with pytest.raises(Unavailable, match="no live replica"):
         await placer.answer(request_of(75))
-    with pytest.raises(Busy, match=r"retry in 1\.00 s"):
-        await placer.answer(request_of(75, trial=Trial("s", {"accelerator": 4})))
 
 
 def test_a_refusal_is_no_answer():
@@ -573,8 +561,6 @@ async def test_the_answer_to_a_request():
     assert done.others == {"sparse": ["0", "1", "2"]}
 
 
-def test_what_a_trial_asks_counts_against_nobody():
+def test_what_a_client_asks_counts_against_its_tenant():
     request = Request([], Wanted(client=CLIENT), "", 2.0, 5.0, deferrable=False, bulk=False)
     assert (request.tenant, request.quota, request.allowed_s) == (TENANT, None, 3.0)
-    trial = Request([], Wanted(client=CLIENT, trial=Trial("s", {})), "", 0.0, 1.0, deferrable=False, bulk=False)
-    assert (trial.tenant, trial.quota) == (None, None)

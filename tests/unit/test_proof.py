@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from dataclasses import replace
 
 import pytest
 
@@ -10,7 +9,7 @@ from calibration.fit.levels import Aim
 from calibration.measure.journal import Burst
 from calibration.measure.sweep import sweep
 from calibration.prove.fine_tune import fine_tune
-from calibration.prove.proof import tune, verify
+from calibration.prove.proof import Load, tune, verify
 from calibration.service.application import CalibrationFailed
 
 V100, XEON = (0.018, 0.27), (0.0858, 0.32)
@@ -18,37 +17,52 @@ AIM = Aim(2.0)
 
 
 class Devices:
-    """`late[n]` seconds are added to burst n on the accelerator; `taken` places are somebody else's."""
+    """`late[n]` seconds are added to run or burst n on the accelerator."""
 
-    def __init__(self, curves, late=(), taken=0, replicas=1):
-        self.curves, self.late, self.taken = curves, itertools.chain(late, itertools.repeat(0.0)), taken
+    tokens, problem = 75, ""
+
+    def __init__(self, curves, late=(), replicas=1):
+        self.curves, self.late = curves, itertools.chain(late, itertools.repeat(0.0))
         self.replicas = dict.fromkeys(curves, replicas)
-        self.bursts = []
+        self.bursts, self.in_force = [], {}
 
     def latency_s(self, alpha_s, beta_s, depth):
         return alpha_s * depth + beta_s
 
-    async def burst(self, stage, depths, extra=0, tokens=None):
-        more = next(self.late)
-        latencies = {}
-        for pool, (alpha_s, beta_s) in self.curves.items():
-            answered = max(0, depths[pool] * self.replicas[pool] - self.taken)
-            latencies[pool] = [self.latency_s(alpha_s, beta_s, depths[pool]) + more] * answered
+    async def run(self, stage, sizes, tokens=None):
+        more, found = next(self.late), {}
+        for pool, size in sizes.items():
+            if size:
+                found[pool] = [self.latency_s(*self.curves[pool], size) + more]
             more = 0.0
-        sent = sum(depths[pool] * self.replicas[pool] for pool in depths) + extra
-        busy = sent - sum(map(len, latencies.values()))
-        done = Burst(stage, 0.0, dict(depths), sent, busy, 0, latencies)
+        return Burst(stage, 0.0, dict(sizes), sum(sizes.values()), 0, 0, found)
+
+    async def seconds(self, stage, pool, size, tokens=None):
+        return (await self.run(stage, {pool: size})).latencies_s[pool][0]
+
+    async def put_in_force(self, depths):
+        self.in_force = dict(depths)
+
+    async def burst(self, stage, depths, queries):
+        assert depths == self.in_force
+        more, left, latencies = next(self.late), queries, {}
+        for pool, (alpha_s, beta_s) in self.curves.items():
+            answered = min(left, depths[pool] * self.replicas[pool])
+            latencies[pool] = [self.latency_s(alpha_s, beta_s, depths[pool]) + more] * answered
+            left, more = left - answered, 0.0
+        done = Burst(stage, 0.0, dict(depths), queries, left, 0, latencies)
         self.bursts.append(done)
         return done
 
 
-def verified(devices, depths, aim=AIM):
-    return asyncio.run(verify(devices, depths, aim, lambda *_: None))
+def verified(devices, depths, aim=AIM, most=10_000):
+    load = Load(devices, devices.replicas, most)
+    return asyncio.run(verify(load, depths, aim, devices.put_in_force, lambda *_: None))
 
 
 def test_one_slow_burst_changes_nothing():
     devices = Devices({"accelerator": V100}, late=[1.0])
-    tuned = asyncio.run(tune(devices, fine_tune({"accelerator": 94}, 2048), AIM, lambda _: None))
+    tuned = asyncio.run(tune(devices, fine_tune({"accelerator": 94}, 2048), {"accelerator": 2.0}, lambda _: None))
     assert tuned.depths == {"accelerator": 96}
 
 
@@ -71,8 +85,8 @@ def test_a_little_late_is_stepped_down_for_and_accepted_if_it_stays():
     """One query of each burst is late: 1 in 200, less than 1 %."""
 
     class Ragged(Devices):
-        async def burst(self, stage, depths, extra=0, tokens=None):
-            done = await super().burst(stage, depths, extra)
+        async def burst(self, stage, depths, queries):
+            done = await super().burst(stage, depths, queries)
             done.latencies_s["accelerator"][0] = 2.1
             return done
 
@@ -93,27 +107,16 @@ def test_a_verification_that_cannot_be_won_any_more_ends_early():
     assert [burst.depths["accelerator"] for burst in devices.bursts] == [90] + [89] * 5
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
-def test_places_that_others_take_are_no_proof(replicas):
-    devices = Devices({"accelerator": V100, "cpu": XEON}, taken=1, replicas=replicas)
-    with pytest.raises(CalibrationFailed, match="slots of the accelerator pool could be filled"):
-        verified(devices, {"accelerator": 40, "cpu": 7})
+def test_a_burst_is_no_larger_than_the_way_carries():
+    devices = Devices({"accelerator": V100}, replicas=3)
+    assert len(verified(devices, {"accelerator": 90}, most=100).bursts) == 5
+    assert {burst.sent for burst in devices.bursts} == {110}
 
 
-def test_a_sweep_that_others_disturb_is_refused():
-    devices = Devices({"cpu": XEON}, taken=1)
-    with pytest.raises(CalibrationFailed, match="1 of 1 queries were refused by the cpu pool"):
-        asyncio.run(sweep(devices, "cpu", Aim(2.0), lambda _: None))
-
-
-def test_queries_that_fail_are_not_said_to_find_no_place():
-    class Hanging(Devices):
-        async def burst(self, stage, depths, extra=0, tokens=None):
-            done = await super().burst(stage, depths, extra)
-            return replace(done, failed=done.sent, latencies_s={"cpu": []})
-
-    with pytest.raises(CalibrationFailed, match="1 of 1 queries failed on the cpu pool: a replica was lost, or hangs"):
-        asyncio.run(sweep(Hanging({"cpu": XEON}), "cpu", Aim(2.0), lambda _: None))
+def test_where_the_way_is_late_smaller_depths_are_not_tried():
+    devices = Devices({"accelerator": V100}, late=[5.0])
+    assert verified(devices, {"accelerator": 90}, most=20).depths == {"accelerator": 90}
+    assert {burst.depths["accelerator"] for burst in devices.bursts} == {90}
 
 
 def test_a_pool_too_slow_for_one_query_gets_no_depth():

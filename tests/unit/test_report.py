@@ -67,7 +67,7 @@ def emulated(made):
 
 
 def steady(made):
-    made["settings"] |= {"shape": "steady", "quantile": 0.99}
+    made["settings"] |= {"shape": "steady"}
     made["bursts"] = []
     for pool in made["pools"].values():
         pool["fine_tuned"] = int((2 - 2 * pool["beta_s"]) / pool["alpha_s"])

@@ -29,7 +29,6 @@ from serve_app.embedding.scoring_requests import (
     ScoreRequest,
 )
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
-from serve_app.generation.steps_request import StepsRequest
 from serve_app.web.admission_headers import admission
 from serve_app.web.fields import Rules
 from serve_app.web.tokenizer_requests import DecodeRequest, DetokenizeRequest, TokenizePromptRequest, TokenizeRequest
@@ -61,7 +60,6 @@ GOOD = {  # a body of each type, of which tests change something
     DetokenizeRequest: {"tokens": [1]},
     CompletionRequest: {"prompt": "a"},
     ChatRequest: {"messages": [TURN]},
-    StepsRequest: {"pool": "cpu", "loads": [{"rows": 1}]},
 }
 
 
@@ -276,18 +274,6 @@ TEXTS = [
     ({"logprobs": 21}, "logprobs must be a whole number up to 20, not 21"),
 ]
 CHUNKS = "chunks must be a list of up to 64 pairs of whole numbers, [start, tokens]"
-STEPS = [
-    ({"pool": None}, "pool is missing; send a string"),
-    ({"times": 0}, "times must be a whole number from 1 to 20, not 0"),
-    ({"loads": []}, "loads must be a list of 1 to 64 objects with rows or chunks"),
-    ({"loads": [{"rows": 1}] * 65}, "loads must be a list of 1 to 64 objects with rows or chunks"),
-    ({"loads": [{"rows": -1}]}, "loads[0].rows must be a whole number from 0 to 16777215, not -1"),
-    ({"loads": [{"rows": 1.5}]}, "loads[0].rows must be a whole number from 0 to 16777215, not 1.5"),
-    *(
-        ({"loads": [{"chunks": bad}]}, CHUNKS)
-        for bad in (5, [5], [[1]], [[0, 0]], [[-1, 2]], [[True, 2]], [[0, 2**40]], [["0", 2]], [[0, 9]] * 65)
-    ),
-]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +285,6 @@ STEPS = [
         *((takes, *row) for takes in (CompletionRequest, ChatRequest) for row in GENERATION),
         *((ChatRequest, *row) for row in CHATS),
         *((CompletionRequest, *row) for row in TEXTS),
-        *((StepsRequest, *row) for row in STEPS),
     ],
 )
 def test_bad_input_gets_one_plain_sentence(takes, body, sentence):

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from deployments.admission.predictor import EndedRun
 from deployments.embedding.frames import Offer, Offers
+from deployments.embedding.run import PlannedQuery
 from deployments.embedding.run_loop import RunLoop
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy
+from deployments.errors import EngineFailed, Unavailable
+from deployments.models.outputs import TEXT
 from tests.kit.replica_world import FakeRouter, adds_up, replica
 from tests.kit.virtual_time import virtual
 
@@ -578,13 +581,6 @@ async def test_a_router_hears_when_a_runs_end_shows_that_there_is_room():
     assert len(engine.runs) == 1
 
 
-async def test_a_trial_goes_by_its_own_depth():
-    router, _, _ = served()
-    numbers = [router.offer(trial=True, depth=3) for _ in range(5)]
-    await asyncio.sleep(0)
-    assert [number in router.ends for number in numbers] == [False, False, False, True, True]
-
-
 async def test_an_offer_that_cannot_be_decided_on_fails_alone(monkeypatch):
     router, runner, _ = served()
     offer = runner.schedule._by_finish.__class__.fitting
@@ -720,3 +716,73 @@ async def test_a_run_that_gives_way_says_first_whether_the_engine_is_broken(toke
     assert engine.runs[:3] == [10, 1, 1]  # what was answered before, and the urgent one
     assert (len(router.broken), len(router.suspect)) == (broken, suspect)
     assert (runner.problem is None) == (not broken)
+
+
+# --- a calibration's planned runs -------------------------------------------------------------------------------------
+
+
+def planned(queries):
+    return [PlannedQuery(np.full(75, 1, np.int32), TEXT) for _ in range(queries)]
+
+
+async def test_a_planned_run_takes_what_a_batch_takes_after_what_was_admitted_before():
+    router, runner, engine = served()
+    router.offer(4)
+    await asyncio.sleep(0.1)
+    before = repr(runner.schedule.limits.predictor)
+    timing = asyncio.create_task(runner.planned.time([planned(16), None], 2, holder="a", lease_s=5.0, warm_up=False))
+    await asyncio.sleep(0.01)
+    refused = router.offer()
+    found = await timing
+    assert router.answers() == [(1, at) for at in range(4)]
+    assert router.ends[refused][1:] == (False,)
+    assert [one.seconds for one in found[0]] == pytest.approx([0.27 + 16 * 0.018] * 2)
+    assert found[1] is None
+    assert engine.runs == [4, 16, 16]
+    assert repr(runner.schedule.limits.predictor) != before  # by the run of four
+    assert runner.schedule.refusals.closed == 1
+
+
+async def test_under_a_lease_a_replica_is_closed_until_it_ends_by_itself():
+    router, runner, _ = served()
+    await runner.planned.time([planned(1)], 1, holder="a", lease_s=5.0, warm_up=False)
+    await asyncio.sleep(0.01)
+    state = router.reports[-1][1].state
+    assert (state.opens_s, state.bulk_s, state.opens_cost_s) == (pytest.approx(5.0, abs=0.02), 0.0, 0.0)
+    with pytest.raises(Unavailable, match="another calibration"):
+        await runner.planned.time([planned(1)], 1, holder="b")
+    refused, wholly = router.offer(), router.offer(3, bulk=True, partial=True)
+    await asyncio.sleep(4.9)
+    assert {refused, wholly} <= router.ends.keys()
+    await asyncio.sleep(0.2)
+    taken = router.offer()
+    await runner.drained()
+    await asyncio.sleep(0.01)
+    assert (taken, 0) in router.ends
+
+
+async def test_who_ends_its_lease_opens_the_replica_at_once():
+    router, runner, _ = served()
+    await runner.planned.time([planned(1)], 1, holder="a", lease_s=5.0)
+    await runner.planned.time([], 0, holder="a")
+    await asyncio.sleep(0.01)
+    assert router.reports[-1][1].state.opens_s < 0.1
+    router.offer()
+    assert runner.is_busy
+
+
+async def test_a_planned_run_that_fails_is_told_to_who_planned_it():
+    _, runner, engine = served()
+    engine.outcome = lambda _: RuntimeError("out of memory")
+    with pytest.raises(EngineFailed, match="out of memory"):
+        await runner.planned.time([planned(2)], 1)
+    assert runner.running_s == 0
+
+
+async def test_a_long_planned_run_counts_as_running():
+    _, runner, _ = served()
+    timing = asyncio.create_task(runner.planned.time([planned(500)], 1, warm_up=False))
+    await asyncio.sleep(6.0)
+    assert runner.running_s == pytest.approx(6.0, abs=0.1)
+    await timing
+    assert runner.running_s == 0

@@ -64,9 +64,11 @@ def running(ms, *waiting, **how):
 
 def admit(queue, now, *queries):
     """Whatever the rules say."""
+    rule, queue.admission = queue.admission, queue._by_depth
     for one in queries:
         one.cost_s = queue.limits.model.cost_s(one.tokens)
-        queue._admit(now, [one], (1.0, 0.0), queue._by_depth)
+        queue._admit(now, [one], (1.0, 0.0))
+    queue.admission = rule
     return queue
 
 
@@ -216,10 +218,9 @@ def test_room_for_a_deferrable_query(queue, now, allowed_s, ms):
 
 
 def test_who_is_deferrable():
-    """Who allows more than two SLOs; by a count, and in a calibration, nobody."""
-    assert [is_deferrable("deadline", 0.5, allowed_s, trial=False) for allowed_s in (1.0, 1.001)] == [False, True]
-    assert not is_deferrable("depth", 0.5, 9.0, trial=False)
-    assert not is_deferrable("deadline", 0.5, 9.0, trial=True)
+    """Who allows more than two SLOs; by a count nobody."""
+    assert [is_deferrable("deadline", 0.5, allowed_s) for allowed_s in (1.0, 1.001)] == [False, True]
+    assert not is_deferrable("depth", 0.5, 9.0)
 
 
 @pytest.mark.parametrize(
@@ -260,21 +261,18 @@ def test_several_deferrable_queries_that_an_idle_device_would_end_in_time_are_ur
     assert {(one.deferrable, one.due) for one in offer} == ({(False, 1.0)} if is_urgent else {(True, first)})
 
 
-def test_an_offer_of_deferrable_queries_to_an_idle_device_is_urgent_unless_it_is_a_trial():
-    for depth in (None, 9):
-        offer = [deferrable(100, 2.5) for _ in range(5)]
-        assert queue_of().offer(0.0, offer, depth=depth)
-        assert [one.deferrable for one in offer] == [depth == 9] * 5
+def test_an_offer_of_deferrable_queries_to_an_idle_device_is_urgent():
+    offer = [deferrable(100, 2.5) for _ in range(5)]
+    assert queue_of().offer(0.0, offer)
+    assert not any(one.deferrable for one in offer)
 
 
 @pytest.mark.parametrize(
     ("queue", "offer", "how", "taken"),
     [
         (queue_of(), [query(100)] * 6, {"partial": True}, 5),
-        (queue_of(), [query(100)] * 6, {"slo_s": 1.5}, 0),  # the deadline is still their own
         (queue_of(depth=0), [query(1)], {}, 0),
         (queue_of(depth=1), [query(74)], {}, 1),
-        (queue_of(depth=2), [query(75)] * 7, {"depth": 6}, 0),
         (queue_of(admission="depth", depth=3), [query(9000)] * 4, {"partial": True}, 3),
         (queue_of(admission="depth"), [query(1)], {}, 0),
         # Bulk has its share of the places, and one at least.
@@ -314,21 +312,20 @@ def test_why_a_query_is_refused(queue, offer, reason):
 
 
 @pytest.mark.parametrize(
-    ("queue", "offer", "how", "mean_ms"),
+    ("queue", "offer", "mean_ms"),
     [
-        (queue_of(), [query(75, 1.2), query(115, 1.2)], {}, 75 + 0.4),
-        (queue_of(), [bulk(95)], {}, 75),
-        (queue_of(), [query(95, 1.2)], {"depth": 9}, 75),
+        (queue_of(), [query(75, 1.2), query(115, 1.2)], 75 + 0.4),
+        (queue_of(), [bulk(95)], 75),
         # Refused, and not on an idle device; or refused there as well.
-        (running(300, query(300, 9)), [query(594 - STEP, 1.2)], {}, 75 + 0.02 * 519),
-        (running(300, query(300, 9)), [query(75, 1.2), query(600, 1.2)], {}, 75),
-        (running(300, query(300, 9), slowdown=2.0), [query(197 - STEP, 1.2)], {}, 75 + 0.02 * 122),
-        (running(300, query(300, 9), slowdown=2.0), [query(197 + STEP, 1.2)], {}, 75),
+        (running(300, query(300, 9)), [query(594 - STEP, 1.2)], 75 + 0.02 * 519),
+        (running(300, query(300, 9)), [query(75, 1.2), query(600, 1.2)], 75),
+        (running(300, query(300, 9), slowdown=2.0), [query(197 - STEP, 1.2)], 75 + 0.02 * 122),
+        (running(300, query(300, 9), slowdown=2.0), [query(197 + STEP, 1.2)], 75),
     ],
 )
-def test_which_queries_count_for_the_fairness_to_long_ones(queue, offer, how, mean_ms):
+def test_which_queries_count_for_the_fairness_to_long_ones(queue, offer, mean_ms):
     queue = copy.deepcopy(queue)
-    queue.offer(0.2, [copy.copy(one) for one in offer], **how)
+    queue.offer(0.2, [copy.copy(one) for one in offer])
     assert queue.demand.long_queries.mean_s == pytest.approx(mean_ms / 1000, abs=1e-6)
 
 
@@ -472,10 +469,8 @@ def test_what_a_tenant_asked_for_and_got():
     assert (account.offered_s, account.used_s) == (pytest.approx(0.4), pytest.approx(0.25))
     queue.demand.arrives(0.2, 0.5, tenant)  # that a Router has refused by itself
     assert (account.offered_s, account.used_s) == (pytest.approx(0.9), pytest.approx(0.25))
-    queue.offer(0.2, [query(10, 1.2, tenant=tenant)], depth=9)  # a calibration's counts for nobody
-    assert account.offered_s == pytest.approx(0.9)
     queue.remove(queue.queue.urgent[:1])
-    assert account.waiting_s == pytest.approx(0.06 - 0.01)
+    assert account.waiting_s == pytest.approx(0.05)
     queue.remove([])
     assert account.waiting_s == pytest.approx(0.05)
 
@@ -545,7 +540,10 @@ def test_the_time_between_probes_doubles_until_a_run_that_is_none():
         if is_probe:
             assert not takes(queue, now + waits[-1] - 1e-6, query(75, now + waits[-1] + 1))
             now += waits[-1] + 1e-6
-        assert queue.offer(now, [query(75, now + 1)], depth=None if is_probe else 9) == 1
+        if is_probe:
+            assert queue.offer(now, [query(75, now + 1)]) == 1
+        else:
+            admit(queue, now, query(75, now + 1))
         queue.start(now)
         now += 1.0
         queue.ended(now, whole=whole)
@@ -557,7 +555,7 @@ def test_a_probe_that_is_in_time_is_believed():
     queue.offer(1.1, [query(300, 2.1)])
     queue.start(1.1)
     queue.ended(1.1 + 0.5)
-    queue.offer(2.0, [query(75, 9)], depth=1)
+    admit(queue, 2.0, query(75, 9))
     queue.start(2.0)
     queue.ended(2.0 + 0.275)
     assert [run.is_probe for run in queue.limits.predictor.runs] == [True, False]
@@ -576,7 +574,7 @@ def test_a_probe_that_is_called_off_is_none_any_more():
     queue = queue_of(slowdown=4.0)
     queue.offer(1.1, [one := query(300, 2.1)])
     queue.remove([one])
-    queue.offer(2.0, [query(75, 9)], depth=1)
+    admit(queue, 2.0, query(75, 9))
     queue.start(2.0)
     queue.ended(2.0 + 0.275)
     assert [run.is_probe for run in queue.limits.predictor.runs] == [False]
@@ -615,7 +613,7 @@ def test_a_pause_makes_nobody_late_who_was_admitted(offers, wait_s):
     queue = queue_of()
     for one in offers:
         later = ScheduledQuery(one.tokens, 5.0 + one.due, one.deferrable, cost_s=one.tokens / 1000)
-        queue._admit(5.0, [later], (1.0, 0.0), queue._by_finish)
+        queue._admit(5.0, [later], (1.0, 0.0))
     queue.demand.long_queries.mean_s = 1e-6  # somebody could still join
     assert queue.start_in_s(5.001) == pytest.approx(max(0.0, wait_s - 0.001))
 
@@ -627,34 +625,6 @@ def test_only_who_is_admitted_by_its_finish_shortens_the_pause():
         assert queue.offer(0.045, [query(1, 1.0)])
         queue.demand.long_queries.mean_s = 1e-6
         assert queue.start_in_s(0.046) == pytest.approx(wait_s)
-
-
-def test_a_calibrations_burst_becomes_one_run():
-    queue = queue_of()
-    queue.offer(0.0, [query(10)], depth=3)
-    queue.offer(0.03, [query(10)], depth=3)
-    assert queue.start_in_s(0.04) == pytest.approx(0.06)
-    assert queue.start_in_s(0.2) == 0
-    queue.offer(0.05, [query(10)], depth=3)
-    assert queue.start_in_s(0.05) == 0  # nobody can join
-
-
-def test_ordinary_queries_do_not_cut_a_calibrations_burst():
-    queue = queue_of()
-    queue.offer(0.0, [trial := query(10)], depth=9)
-    assert queue.offer(0.03, [query(10)])
-    assert queue.start_in_s(0.04) == pytest.approx(0.06)
-    assert queue.offer(0.04, [query(10, 0.3525)])  # 250 ms less 230: nobody who is admitted waits longer
-    assert queue.start_in_s(0.04) == pytest.approx(0.02)
-    queue.remove([trial])
-    queue.demand.long_queries.mean_s = 1e-6  # somebody could still join
-    assert queue.start_in_s(0.041) == pytest.approx(0.04 + 2 * 0.006 - 0.041)
-
-
-def test_a_trial_query_that_is_refused_holds_back_no_ordinary_ones():
-    queue = admit(queue_of(), 0.0, query(10))
-    assert not queue.offer(0.0, [query(10)], depth=1)
-    assert queue.start_in_s(0.0) == pytest.approx(0.006)
 
 
 def test_what_waits_at_a_runs_end_has_waited_already():

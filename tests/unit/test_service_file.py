@@ -6,7 +6,7 @@ import pytest
 from serve_app.local import service_file
 from serve_app.local.service_file import LocalService
 
-HERE = LocalService(os.getpid(), "http://127.0.0.1:8265", {"RAY_AUTH_MODE": "token"})
+HERE = LocalService(os.getpid(), "http://127.0.0.1:8265", "127.0.0.1:6379", {"RAY_AUTH_MODE": "token"})
 
 
 @pytest.fixture(autouse=True)
@@ -26,14 +26,14 @@ def test_what_is_announced_is_found_until_it_is_withdrawn(scratch):
 
 def test_the_last_one_is_found_and_only_its_own_is_withdrawn():
     HERE.announce()
-    other = LocalService(os.getpid(), "http://127.0.0.1:8266", {})
+    other = LocalService(os.getpid(), "http://127.0.0.1:8266", "127.0.0.1:6379", {})
     other.announce()
     HERE.withdraw()
     assert service_file.find() == other
 
 
 def test_a_service_that_has_died_is_not_found():
-    LocalService(2**22 + 1, "http://127.0.0.1:8265", {}).announce()
+    LocalService(2**22 + 1, "http://127.0.0.1:8265", "127.0.0.1:6379", {}).announce()
     assert service_file.find() is None
 
 
@@ -42,7 +42,7 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(scratch):
     (folder,) = scratch.iterdir()
     folder.chmod(0o777)
     assert service_file.find() is None
-    LocalService(os.getpid(), "http://127.0.0.1:1", {}).announce()
+    LocalService(os.getpid(), "http://127.0.0.1:1", "127.0.0.1:6379", {}).announce()
     assert "8265" in (folder / "service.json").read_text()
     assert service_file.private_folder() is None
 

@@ -1,11 +1,13 @@
 """The calibration of generation, from planned steps to the proof: what is measured, fitted, promised and refused."""
 
 import asyncio
+import contextlib
 import copy
 import dataclasses
 import io
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -23,6 +25,7 @@ from calibration.generation.step_series import MeasuredStep, StepFit, StepRoom, 
 from calibration.generation.token_stream import ClientStream
 from calibration.load import Address
 from calibration.progress import Progress
+from calibration.prove import in_force
 from calibration.report import plots
 from calibration.report.report_model import CalibrationReport, WrittenReport
 from calibration.service.application import CalibrationFailed
@@ -32,6 +35,7 @@ from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.settings import StepTimeSettings
+from deployments.serving.planned_runs import Timed
 from serve_app.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -185,7 +189,7 @@ class Application:
     def __init__(self):
         self.tried, self.applied, self.granted = [], [], False
         self.windve = {
-            "config_problem": None, "kind": "generation", "emulated": True, "trial_seconds_ago": None,
+            "config_problem": None, "kind": "generation", "emulated": True,
             "ttft_s": 2.0, "tpot_s": 0.2, "pools": {pool: {
                 "live_replicas": 1, "expected_replicas": 1, "rows": 0, "waiting": 0, "step_time": None,
                 "max_num_batched_tokens": 2048, "blocks": 512, "num_cpu_blocks": 0,
@@ -198,15 +202,11 @@ class Application:
     def info(self):
         return {"model_id": "m", "max_input_length": 8192, "windve": copy.deepcopy(self.windve)}
 
-    def grant_trials(self):
+    def try_out(self, changes, note=None):
         self.granted = True
-        return "secret"
-
-    def try_out(self, changes):
-        assert self.granted
         self.tried.append(changes)
 
-    def end_trials(self):
+    def restore(self):
         self.granted = False
 
     def placed(self, changes):
@@ -223,12 +223,18 @@ class Application:
 def wired(monkeypatch):
     """`wired(*seen)`: streams see first tokens after `first_s` and a token each `pace_s`, one pair for each stream."""
 
-    class Trials(Device):
-        def __init__(self, address, headers, secret, pool):
-            super().__init__(TIMES[pool], 0.02, HYBRID, host=HOST)
-            self.replicas = {f"{pool}-1"}
+    class Replicas:
+        @classmethod
+        def connect(cls, application, pools, cost_s):
+            found = cls()
+            found.devices = {pool: Device(TIMES[pool], 0.02, HYBRID, host=HOST) for pool in pools}
+            return found
 
-        def close(self): ...
+        async def time(self, pool, step, times):
+            took = await self.devices[pool].ask(step)
+            return None if took is None else [Timed(*one) for one in zip(*took, strict=True)]
+
+        async def release(self): ...
 
     def wire(*seen):
         views = iter(seen or [(0.5, 0.1)] * 3)
@@ -245,7 +251,8 @@ def wired(monkeypatch):
         )
         for module in (plots, step_plots):
             monkeypatch.setattr(module, "DOTS_PER_INCH", 30)
-        monkeypatch.setattr(generation_run, "StepTrials", Trials)
+        monkeypatch.setattr(generation_run, "Replicas", Replicas)
+        monkeypatch.setattr(in_force, "PutBack", lambda _: contextlib.nullcontext(SimpleNamespace(tries=None)))
         monkeypatch.setattr(generation_run, "send_all", send_all)
 
     return wire

@@ -635,7 +635,7 @@ async def test_planned_steps_are_timed_once_what_runs_has_ended_and_nothing_is_a
     loop = asyncio.get_running_loop()
     runs = router.ask(prompt(10, 1), most_tokens=20)
     await asyncio.sleep(0.1)
-    timing = loop.create_task(stepper.time_steps([*works(*PLANNED), None], 3))
+    timing = loop.create_task(stepper.planned.time([*works(*PLANNED), None], 3))
     await asyncio.sleep(0.01)
     assert router.frames[-1].state.opens_s > 5  # others are asked first
     early = router.ask(prompt(10, 2))
@@ -667,9 +667,9 @@ async def test_planned_steps_are_timed_once_what_runs_has_ended_and_nothing_is_a
 async def test_planned_steps_end_after_some_seconds_and_the_rest_is_left_out():
     stepper, device = world()
     device.steps.model = StepTime(1.5, 0, 0, 0, 0)
-    assert await stepper.time_steps(works(*PLANNED), 3) == [[(pytest.approx(1.5), 0.0)] * 3]
+    assert await stepper.planned.time(works(*PLANNED), 3) == [[(pytest.approx(1.5), 0.0)] * 3]
     device.steps.model = StepTime(40, 0, 0, 0, 0)
-    assert await stepper.time_steps(works(*PLANNED), 3) == [[(pytest.approx(40), 0.0)]]
+    assert await stepper.planned.time(works(*PLANNED), 3) == [[(pytest.approx(40), 0.0)]]
     Router(stepper).ask(prompt(5))
     assert stepper.in_flight == 1
 
@@ -679,11 +679,29 @@ async def test_planned_steps_wait_for_what_runs_no_longer_than_they_say():
     router = Router(stepper)
     number = router.ask(prompt(10, 1), most_tokens=1000)
     with pytest.raises(Unavailable, match=r"did not end within 10 s"):
-        await stepper.time_steps(works(*PLANNED), 1)
+        await stepper.planned.time(works(*PLANNED), 1)
     assert router.ask(prompt(10, 2)) not in router.refused
     assert stepper.in_flight == 2
     await stepper.drained()
     assert router.tokens[number, 0] == answer_to(prompt(10, 1), 1000)
+
+
+async def test_between_the_calls_of_a_calibration_nothing_is_admitted_until_its_lease_ends():
+    stepper, _ = world()
+    router = Router(stepper)
+    await stepper.planned.time(works(*PLANNED[:1]), 1, holder="a", lease_s=5.0)
+    refused = router.ask(prompt(10, 1))
+    await asyncio.sleep(4.0)
+    assert (refused in router.refused, 4 < router.refused[refused].opens_s <= 5) == (True, True)
+    with pytest.raises(Unavailable, match="another calibration"):
+        await stepper.planned.time(works(*PLANNED[:1]), 1, holder="b")
+    await stepper.planned.time(works(*PLANNED[:1]), 1, holder="a", lease_s=5.0)
+    await asyncio.sleep(4.9)
+    assert router.ask(prompt(10, 2)) is not None
+    assert stepper.in_flight == 0
+    await asyncio.sleep(0.2)
+    router.ask(prompt(10, 3))
+    assert stepper.in_flight == 1
 
 
 @pytest.mark.parametrize("after_s", [0.01, 0.5])
@@ -691,10 +709,10 @@ async def test_when_nobody_waits_for_planned_steps_any_more_the_replica_goes_on(
     stepper, device = world()
     router = Router(stepper)
     router.ask(prompt(10, 1), most_tokens=10)
-    timing = asyncio.get_running_loop().create_task(stepper.time_steps(works(*PLANNED), 20))
+    timing = asyncio.get_running_loop().create_task(stepper.planned.time(works(*PLANNED), 20))
     await asyncio.sleep(after_s)
     with pytest.raises(Unavailable, match="another calibration"):
-        await stepper.time_steps(works(*PLANNED), 1)
+        await stepper.planned.time(works(*PLANNED), 1)
     timing.cancel()
     await asyncio.sleep(0)
     number = router.ask(prompt(10, 2))
@@ -710,7 +728,7 @@ async def test_a_planned_step_that_fails_is_told_to_who_planned_it():
     stepper, device = world(on_failure=lambda error: f"it failed: {error}")
     device.problem = RuntimeError("out of memory")
     with pytest.raises(EngineFailed, match="it failed: out of memory"):
-        await stepper.time_steps(works(*PLANNED), 1)
+        await stepper.planned.time(works(*PLANNED), 1)
     router = Router(stepper)
     number = router.ask(prompt(10, 2))
     await stepper.drained()

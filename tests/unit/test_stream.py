@@ -11,10 +11,9 @@ from test_load import BUSY, OK, serve
 
 from calibration.load import Address
 from calibration.measure.journal import Burst, Journal
-from calibration.measure.trials import TrialLoads
+from calibration.measure.traffic import Traffic
 from calibration.prove.stream import Stream, prove
 from calibration.service.application import CalibrationFailed
-from deployments.admission.trial import HEADER, Trial
 
 EQUAL, MIXED = Stream("stream", 60.0, 75, mixed=False), Stream("stream of mixed lengths", 60.0, 75, mixed=True)
 
@@ -53,23 +52,23 @@ class Answers:
     def __init__(self, *late, failed=0):
         self.late, self.failed, self.asked = iter(late), failed, []
 
-    async def stream(self, stage, slo_s, arrivals, only):
+    async def stream(self, stage, slo_s, arrivals):
         late = next(self.late)
-        self.asked.append((stage, slo_s, only))
+        self.asked.append((stage, slo_s))
         latencies = {"accelerator": [1.1 * slo_s] * late + [0.9 * slo_s] * (90 - late), "cpu": [slo_s] * 10}
         return Burst(stage, 0.0, {}, len(arrivals), len(arrivals) - 100, self.failed, latencies)
 
 
-def proved(answers, only=None):
+def proved(answers):
     arrivals = EQUAL.arrivals(2.0, 512, seed=1)
-    return asyncio.run(prove(answers, EQUAL, arrivals, 2.0, only))
+    return asyncio.run(prove(answers, EQUAL, arrivals, 2.0))
 
 
 @pytest.mark.parametrize(("late", "tries"), [((0,), 1), ((1,), 1), ((2, 1), 2), ((90, 0), 2)])
 def test_one_in_a_hundred_may_be_late_and_one_more_try_is_given(late, tries):
     answers = Answers(*late)
-    proof = proved(answers, "accelerator")
-    assert answers.asked == [("stream", 2.0, "accelerator")] * tries
+    proof = proved(answers)
+    assert answers.asked == [("stream", 2.0)] * tries
     assert (proof.late, len(proof.latencies_s)) == (late[-1], 100)
 
 
@@ -84,17 +83,16 @@ def test_failures_are_no_proof():
 
 
 def tried(folder, load, *answers):
-    """What `load(trials)` through HTTP ends with, and the server it went to."""
+    """What `load(traffic)` through HTTP ends with, and the server it went to."""
     done = []
 
     async def test(address: Address):
         journal = Journal(folder, {}, fresh=True)
-        replicas = {"accelerator": 1, "cpu": 1}
-        trials = TrialLoads(address, (), "secret", journal, replicas, 75, 0, 5.0, _words={10: 8, 75: 73})
+        traffic = Traffic(address, (), journal, ["accelerator", "cpu"], 75, 0, 5.0, _words={10: 8, 75: 73})
         try:
-            done.append(await load(trials))
+            done.append(await load(traffic))
         finally:
-            trials.close()
+            traffic.close()
             journal.close()
         assert journal.bursts == done
 
@@ -103,15 +101,13 @@ def tried(folder, load, *answers):
 
 
 def streamed(folder, *answers, arrivals):
-    return tried(folder, lambda trials: trials.stream("stream", 1.5, arrivals, "cpu"), *answers)
+    return tried(folder, lambda traffic: traffic.stream("stream", 1.5, arrivals), *answers)
 
 
-def test_a_stream_goes_by_predicted_finish_and_each_query_has_its_length(tmp_path):
+def test_each_query_of_a_stream_has_its_length(tmp_path):
     found, asked = streamed(tmp_path, OK, arrivals=[(0.0, 75), (0.0, 10), (0.001, 200)])
     words = [len(request.partition(b'"input": "')[2].split(b'"')[0].split()) for request in asked]
     assert sorted(words) == [8, 73, 198]
-    header = f"{HEADER}: {Trial('secret', {}, 'cpu', 1.5).header()}".encode()
-    assert all(header in request for request in asked)
     assert (found.sent, found.busy, found.failed, len(found.latencies_s["cpu"])) == (3, 0, 0, 3)
 
 
@@ -127,16 +123,17 @@ DEPTHS = {"accelerator": 2, "cpu": 1}
 @pytest.mark.parametrize(
     "load",
     [
-        lambda trials: trials.burst("fine-tune", DEPTHS, extra=1),
-        lambda trials: trials.steady("fine-tune", DEPTHS, extra=1, seconds=6.0, pause_s=0.0),
+        lambda traffic: traffic.burst("verify", DEPTHS, 4),
+        lambda traffic: traffic.steady("verify", DEPTHS, 4, seconds=6.0, pause_s=0.0),
     ],
     ids=["burst", "steady"],
 )
-def test_each_place_gets_queries_aimed_at_its_pool(tmp_path, monkeypatch, load):
+def test_loads_are_ordinary_queries(tmp_path, monkeypatch, load):
     clock = SimpleNamespace(monotonic=itertools.count().__next__, perf_counter=time.perf_counter)
     monkeypatch.setattr("calibration.load.time", clock)  # a second for each look at it
     found, asked = tried(tmp_path, load, OK)
-    header = [next(line for line in request.split(b"\r\n") if line.startswith(HEADER.encode())) for request in asked]
-    aims = [None, "accelerator", "cpu"]
-    assert set(header) == {f"{HEADER}: {Trial('secret', DEPTHS, only).header()}".encode() for only in aims}
+    heads = [request.partition(b"\r\n\r\n")[0].split(b"\r\n") for request in asked]
+    assert {line.partition(b":")[0] for head in heads for line in head[1:]} == {
+        b"host", b"content-type", b"content-length"
+    }  # fmt: skip
     assert (found.sent, found.busy, found.failed, len(found.latencies_s["cpu"])) == (4, 0, 0, len(asked))

@@ -1,24 +1,21 @@
-"""Admission by count: Algorithm 1 of WindVE, `waiting and running queries < depth`. Pure.
-
-It applies with `admission: depth`, and to a calibration's trial queries, each with the depth that it names.
+"""Admission by count: Algorithm 1 of WindVE, `waiting and running queries < depth`. Pure. It applies with
+`admission: depth`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from deployments.embedding.scheduler.admission import Admission, Opening
 from deployments.embedding.scheduler.current_run import Outlook
 from deployments.embedding.scheduler.state import Q, ScheduledQuery
 
 
-@dataclass(slots=True, repr=False, eq=False)
 class DepthAdmission(Admission[Q]):
-    """Admission by count. `depth`: that of the calibration's latest trial query; None: use the policy's."""
+    """Admission by the policy's count."""
 
-    depth: int | None = None
+    __slots__ = ()
 
     def fitting(
         self, _now: float, queries: Sequence[ScheduledQuery], _total_s: float, _outlook: Outlook, _run_s: float
@@ -45,7 +42,7 @@ class DepthAdmission(Admission[Q]):
 
     def _free(self, *, bulk: bool) -> int:
         """Free slots by Algorithm 1. Bulk queries may use a share of the depth."""
-        limit = self.depth if self.depth is not None else self.limits.policy.depth or 0
+        limit = self.limits.policy.depth or 0
         free = limit - self.queue.count - self.run.unanswered
         if bulk and limit:
             held = self.run.bulk + len(self.queue.bulk_line.queries)

@@ -15,9 +15,9 @@ _SURE_DEFERRABLE, _SURE_BULK = 0.2, 0.1
 _BETWEEN_BETAS = 9.0  # betas of deferrable work in a run while urgent queries come, which makes beta a tenth of it
 
 
-def is_deferrable(rule: str, slo_s: float, allowed_s: float, *, trial: bool) -> bool:
-    """Whether a query that allows `allowed_s` waits behind those with early deadlines. A trial query never does."""
-    return rule == "deadline" and allowed_s > _DEFERRABLE * slo_s and not trial
+def is_deferrable(rule: str, slo_s: float, allowed_s: float) -> bool:
+    """Whether a query that allows `allowed_s` waits behind those with early deadlines."""
+    return rule == "deadline" and allowed_s > _DEFERRABLE * slo_s
 
 
 @dataclass(slots=True)

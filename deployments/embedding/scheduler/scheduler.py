@@ -6,7 +6,7 @@ replica, and one thread calls all its methods. Its parts:
     `limits`              policy, cost model, and the limits of a run that follow from them
     `demand`              the demand: work per second, tenants, long queries
     `admission`           the rule by predicted finish
-    `depth_admission`     the rule by count: Algorithm 1, and a calibration's trials
+    `depth_admission`     the rule by count: Algorithm 1
     `run_queue`           the waiting queries
     `current_run`         the running queries
 
@@ -63,10 +63,8 @@ class Scheduler(Generic[Q]):
         self.queue = RunQueue[Q](self.limits, self.demand.shares)
         parts = self.limits, self.queue, self.run, self.demand
         self._by_finish, self._by_depth = DeadlineAdmission(*parts), DepthAdmission(*parts)
-        self._by_trial = DepthAdmission(*parts)
         self.admission: Admission[Q]
         self._held: dict[Hashable, float] = {}  # for each held part, until when the next run waits
-        self._trials: list[Q] = []  # waiting trial queries that were admitted by the depth that they name
         # For queries that wait for an idle device: first arrival, last arrival, and the latest start that keeps them in
         # time.
         self._first = self._last = self._start_by = _NEVER
@@ -107,46 +105,31 @@ class Scheduler(Generic[Q]):
 
     # --- admission ----------------------------------------------------------------------------------------------------
 
-    def offer(
-        self,
-        now: float,
-        queries: Sequence[Q],
-        *,
-        partial: bool = False,
-        again: bool = False,
-        depth: int | None = None,
-        slo_s: float | None = None,
-    ) -> int:
+    def offer(self, now: float, queries: Sequence[Q], *, partial: bool = False, again: bool = False) -> int:
         """Decide on queries of one request, which share a deadline. Admits all or none or, if `partial`, as many of the
         first as have room. Returns how many it admitted.
 
-        `again`: another replica of the pool has counted their work already. `depth`, `slo_s`: admit a calibration's
-        trial by that count, or as if the SLO were `slo_s`.
+        `again`: another replica of the pool has counted their work already.
         """
         model, total_s = self.limits.model, 0.0
         for query in queries:
             query.cost_s = model.cost_s(query.tokens)
             total_s += query.cost_s
-        first, outlook = queries[0], self._outlook(now)
-        run_s = self.limits.run_s if slo_s is None else self.limits.run_within_s(slo_s)
-        if depth is None:
-            admission = self.admission
-            if first.deferrable:
-                admission.promote(now, queries, total_s)
-        else:
-            admission, self._by_trial.depth = self._by_trial, depth
+        first, outlook, admission, run_s = queries[0], self._outlook(now), self.admission, self.limits.run_s
         most_s = 0.0
-        if not first.deferrable:
-            most_s, tenant = admission.most_s(first.due - now), first.tenant if depth is None else None
-            self.demand.offered(now, queries, total_s, most_s, tenant=tenant, again=again)
+        if first.deferrable:
+            admission.promote(now, queries, total_s)
+        else:
+            most_s = admission.most_s(first.due - now)
+            self.demand.offered(now, queries, total_s, most_s, tenant=first.tenant, again=again)
         taken = admission.fitting(now, queries, total_s, outlook, run_s)
         if 0 < taken < len(queries):
             later = outlook[0], outlook[1] + (0.0 if first.bulk else self._hold_s)  # its run may wait for the rest
             taken = admission.fitting(now, queries, total_s, later, run_s) if partial else 0
-        if depth is None and not first.deferrable:
+        if not first.deferrable:
             self.demand.note(now, queries, taken, total_s, most_s)
         if taken:
-            self._admit(now, queries[:taken], outlook, admission)
+            self._admit(now, queries[:taken], outlook)
         if taken < len(queries):
             self._count_refused(len(queries) - taken, queries[taken], now)
         return taken
@@ -163,15 +146,13 @@ class Scheduler(Generic[Q]):
     def _hold_s(self) -> float:
         return _HOLD_SLO * self.limits.policy.slo_s
 
-    def _admit(self, now: float, queries: Sequence[Q], outlook: Outlook, admission: Admission[Q]) -> None:
-        is_running, queue, (f, until_s) = self.run.is_running, self.queue, outlook
+    def _admit(self, now: float, queries: Sequence[Q], outlook: Outlook) -> None:
+        admission, is_running, queue, (f, until_s) = self.admission, self.run.is_running, self.queue, outlook
         if not is_running and not queue.count:
             self._first, self._start_by = now, _NEVER
         self._last = now
         queue.add(queries)
         admission.admitted(now, queries[-1], outlook)
-        if admission is self._by_trial:
-            self._trials += queries
         if (in_flight := queue.count + self.run.unanswered) > self.most:
             self.most = in_flight
         work_s = queue.next_run_s
@@ -201,11 +182,8 @@ class Scheduler(Generic[Q]):
 
     def _pause_s(self, now: float) -> float:
         """Seconds to wait for a burst to end."""
-        admission = self._by_trial if self._trials else self.admission
-        if admission.is_full(now, self._outlook(now)):
+        if self.admission.is_full(now, self._outlook(now)):
             return 0.0
-        if self._trials:  # a calibration's burst must be one run
-            return max(0.0, min(self._start_by, self._first + self.limits.pacing.longest_s) - now)
         wait_s = self._start_at(self.queue.count, self._last) - now
         return wait_s if wait_s > _NOW_S else 0.0
 
@@ -259,7 +237,6 @@ class Scheduler(Generic[Q]):
         gone = set(map(id, queries))
         if gone:
             self.queue.remove(gone)
-            self._trials = [query for query in self._trials if id(query) not in gone]
 
     # --- predictions --------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,12 @@ class ReplicaState(NamedTuple):
     reserve_s: float = 0.0
     room_grows: bool = False
 
+    def closed_for(self, seconds: float) -> ReplicaState:
+        """The state of a replica that admits nothing for so long, to nobody."""
+        opens_s, free_s = max(self.opens_s, seconds), max(self.free_s, seconds)
+        closed = self._replace(opens_s=opens_s, free_s=free_s, bulk_s=0.0, over_share=(), under_share_opens_s=0.0)
+        return closed._replace(opens_cost_s=0.0, room_s=0.0, reserve_s=0.0, room_grows=False)
+
 
 @dataclass(slots=True)
 class Refusals:
