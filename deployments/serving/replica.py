@@ -27,7 +27,7 @@ from deployments.settings import OneModelSettings
 
 logger = logging.getLogger("ray.serve")
 
-# Of a CPU pool's engine. Its threads would take the cores that Routers need to read and refuse requests. As the only pool
+# Of a CPU pool's engine, which would take the cores that Routers need to read and refuse requests. As the only pool
 # it yields by so little that a busy neighbour at nice 0 does not starve it.
 _NICE, _NICE_OVERFLOW = 1, 10
 
