@@ -97,6 +97,8 @@ class BulkQueue:
         """
         for pool in self._placer.pools.values():
             for link in pool.live if pool.is_open else ():
+                if not bulk.missing:
+                    break
                 now = asyncio.get_running_loop().time()
                 if link.bulk_again_at > now or link.view.is_out(now) or link in bulk.avoided:
                     continue

@@ -19,6 +19,7 @@ from deployments.embedding.link import Link
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, OfferedPart, Request
 from deployments.embedding.retries import Hedges, Placement, admitted
+from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
 from deployments.embedding.transit import Transit
 from deployments.embedding.view import Ask
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
@@ -48,18 +49,28 @@ class Placer:
     def can_answer(self) -> bool:
         return any(pool.is_open for pool in self.pools.values())
 
-    def capacity(self, tokens: float, request: Request | None = None) -> float:
-        """How many queries of `tokens` tokens may be in flight at once. If `request` is given, only the rest of the SLO
-        that this request still has counts.
-        """
-        slo_s = self.config.slo_s
-        if request is not None:
-            slo_s -= self.transit_s + asyncio.get_running_loop().time() - request.started
-        return sum(pool.capacity(tokens, slo_s) for pool in self.pools.values())
+    @property
+    def capacity(self) -> float:
+        """How many queries of 75 tokens may be in flight at once."""
+        return sum(pool.capacity(QUERY_TOKENS, self.config.slo_s) for pool in self.pools.values())
 
-    def room_queries(self, now: float, tokens: float, left_s: float) -> float:
-        """Roughly how many queries of `tokens` tokens with `left_s` to their deadline would be admitted now."""
-        return sum(pool.room_queries(now, tokens, left_s) for pool in self.pools.values())
+    def fits(self, request: Request, tokens: float) -> bool:
+        """Whether idle replicas would admit all queries of the request at once, in the rest of its SLO. `tokens`: the
+        mean length. It costs a look at a replica for each query, not one at each replica.
+        """
+        left_s = self.config.slo_s - self.transit_s - (asyncio.get_running_loop().time() - request.started)
+        missing = float(len(request.queries))
+        for pool in self.pools.values():
+            if missing > 0:
+                missing -= pool.capacity(tokens, left_s, missing)
+        return missing <= 0
+
+    def has_room(self, now: float, queries: float, tokens: float, left_s: float) -> bool:
+        """Whether roughly so many queries of `tokens` tokens with `left_s` to their deadline would be admitted now."""
+        for pool in self.pools.values():
+            if queries > 0:
+                queries -= pool.room_queries(now, tokens, left_s, queries)
+        return queries <= 0
 
     def room_now(self, now: float, tokens: float) -> float:
         """For how many queries of `tokens` tokens the replicas reported room. `inf` if one of them is idle."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from deployments.admission.fair_share import Tenant
@@ -73,22 +74,29 @@ class Pool(ReplicaSet[Link]):
         """Whether admission is by depth (Algorithm 1)."""
         return bool(self.policy.get("admission") == "depth")
 
-    def capacity(self, tokens: float, slo_s: float) -> float:
-        """How many queries of `tokens` tokens idle replicas would admit at once."""
+    def capacity(self, tokens: float, slo_s: float, enough: float = math.inf) -> float:
+        """How many queries of `tokens` tokens idle replicas would admit at once. It counts replica by replica, up to
+        `enough` queries.
+        """
         if not self.is_open:
             return 0.0
         if self.by_count:
             return (self.config.queue_depth or 0) * len(self.live)
-        return sum(link.view.most_queries(tokens, slo_s) for link in self.live)
+        return _counted((link.view.most_queries(tokens, slo_s) for link in _as_many(self.live, enough)), enough)
 
-    def room_queries(self, now: float, tokens: float, left_s: float) -> float:
-        """Roughly how many queries of `tokens` tokens with `left_s` to their deadline would be admitted now."""
+    def room_queries(self, now: float, tokens: float, left_s: float, enough: float = math.inf) -> float:
+        """Roughly how many queries of `tokens` tokens with `left_s` to their deadline would be admitted now. It counts
+        as `capacity` does. In a pool of more than `_LOOKED_AT` replicas, it counts those that have room for a query of
+        the mean cost.
+        """
         if not self.is_open:
             return 0.0
+        is_large = len(self.live) > _LOOKED_AT and left_s <= self.policy["slo_s"]  # deferrable queries wait for room
+        links = _as_many(self._openings.open(now) if is_large else self.live, enough)
         if self.by_count:
-            states = [link.view.state for link in self.live if link.view.state is not None]
-            return max(0.0, self.capacity(tokens, left_s) - sum(state.in_flight for state in states))
-        return sum(link.view.room_queries(now, tokens, left_s) for link in self.live)
+            depth = self.config.queue_depth or 0
+            return _counted((max(0, depth - link.view.in_flight) for link in links), enough)
+        return _counted((link.view.room_queries(now, tokens, left_s) for link in links), enough)
 
     def room_now(self, now: float, tokens: float) -> float:
         """For how many queries of `tokens` tokens the replicas reported room. `inf` if one of them is idle."""
@@ -187,7 +195,7 @@ class Pool(ReplicaSet[Link]):
     @property
     def in_flight(self) -> int:
         """Unanswered queries of all Routers."""
-        return sum(link.view.state.in_flight for link in self.live if link.view.state is not None)
+        return sum(link.view.in_flight for link in self.live)
 
     def describe(self) -> dict[str, Any]:
         """The pool as `/info` shows it."""
@@ -206,3 +214,20 @@ class Pool(ReplicaSet[Link]):
             },
             "replicas": {link.view.replica: link.describe() for link in self.live},
         }
+
+
+def _as_many(links: Iterable[Link], enough: float) -> Iterable[Link]:
+    """The replicas to count for `enough` queries, however large the pool: a few, and one for each query. More are
+    needed only where an idle replica has no room for a single query.
+    """
+    return links if enough == math.inf else itertools.islice(links, _LOOKED_AT + math.ceil(max(0.0, enough)))
+
+
+def _counted(rooms: Iterable[float], enough: float) -> float:
+    """The sum of `rooms`, or of the first ones that are `enough` together."""
+    total = 0.0
+    for room in rooms:
+        total += room
+        if total >= enough:
+            break
+    return total

@@ -202,7 +202,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         if not self.can_answer:
             raise self._placer.unavailable()
         count = len(request.queries)
-        if request.bulk or (count > 1 and count > self._placer.capacity(self._estimated_tokens(request), request)):
+        if request.bulk or (count > 1 and not self._placer.fits(request, self._estimated_tokens(request))):
             self._bulk.check(count)
             return
         if not request.deferrable:  # deferrable queries are offered even to full replicas
@@ -221,9 +221,9 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
     def _refuse_long_texts(self, request: Request) -> None:
         """Raises Busy if the wait for the tokenizer is too long, or if queries ahead in it will take all room."""
         now, tokenising = asyncio.get_running_loop().time(), self._encoder.tokenising
-        room = self._placer.room_queries(now, self._estimated_tokens(request), request.due - now)
-        ahead = tokenising.queries + len(request.queries)
-        if ahead > _AHEAD * room + _SPARE or tokenising.waiting_s > request.due - now:
+        left_s, room = request.due - now, (tokenising.queries + len(request.queries) - _SPARE) / _AHEAD
+        has_room = self._placer.has_room(now, room, self._estimated_tokens(request), left_s)
+        if not has_room or tokenising.waiting_s > left_s:
             request.retry_s = tokenising.waiting_s
             raise self._placer.busy(request)
 
@@ -242,7 +242,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             self._encoder.check_numbers(request.ids, request.outputs)
         if len(request.queries) > 1 and not request.bulk:
             mean = sum(map(len, request.ids)) / len(request.ids)
-            request.bulk = len(request.queries) > self._placer.capacity(mean, request)
+            request.bulk = not self._placer.fits(request, mean)
 
     def _gave_up(self, request: Request, most_s: float) -> DeadlineExceeded | TimedOut:
         timeout_s = request.wanted.timeout_s
@@ -308,7 +308,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
     @property
     def capacity(self) -> int:
         """Queries of 75 tokens that may be in flight at once, over all pools."""
-        return int(self._placer.capacity(75))
+        return int(self._placer.capacity)
 
     @property
     def routers(self) -> int:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from deployments.admission.fair_share import Tenant
-from deployments.admission.predictor import LinePredictor
 from deployments.embedding.scheduler.cost_model import CostModel
-from deployments.embedding.scheduler.limits import Limits
-from deployments.embedding.scheduler.state import Policy, ReplicaState
+from deployments.embedding.scheduler.pacing import Pacing
+from deployments.embedding.scheduler.state import ReplicaState
 from deployments.serving.replica_view import ReplicaView
 
 _SAME_S = 1e-6
@@ -92,6 +91,11 @@ class View(ReplicaView[ReplicaState]):
         beyond_s = left_s / state.slowdown - self.model.beta_s - state.room_s
         return max(0.0, lost_s - max(0.0, beyond_s)) if lost_s > 0 else lost_s
 
+    @property
+    def in_flight(self) -> int:
+        """Unanswered queries of all Routers, by its last state."""
+        return 0 if self.state is None else self.state.in_flight
+
     def is_over_share(self, tenant: Tenant | None) -> bool:
         """Whether the replica has reported that this tenant is over its share."""
         return self.state is not None and tenant is not None and tenant.name in self.state.over_share
@@ -126,11 +130,15 @@ class View(ReplicaView[ReplicaState]):
         return max(0.0, self.idle_room_s(slo_s)) / max(1e-9, self.model.cost_s(round(tokens)))
 
     def idle_room_s(self, left_s: float) -> float:
-        """The work, in planned device seconds, that it would admit with this much time left if it were idle."""
-        state = self.state
-        slowdown, margin, depth = (1.0, 0.0, None) if state is None else (state.slowdown, state.margin, state.depth)
-        predictor = LinePredictor(slowdown * self.model.beta_s, slowdown, margin)
-        return Limits(self.model, Policy(left_s, depth=depth), 0, predictor).idle_room_s(left_s)
+        """The work, in planned device seconds, that it would admit with this much time left if it were idle: what
+        `Limits.idle_room_s` says with its slowdown and margin. Below 0: none.
+        """
+        state, model = self.state, self.model
+        if state is None:
+            return left_s
+        run_s = left_s / (1 + state.margin) - Pacing.of_beta(model.beta_s).pause_s
+        room_s = run_s / state.slowdown - model.beta_s
+        return room_s if state.depth is None else min(room_s, state.depth * model.alpha_s)
 
     def bulk_room_s(self, *, by_count: bool) -> float:
         """Planned device seconds of room for bulk queries, by its last state and what was sent since."""

@@ -362,16 +362,18 @@ async def test_a_short_query_is_offered_where_a_long_one_is_refused_here():
 # --- what there is ----------------------------------------------------------------------------------------------------
 
 
-async def test_capacity_is_what_idle_replicas_take_in_the_time_that_is_left():
+async def test_capacity_is_what_idle_replicas_take_and_a_request_fits_that_they_take_in_the_time_that_is_left():
     model = (0.001, 0.0, 0.0, 0.0)  # a thousand a second
     placer = placer_of(ScriptedReplica("a1", model=model), cpu=[ScriptedReplica("c1", model=model)])
     placer.transit_s = 0.05
     await asyncio.sleep(0.2)
-    request = request_of(75)
+    requests = {count: request_of(*[75] * count) for count in (1, 749, 751, 1499, 1501)}
     await asyncio.sleep(0.2)
-    assert placer.capacity(75) == pytest.approx(2000)
-    assert placer.capacity(75, request) == pytest.approx(1500)
-    assert placer.room_queries(0.4, 75, 0.3) == pytest.approx(600)
+    assert placer.capacity == pytest.approx(2000)
+    assert [count for count, request in requests.items() if placer.fits(request, 75)] == [1, 749, 751, 1499]
+    assert [count for count, request in requests.items() if placer.fits(request, 150)] == [1, 749, 751, 1499]
+    rooms = (-1, 299, 301, 599, 601)
+    assert [queries for queries in rooms if placer.has_room(0.4, queries, 75, 0.3)] == [-1, 299, 301, 599]
 
 
 async def test_how_many_routers_there_are_as_far_as_replicas_know():

@@ -5,11 +5,17 @@ import math
 from unittest.mock import Mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deployments.admission.fair_share import Tenant
+from deployments.admission.predictor import LinePredictor
 from deployments.embedding.config import CostConfig, PoolConfig
 from deployments.embedding.metrics import PoolState
-from deployments.embedding.view import Ask
+from deployments.embedding.scheduler.cost_model import CostModel
+from deployments.embedding.scheduler.limits import Limits
+from deployments.embedding.scheduler.state import Policy
+from deployments.embedding.view import Ask, View
 from deployments.serving.replica_link import connected
 from tests.kit.scripted_replicas import ScriptedReplica, pool_of
 
@@ -148,6 +154,99 @@ async def test_how_many_queries_have_room(how, capacity, room):
     assert pool.queries_per_s == pytest.approx(200)
     pool.live = []
     assert (pool.is_open, pool.capacity(75, 1.0), pool.queries_per_s) == (False, 0, 0)
+
+
+REPORTED = st.fixed_dictionaries(
+    {
+        "model": st.tuples(*[st.floats(0, most) for most in (0.02, 2e-4, 1e-6, 0.5)]),
+        "slowdown": st.floats(0.5, 4.0),
+        "margin": st.floats(0.02, 0.3),
+        "depth": st.none() | st.integers(0, 60),
+        "free_s": st.floats(0, 1.0),
+        "in_flight": st.integers(0, 60),
+    }
+)
+CHANGE = st.tuples(st.just("hears"), st.integers(0, 39), REPORTED) | st.tuples(
+    st.sampled_from(["joins", "leaves", "admits"]), st.integers(0, 39), REPORTED
+)
+
+
+@given(
+    st.lists(REPORTED, min_size=1, max_size=40),
+    st.lists(CHANGE, max_size=20),
+    st.integers(1, 600),
+    st.floats(1, 512),
+    st.floats(-0.5, 1.0),
+)
+def test_counting_until_it_is_enough_says_what_the_sum_over_all_replicas_says(reports, changes, count, tokens, left_s):
+    asyncio.run(compare_with_sums(reports, changes, count, tokens, left_s))
+
+
+async def compare_with_sums(reports, changes, count, tokens, left_s):
+    """After any reports, joins, leaves and other policies. If idle replicas have room for less than a query each, the
+    count may stop too early.
+    """
+    links = [ScriptedReplica(str(number), rank=number, **state) for number, state in enumerate(reports)]
+    pool, now = pool_of("accelerator", *links), asyncio.get_running_loop().time()
+    for what, number, state in changes:
+        link = links[number % len(links)]
+        if what == "joins":
+            links.append(link := ScriptedReplica(str(len(links)), rank=len(links), **state))
+            pool.links[link.view.replica] = link
+        elif what == "leaves":
+            pool.links.pop(link.view.replica, None)
+        elif what == "admits":
+            depth = state["depth"]
+            pool.configure(PoolConfig(queue_depth=depth), {"admission": "depth" if depth else "deadline", "slo_s": 1.0})
+        say(pool, [link], **state)
+        pool.changed()
+    views = [link.view for link in pool.live]
+    rooms = [most_queries(view.state, tokens, left_s) for view in views]
+    if pool.by_count:
+        rooms = [pool.config.queue_depth] * len(views)
+    all_of_them = sum(rooms) if pool.is_open else 0.0
+    assert pool.capacity(tokens, left_s) == pytest.approx(all_of_them)
+    looked_at = sum(rooms[: 16 + count])
+    if abs(looked_at - count) > 1e-6:
+        assert (pool.capacity(tokens, left_s, count) >= count) == (pool.is_open and looked_at >= count)
+    if all(room >= 1 for room in rooms) and abs(all_of_them - count) > 1e-6:
+        assert (pool.capacity(tokens, left_s, count) >= count) == (all_of_them >= count)
+    now_s = [view.room_queries(now, tokens, left_s) for view in views]
+    if pool.by_count:
+        now_s = [max(0, pool.config.queue_depth - view.state.in_flight) for view in views]
+    room = sum(now_s) if pool.is_open else 0.0
+    assert pool.room_queries(now, tokens, left_s) == pytest.approx(room, abs=1e-9)
+    if abs(sum(now_s[: 16 + count]) - count) > 1e-6:
+        enough = pool.is_open and sum(now_s[: 16 + count]) >= count
+        assert (pool.room_queries(now, tokens, left_s, count) >= count) == enough
+
+
+def most_queries(state, tokens, left_s):
+    """As the replica itself says it."""
+    model, slowdown = CostModel(*state.model), state.slowdown
+    predictor = LinePredictor(slowdown * model.beta_s, slowdown, state.margin)
+    room_s = Limits(model, Policy(left_s, depth=state.depth), 0, predictor).idle_room_s(left_s)
+    return max(0.0, room_s) / max(1e-9, model.cost_s(round(tokens)))
+
+
+@pytest.mark.parametrize(("replicas", "looked_at"), [(40, 40), (2000, 66)])
+async def test_a_request_looks_at_no_more_replicas_than_it_has_queries(replicas, looked_at, monkeypatch):
+    """Even where none of them has room."""
+    links = [ScriptedReplica(str(number), rank=number, slowdown=9.0) for number in range(replicas)]
+    pool, seen = pool_of("accelerator", *links), []
+    monkeypatch.setattr(View, "most_queries", lambda view, *_: seen.append(view) or 0.0)
+    assert pool.capacity(75, 1.0, 50) == 0
+    assert len(seen) == looked_at
+
+
+async def test_of_a_large_pool_the_open_replicas_have_room_and_for_who_waits_longer_all():
+    many = [ScriptedReplica(str(number), rank=number, model=(0.01, 0.0, 0.0, 0.2)) for number in range(17)]
+    pool = pool_of("accelerator", *many)
+    pool.configure(PoolConfig(), {"slo_s": 1.0})
+    say(pool, many[1:], opens_s=0.5)
+    now = asyncio.get_running_loop().time()
+    rooms = [pool.room_queries(now, 75, left_s) for left_s in (1.0, 2.0)]
+    assert rooms == [pytest.approx(80), pytest.approx(17 * 180)]
 
 
 async def test_a_pool_as_it_shows_itself():
