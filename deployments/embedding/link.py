@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ray.serve")
 
 _HANGS, _HANGS_SLO = 2.0, 0.5
-_ANSWERS_S = 0.5  # `/info` shows the last known state of a replica that takes longer to report
 
 
 class Link(ReplicaLink[View, Channel]):
@@ -50,7 +49,6 @@ class Link(ReplicaLink[View, Channel]):
         self.answered = 0  # queries
         self.bulk_parts = 0  # parts of bulk requests that are there now
         self.bulk_again_at = 0.0  # it had no room for bulk queries; do not ask again before
-        self._asking: asyncio.Future[None] | None = None  # done at its next report
         self._usual = UsualTime()
 
     def offer(self, offer: Offer) -> PendingOffer:
@@ -110,13 +108,6 @@ class Link(ReplicaLink[View, Channel]):
             "refusals": dict(zip(("full", "never", "closed"), state.refusals, strict=True)),
         }
 
-    async def ask_state(self) -> None:
-        """Ask for the replica's state, and wait for it or for `_ANSWERS_S`."""
-        if self._channel is not None:
-            self._channel.ask()
-            self._asking = self._asking or asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._asking], timeout=_ANSWERS_S)
-
     # --- progress -----------------------------------------------------------------------------------------------------
 
     def _hear(self, report: Report) -> None:
@@ -128,9 +119,6 @@ class Link(ReplicaLink[View, Channel]):
         self.view.outlier.count(worked=len(report.answered) + len(report.suspect), failed=len(report.broken))
         if report.answered or report.state.runs != runs:
             self._note_progress()
-        if self._asking is not None:
-            self._asking.set_result(None)
-            self._asking = None
 
     def _note_progress(self) -> None:
         self._progress_at, self._hangs = asyncio.get_running_loop().time(), False

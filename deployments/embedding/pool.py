@@ -220,7 +220,7 @@ def _as_many(links: Iterable[Link], enough: float) -> Iterable[Link]:
     """The replicas to count for `enough` queries, however large the pool: a few, and one for each query. More are
     needed only where an idle replica has no room for a single query.
     """
-    return links if enough == math.inf else itertools.islice(links, _LOOKED_AT + math.ceil(max(0.0, enough)))
+    return links if enough == math.inf else itertools.islice(links, _LOOKED_AT + math.ceil(enough))
 
 
 def _counted(rooms: Iterable[float], enough: float) -> float:

@@ -320,11 +320,6 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         """Requests answered busy since the start."""
         return self._placer.refused
 
-    async def hear_replicas(self) -> None:
-        """Refresh each replica's state. Call it before `describe_pools`."""
-        links = [link for pool in self.pools.values() for link in pool.live]
-        await asyncio.gather(*(link.ask_state() for link in links))
-
     def _about(self, pool: str) -> dict[str, Any]:
         """`capacity` and `room`: how many queries of 75 tokens the pool has room for when idle, and now."""
         found, slo_s = self.pools[pool], self.config.slo_s

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ray.serve")
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0  # between attempts to connect
+_ANSWERS_S = 0.5  # `/info` shows the last known state of a replica that takes longer to report
 _HUNG_S = 1.5  # a draining replica that does not report its state within this time hangs
 
 V = TypeVar("V", bound=ReplicaView[Any])
@@ -56,6 +57,7 @@ class ReplicaLink(Generic[V, C]):
         self.pool = pool
         self._channel: C | None = None
         self._suspect: list[Any] = []
+        self._asking: asyncio.Future[None] | None = None  # done at its next report
         self._watching = False
         self._wait_s = 0.0  # before the next attempt to connect
         self._task: asyncio.Task[None] | None = None
@@ -90,6 +92,13 @@ class ReplicaLink(Generic[V, C]):
 
     # --- what it knows about the replica ------------------------------------------------------------------------------
 
+    async def ask_state(self) -> None:
+        """Ask for the replica's state, and wait for it or for `_ANSWERS_S`."""
+        if self._channel is not None:
+            self._channel.ask()
+            self._asking = self._asking or asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._asking], timeout=_ANSWERS_S)
+
     @property
     def _is_waiting(self) -> bool:
         """Whether a report is due from the replica."""
@@ -109,6 +118,9 @@ class ReplicaLink(Generic[V, C]):
     def _hear(self, report: Any) -> None:
         """Take over the state that a report carries."""
         self.view.hear(asyncio.get_running_loop().time(), report.state, report.seen)
+        if self._asking is not None:
+            self._asking.set_result(None)
+            self._asking = None
 
     def _on_report(self, report: Any) -> None:
         first = self.view.state is None

@@ -147,6 +147,13 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
 
     # --- status -------------------------------------------------------------------------------------------------------
 
+    async def hear_replicas(self) -> None:
+        """Refresh each replica's state: it reports to other Routers what it does for them. Call it before
+        `describe_pools`.
+        """
+        links = [link for pool in self.pools.values() for link in pool.live]
+        await asyncio.gather(*(link.ask_state() for link in links))
+
     def describe_pools(self) -> dict[str, dict[str, Any]]:
         """Each pool as `/info` shows it."""
         expected = self.topology.replicas

@@ -32,7 +32,7 @@ _DESCRIPTION = """\
 Watch a service: shows its /info every second until Ctrl-C.
 
   room           now, or the seconds until a replica admits a query of mean cost; for generation the free blocks
-  answered       by the Router that answers this call, and its rate per second since it last answered
+  answered       by all Routers that have answered a call, and how many per second
   refused        by the pool's replicas since they started; the Router then asks the other pool
   slowdown       measured over predicted time of a batch, as the replica learned it
   safety margin  what admission adds to a prediction, as a fraction of it
@@ -60,22 +60,44 @@ class Snapshot(NamedTuple):
         return str(self.info["windve"].get("router"))
 
 
+class _Said(NamedTuple):
+    """What a Router says of one model, now and `since_s` seconds before; None if it had said nothing."""
+
+    ours: Mapping[str, Any]
+    before: Mapping[str, Any] | None
+    since_s: float
+
+
+class Reading(NamedTuple):
+    """What a Router has said last, and the time before, for its rates."""
+
+    now: Snapshot
+    last: Snapshot | None
+
+    def of(self, model: str | None) -> _Said | None:
+        """What it says of this model."""
+        now, before = (
+            next((one["windve"] for one in said.models if one.get("model_id") == model), None) if said else None
+            for said in self
+        )
+        return None if now is None else _Said(now, before, self.now.at - self.last.at if self.last else 0.0)
+
+
 def main(words: Sequence[str]) -> None:
     """Raises WindveError if the first call fails. A later failure is shown, and the call is repeated."""
     wanted = _parser().parse_args(words)
     key = None if wanted.key is None else read_keys(wanted.key, "--key")[0].key
     console, address = _console(), wanted.url.rstrip("/")
-    last = _read(address, key)
+    heard = add([], _read(address, key))
     if wanted.once:
-        console.print(render(last, None))
+        console.print(render(heard))
         return
-    before = {last.router: last}
     if not console.is_terminal or console.is_dumb_terminal:  # one picture behind the other
-        console.print(render(last, None))
-        _watch(lambda: console.print(_next(address, key, before)), wanted.every)
+        console.print(render(heard))
+        _watch(lambda: console.print(_next(address, key, heard)), wanted.every)
         return
-    with Live(render(last, None), console=console, screen=True, auto_refresh=False) as live:
-        _watch(lambda: live.update(_next(address, key, before), refresh=True), wanted.every)
+    with Live(render(heard), console=console, screen=True, auto_refresh=False) as live:
+        _watch(lambda: live.update(_next(address, key, heard), refresh=True), wanted.every)
 
 
 def _console() -> Console:
@@ -135,14 +157,13 @@ def _interval(word: str) -> float:
     return seconds
 
 
-def _next(address: str, key: str | None, before: dict[str, Snapshot]) -> RenderableType:
-    """The next screen. `before`: the last reading of each Router; updated in place."""
+def _next(address: str, key: str | None, heard: list[Reading]) -> RenderableType:
+    """The next screen. `heard` is updated in place."""
     try:
-        now = _read(address, key)
+        heard[:] = add(heard, _read(address, key))
     except _NotReached as error:
         return Text(f"{error}; asking again", style="yellow")
-    last, before[now.router] = before.get(now.router), now
-    return render(now, last)
+    return render(heard)
 
 
 def _read(address: str, key: str | None) -> Snapshot:
@@ -168,26 +189,33 @@ def _read(address: str, key: str | None) -> Snapshot:
 # --- rendering ---
 
 
-def render(now: Snapshot, last: Snapshot | None) -> Group:
-    """The screen for a reading. `last`: the same Router's previous reading, for the rates. Pure."""
+def add(heard: Sequence[Reading], now: Snapshot) -> list[Reading]:
+    """The readings of all Routers, the latest first. As many as live are kept. Pure."""
+    last = next((one.now for one in heard if one.now.router == now.router), None)
+    others = [one for one in heard if one.now.router != now.router]
+    return [Reading(now, last), *others][: max(1, now.info["windve"].get("routers", 1))]
+
+
+def render(heard: Sequence[Reading]) -> Group:
+    """The screen for these readings, the latest first. Pure."""
     shown: list[RenderableType] = []
-    former = {} if last is None else {model.get("model_id"): model for model in last.models}
-    for model in now.models:
-        before = former.get(model.get("model_id"))
-        since_s = 0.0 if last is None else now.at - last.at
-        shown += [_head(model), _table(model["windve"], None if before is None else before["windve"], since_s)]
+    for model in heard[0].now.models:
+        said = [found for one in heard if (found := one.of(model.get("model_id"))) is not None]
+        shown += [_head(model, said), _table(model["windve"], said)]
     return Group(*shown)
 
 
-def _head(model: Mapping[str, Any]) -> Text:
+def _head(model: Mapping[str, Any], said: Sequence[_Said]) -> Text:
     ours = model["windve"]
     promise = f"{ours['ttft_s']:g} s, then {ours['tpot_s']:g} s a token" if "ttft_s" in ours else f"{ours['slo_s']:g} s"
-    refused = ours.get("busy_answers", ours.get("refused"))
+    refused = sum(one.ours.get("busy_answers", one.ours.get("refused", 0)) for one in said)
     head = Text(f"{model.get('model_id')}", style="bold")
     head.append(f"  {ours.get('topology')}; promise {promise}; refused {refused}", style="not bold")
-    recent = ours.get("recent")
-    if recent is not None:  # absent in older services
-        head.append(f"; late in five minutes {sum(recent['late'])}", style="not bold")
+    recent = [one.ours["recent"] for one in said if "recent" in one.ours]
+    if recent:  # absent in older services
+        head.append(f"; late in five minutes {sum(sum(one['late']) for one in recent)}", style="not bold")
+    if (routers := ours.get("routers", 1)) > len(said):
+        head.append(f"; counted by {len(said)} of {routers} Routers", style="not bold")
     if ours.get("emulated"):
         head.append("; EMULATED devices", style="yellow")
     if ours.get("config_problem"):
@@ -195,12 +223,11 @@ def _head(model: Mapping[str, Any]) -> Text:
     return head
 
 
-def _table(ours: Mapping[str, Any], before: Mapping[str, Any] | None, since_s: float) -> Table:
+def _table(ours: Mapping[str, Any], said: Sequence[_Said]) -> Table:
     columns = (Column(name, overflow="fold") for name in _COLUMNS)  # on a narrow terminal no figure is cut
     table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, pool in ours["pools"].items():
         members = list(pool["replicas"].values())
-        rate = _rate(pool, None if before is None else before["pools"].get(name), since_s)
         expected = pool.get("expected_replicas")
         live = f"{pool['live_replicas']} of {expected}" if expected is not None else str(pool["live_replicas"])
         table.add_row(
@@ -209,7 +236,7 @@ def _table(ours: Mapping[str, Any], before: Mapping[str, Any] | None, since_s: f
             str(pool.get("in_flight", pool.get("rows", "-"))),
             str(pool.get("waiting", "-")),
             _room(pool, members),
-            f"{_answered(pool)}{rate}",
+            _answers(name, said),
             str(sum(sum(_counts(member.get("refusals"))) for member in members)),
             _range(members, "slowdown"),
             _range(members, "safety_margin"),
@@ -218,20 +245,27 @@ def _table(ours: Mapping[str, Any], before: Mapping[str, Any] | None, since_s: f
     return table
 
 
-def _answered(pool: Mapping[str, Any]) -> int | str:
-    """Queries answered. `/info` does not count the answers of generation."""
-    counts = [member["queries"] for member in pool["replicas"].values() if "queries" in member]
-    return sum(counts) if counts else "-"
+def _answers(pool: str, said: Sequence[_Said]) -> str:
+    """Queries that a pool has answered, and per second. `/info` does not count the answers of generation."""
+    counts = [_answered(one.ours["pools"].get(pool)) for one in said]
+    known = [count for count in counts if count is not None]
+    rates = [_rate(pool, one) for one in said]
+    if not known:
+        return "-"
+    return f"{sum(known)}" + ("" if None in rates else f" ({sum(rate or 0.0 for rate in rates):.1f}/s)")
 
 
-def _rate(pool: Mapping[str, Any], before: Mapping[str, Any] | None, since_s: float) -> str:
-    """Answers per second; empty if replicas joined or left, because their counts start at 0."""
-    if before is None or since_s <= 0 or pool["replicas"].keys() != before["replicas"].keys():
-        return ""
-    now, then = _answered(pool), _answered(before)
-    if isinstance(now, str) or isinstance(then, str):
-        return ""
-    return f" ({(now - then) / since_s:.1f}/s)"
+def _answered(pool: Mapping[str, Any] | None) -> int | None:
+    counts = [member["queries"] for member in (pool or {"replicas": {}})["replicas"].values() if "queries" in member]
+    return sum(counts) if counts else None
+
+
+def _rate(pool: str, said: _Said) -> float | None:
+    """A Router's answers per second; None if replicas joined or left, because their counts start at 0."""
+    now, then = said.ours["pools"].get(pool), (said.before or {"pools": {}})["pools"].get(pool)
+    if now is None or then is None or said.since_s <= 0 or now["replicas"].keys() != then["replicas"].keys():
+        return None
+    return ((_answered(now) or 0) - (_answered(then) or 0)) / said.since_s
 
 
 def _room(pool: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> str:

@@ -286,10 +286,6 @@ class HttpApi(ModelApi):
             raise InvalidInput("send the content type application/json")
         return json_answer(await request.while_here(self._bursts.send(request.client)))
 
-    async def load(self, request: HttpRequest) -> Answer:
-        await self._router.hear_replicas()
-        return await super().load(request)
-
     async def info(self, _: HttpRequest) -> Answer:
         await self._router.hear_replicas()
         return json_answer(describe(self._router))

@@ -150,6 +150,7 @@ class CompletionsApi(ModelApi):
         return {**super()._model(name), "max_model_len": self._router.card.context}
 
     async def info(self, _: HttpRequest) -> Answer:
+        await self._router.hear_replicas()
         card = self._router.card
         about: dict[str, Any] = {
             "model_id": card.name,

@@ -63,6 +63,9 @@ class Served(Protocol):
     def load(self) -> int:
         """Queries or answers in progress at its replicas, from all Routers."""
 
+    async def hear_replicas(self) -> None:
+        """Refresh what the Router knows of each replica."""
+
 
 class DocumentedApi(Asgi):
     """Serves the OpenAPI document (`_document`), the pages, and `/ping`, which shows that the process lives."""
@@ -163,6 +166,7 @@ class ModelApi(DocumentedApi):
 
     async def load(self, _: HttpRequest) -> Answer:
         """The answer of vLLM's `/load`."""
+        await self._served.hear_replicas()
         return json_answer({"server_load": self._served.load})
 
     async def health(self, _: HttpRequest) -> Answer:

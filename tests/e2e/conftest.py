@@ -54,10 +54,10 @@ SLOW = {"accelerator": {"alpha_s": 0.05, "beta_s": 3.0}, "cpu": {"alpha_s": 0.2,
 
 @pytest.fixture(scope="module")
 def rehearsal(shared):
-    """Emulated devices that admit by the paper's rule, 20 and 5 queries. They are so slow that even on a busy machine
-    clients have sent what they want to send before the first run ends.
+    """Emulated devices that admit by the paper's rule: each of two accelerators ten queries, the CPU five. They are so
+    slow that even on a busy machine clients have sent what they want to send before the first run ends.
     """
-    return shared.serve(by_depth(emulating(25.0, **SLOW), accelerator=20, cpu=5))
+    return shared.serve(by_depth(emulating(25.0, **SLOW), accelerator=10, cpu=5))
 
 
 @pytest.fixture(scope="session")

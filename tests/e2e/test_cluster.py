@@ -28,6 +28,7 @@ def cluster():
     args, router = application["args"], application["deployments"][0]
     args["accelerator"] |= {"device": "npu", "replicas": 2}
     args["cpu"]["replicas"] = 3
+    router["num_replicas"] = 1  # whose node and whose answers the tests are about
     args["wait_for_nodes_s"] = 60.0
     router["ray_actor_options"] = {"num_cpus": 0.1, "resources": {"router": 0.01}}
     with cluster_for(config) as cluster:

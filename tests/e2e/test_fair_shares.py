@@ -6,11 +6,11 @@ import pytest
 from steady_load import streaming
 
 from calibration.load import burst, request_bytes
-from tests.kit.service import emulating, wait_until
+from tests.kit.service import ROUTERS, emulating, wait_until
 
 KEYS = "quiet: sk-quiet\ngreedy: sk-greedy\nmetered: sk-metered tokens_per_minute=600\n"
 SLO_S = 10.0
-DEVICE = {"alpha_s": 0.1, "beta_s": 2.0, "micro_batch_queries": 8}  # about eight queries a second
+DEVICE = {"alpha_s": 0.2, "beta_s": 2.0, "micro_batch_queries": 8}  # two of them: about eight queries a second
 QUIET_S, GREEDY_S = 1, 20  # queries a second
 SETTLED_S = 5.0
 
@@ -35,7 +35,7 @@ def admitted_of(stream, since):
 
 
 def test_who_asks_for_too_much_leaves_room_for_another(service, figure):
-    """Asked for is 2.6 times what the device can do. Half a device would be enough for four times the quiet one."""
+    """Asked for is 2.6 times what the devices can do. Half of them would be enough for four times the quiet one."""
     with streaming(service.address, QUIET_S, headers=key_of("quiet")) as quiet:
         time.sleep(SETTLED_S)
         with streaming(service.address, GREEDY_S, headers=key_of("greedy")) as greedy:
@@ -56,9 +56,9 @@ def test_who_asks_for_too_much_leaves_room_for_another(service, figure):
 
 
 def test_a_quota_holds_and_says_so(service):
-    """Ten tokens a second: the bucket holds 50."""
+    """Ten tokens a second: the bucket holds 50, and each Router has its part of it. Both are used up by the last."""
     asking = request_bytes({"input": "a " * 250}, headers=key_of("metered"))
-    first, second = (burst(service.address, [asking])[0] for _ in range(2))
-    assert (first.status, second.status) == (200, 429)
-    assert second.json()["error"]["code"] == "over_quota"
-    assert int(second.headers["retry-after-ms"]) > 1000
+    first, *_, last = (burst(service.address, [asking])[0] for _ in range(ROUTERS + 1))
+    assert (first.status, last.status) == (200, 429)
+    assert last.json()["error"]["code"] == "over_quota"
+    assert int(last.headers["retry-after-ms"]) > 1000

@@ -27,7 +27,7 @@ def prometheus(request, tmp_path_factory):
     service = request.getfixturevalue("rehearsal")
     service.router["slo_s"] = 1.0
     service.deploy()
-    service.wait_for(lambda _: service.get("/info")["windve"]["slo_s"] == 1.0, what="the shorter SLO")
+    service.wait_for_each(lambda ours: ours["slo_s"] == 1.0, "the shorter SLO")
     with reading(service.metrics_address, RULES["groups"]) as prometheus:
         yield prometheus
 

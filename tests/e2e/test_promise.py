@@ -10,8 +10,9 @@ from calibration.load import burst
 from tests.kit.service import emulating, outcome, queries
 
 SLO_S = 30.0
-DEVICES = {"accelerator": {"alpha_s": 0.15, "beta_s": 5.0}, "cpu": {"alpha_s": 0.6, "beta_s": 5.0}}
-# Two runs, with the margin: (30 / 1.05 - 2 * 5) / alpha, and one run that takes all at once.
+DEVICES = {"accelerator": {"alpha_s": 0.3, "beta_s": 5.0}, "cpu": {"alpha_s": 0.6, "beta_s": 5.0}}
+# Of two accelerators and the CPU, two runs each, with the margin: (30 / 1.05 - 2 * 5) / alpha; and one run that takes
+# all at once.
 FEWEST, MOST = 110, 190
 ASKED = 250
 

@@ -64,7 +64,7 @@ def test_vectors_agree_with_float32_alone_and_in_mixed_batches_from_both_pools(r
 def set_depth(service, depth):
     service.router["accelerator"]["queue_depth"] = depth
     service.deploy()
-    service.wait_for(lambda pools: pools["accelerator"]["queue_depth"] == depth)
+    service.wait_for_each(lambda ours: ours["pools"]["accelerator"]["queue_depth"] == depth, f"the depth {depth}")
 
 
 def test_embed_all_gives_the_vectors_of_tokens(real):

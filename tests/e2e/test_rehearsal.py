@@ -15,8 +15,9 @@ from loopback import only_loopback
 
 from calibration.load import burst, connect
 from tests.kit import tei_wire
-from tests.kit.service import TEXT, outcome, queries, wait_until
+from tests.kit.service import ROUTERS, TEXT, outcome, queries, wait_until
 
+REPLICAS = {"accelerator": 2, "cpu": 1}
 FULL = {"accelerator": 20, "cpu": 5}
 SLO_MS = 25_000
 RAN = "batched_queries_total", (("pool", "accelerator"),)  # counted where the engine runs
@@ -62,10 +63,12 @@ def check_what_prometheus_hears(before, told):
     more = told - before
     for pool, ended, count in (("accelerator", "ok", 20), ("cpu", "ok", 5), ("none", "busy", 15)):
         assert more["queries_total", (("outcome", ended), ("pool", pool))] == count
-    for pool, depth in FULL.items():
-        tag, device = (("pool", pool),), SLOW[pool]
-        assert [told[name, tag] for name in ("depth", "live_replicas", "in_flight", "waiting")] == [depth, 1, 0, 0]
-        runs_s = device["beta_s"] * more["batches_total", tag] + device["alpha_s"] * depth
+    for pool, count in FULL.items():
+        tag, device, replicas = (("pool", pool),), SLOW[pool], REPLICAS[pool]
+        # Each Router tells of all replicas, and each replica of itself.
+        whole = [ROUTERS * count // replicas, ROUTERS * replicas, 0, 0]
+        assert [told[name, tag] for name in ("depth", "live_replicas", "in_flight", "waiting")] == whole
+        runs_s = device["beta_s"] * more["batches_total", tag] + device["alpha_s"] * count
         assert more["batch_seconds_total", tag] >= 0.99 * runs_s
     assert more["requests_total", ()] == more["request_seconds_count", ()] == 25
 
@@ -131,10 +134,14 @@ def test_clients_built_on_openai_come_back_too(rehearsal, loopback_only):
     for ask in clients:
         ask()
     for ask in clients:
-        refused = rehearsal.get("/info")["windve"]["busy_answers"]
+        refused = busy_answers(rehearsal)
         with asking(rehearsal, 25):
             assert ask()
-        assert rehearsal.get("/info")["windve"]["busy_answers"] > refused
+        assert busy_answers(rehearsal) > refused
+
+
+def busy_answers(service):
+    return sum(info["windve"]["busy_answers"] for info in service.infos())
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -194,21 +201,22 @@ def test_a_grpc_clients_deadline_is_kept(tei):
     assert "the 0.05 s that the request allows" in error.details()
 
 
-def test_a_killed_replica_loses_no_request_for_good_and_health_is_degraded_until_it_is_back(rehearsal, figure):
+def test_a_killed_pool_loses_no_request_for_good_and_health_is_degraded_until_it_is_back(rehearsal, figure):
     services = "", "tei.v1.Embed", "windve.accelerator", "windve.cpu"
     seen = []
     with asking(rehearsal, 15) as replies, tei_wire.connected(rehearsal.grpc_port) as client:
         assert rehearsal.get("/health") == {"status": "ok"}
-        killed = rehearsal.kill("accelerator")
+        killed = rehearsal.kill("accelerator", count=2)
 
         def is_back():
             statuses = [client.health(service) for service in services]
             seen.append((rehearsal.get("/health"), statuses))
             replicas = rehearsal.pools()["accelerator"]["replicas"].values()
-            return [about["pid"] for about in replicas] not in ([], [killed]) and seen[-1][0] == {"status": "ok"}
+            new = {about["pid"] for about in replicas} - killed
+            return len(new) == len(replicas) == 2 and seen[-1][0] == {"status": "ok"}
 
-        wait_until(is_back, "a new replica")
-        figure(f"kill -9 of a replica with 15 in flight: {dict(outcome(replies.result()))}")
+        wait_until(is_back, "new replicas")
+        figure(f"kill -9 of both accelerators with 15 in flight: {dict(outcome(replies.result()))}")
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
     degraded = {"status": "degraded", "missing": ["accelerator"]}
     assert (degraded, [serving, serving, not_serving, serving]) in seen
@@ -218,15 +226,20 @@ def test_a_killed_replica_loses_no_request_for_good_and_health_is_degraded_until
 
 
 def test_a_hung_replica_is_replaced_and_its_queries_are_answered(rehearsal, figure):
-    """SIGSTOP: the process is there, and nothing of it answers, as with a hung device."""
+    """SIGSTOP: the process is there, and nothing of it answers, as with a hung device. The other one goes on."""
     with asking(rehearsal, 10) as replies:
-        rehearsal.kill("accelerator", signal.SIGSTOP)
+        stopped = rehearsal.kill("accelerator", signal.SIGSTOP)
         beside = burst(rehearsal.address, queries(15))
         figure(f"a hung replica: {dict(outcome(replies.result()))}, 15 others: {dict(outcome(beside))}")
     found = outcome([*replies.result(), *beside])
     assert found.keys() <= {"accelerator", "cpu", 429, 503, 504}
     assert found["cpu"] >= FULL["cpu"]
-    rehearsal.wait_for(lambda pools: pools["accelerator"]["live_replicas"] == 1)
+
+    def is_replaced(ours):
+        pids = {about["pid"] for about in ours["pools"]["accelerator"]["replicas"].values()}
+        return len(pids) == 2 and pids.isdisjoint(stopped)
+
+    rehearsal.wait_for_each(is_replaced, "a new replica")
     assert outcome(burst(rehearsal.address, queries(1))) == {"accelerator": 1}
 
 

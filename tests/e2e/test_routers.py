@@ -14,7 +14,7 @@ from http.client import HTTPException
 
 import psutil
 import pytest
-from router_processes import get_info, routers, wait_for_routers
+from router_processes import get_info, wait_for_routers
 from steady_load import WITHOUT_ANSWER, streaming
 
 from calibration.load import Address, burst, connect
@@ -23,8 +23,8 @@ from tests.kit import tei_wire
 from tests.kit.service import TEXT, by_depth, emulating, outcome, queries, wait_until
 
 DEVICES = {"accelerator": {"alpha_s": 0.02, "beta_s": 2.0}, "cpu": {"alpha_s": 0.1, "beta_s": 2.0}}
-DEPTHS = {"accelerator": 40, "cpu": 8}
-FULL = {**DEPTHS, 429: 12}  # of 60 at once
+DEPTHS = {"accelerator": 20, "cpu": 8}  # of each replica
+FULL = {"accelerator": 40, "cpu": 8, 429: 12}  # of 60 at once
 ROUTERS = 3
 HALF_LOAD_S, OVERLOAD_S = 8, 40  # queries a second
 KILLS = int(os.environ.get("KILLS", "2"))
@@ -57,8 +57,8 @@ def answered_by(address):
 
 
 def test_the_bound_holds_in_a_burst_at_one_router_or_over_all_and_at_overload(three, figure):
-    check_full(three, next(iter(routers(three).values())))
-    before = {address: answered_by(address) for address in routers(three).values()}
+    check_full(three, next(iter(three.routers().values())))
+    before = {address: answered_by(address) for address in three.routers().values()}
     with streaming(three.address, OVERLOAD_S) as stream:
         time.sleep(8)
     answered = [answered_by(address) - count for address, count in before.items()]
@@ -82,13 +82,13 @@ def test_clients_behind_the_proxy_do_not_notice_that_routers_die(three, figure):
     """The oldest one, again and again. Bodies above the proxy's buffer may be lost: it cannot send them again."""
     back_s = []
     with streaming(three.address, HALF_LOAD_S, large_share=0.05) as stream:
-        alive = list(routers(three))
+        alive = list(three.routers())
         for _ in range(KILLS):
             time.sleep(2)
             killed = kill(alive.pop(0))
             wait_for_routers(three, ROUTERS)
             back_s.append(time.monotonic() - killed)
-            alive += set(routers(three)) - set(alive)
+            alive += set(three.routers()) - set(alive)
     size = max(psutil.Process(pid).memory_info().rss for pid in alive) / 2**20
     figure(f"one of {ROUTERS} Routers killed {KILLS} times: {stream}; without a 200 for {stream.pause_s():.1f} s")
     figure(f"a Router is back after {min(back_s):.1f} to {max(back_s):.1f} s, and takes {size:.0f} MiB")
@@ -107,7 +107,7 @@ def test_grpc_calls_are_tried_again_on_another_router(three, figure):
     with tei_wire.connected(three.grpc_port) as client:
         calls = [embed(client) for _ in range(36)]
         three.wait_for(lambda pools: sum(pool["in_flight"] for pool in pools.values()) == 36)
-        kill(next(iter(routers(three))))
+        kill(next(iter(three.routers())))
         codes = Counter(call.code().name for call in calls)
     figure(f"a Router killed under 36 gRPC calls: {codes}")
     assert set(codes) == {"OK"}
@@ -117,7 +117,7 @@ def test_grpc_calls_are_tried_again_on_another_router(three, figure):
 def test_a_router_that_stands_still_loses_nothing(three, figure):
     """SIGSTOP: what it had waiting runs, its answers wait for it, and the others have the queues to themselves."""
     three.wait_until_idle()
-    (stopped, its), (_, other), _ = routers(three).items()
+    (stopped, its), (_, other), _ = three.routers().items()
 
     async def stop_mid_burst():
         connections = await connect(its, 12)
@@ -159,26 +159,26 @@ def depths_at(address):
 
 
 def test_new_depths_apply_in_place(three, figure):
-    before = set(routers(three))
+    before = set(three.routers())
     replicas = {name: set(pool["replicas"]) for name, pool in three.pools().items()}
     with losing_nothing(three, figure, "depths halved by `serve deploy`, and restored"):
         for share, deploy in ((0.5, three.type_deploy), (1, three.deploy)):
             depths = {pool: int(share * depth) for pool, depth in DEPTHS.items()}
             by_depth(three.config, **depths)
             deploy()
-            for address in routers(three).values():
+            for address in three.routers().values():
                 wait_until(lambda: depths_at(address) == depths, f"{depths} at {address}")  # noqa: B023
-    assert set(routers(three)) == before
+    assert set(three.routers()) == before
     assert {name: set(pool["replicas"]) for name, pool in three.pools().items()} == replicas
     check_full(three)
 
 
 def test_another_version_of_the_routers_replaces_them(three, figure):
-    before = set(routers(three))
+    before = set(three.routers())
     with losing_nothing(three, figure, "another version of the Routers"):
         three.application["deployments"][0]["ray_actor_options"] = {"num_cpus": 0.05}
         three.deploy()
-        wait_until(lambda: before.isdisjoint(routers(three)), "the end of the former Routers")
+        wait_until(lambda: before.isdisjoint(three.routers()), "the end of the former Routers")
         wait_for_routers(three, ROUTERS)
     check_full(three)
 
@@ -210,7 +210,7 @@ def test_serves_own_proxy_tells_a_router_that_died_from_one_that_failed(three, f
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(burst, serves_own_proxy(three), queries(6))
         wait_until(lambda: in_flight(three.address) == 6, "six queries in flight")
-        for pid in routers(three):
+        for pid in three.routers():
             kill(pid)
         found = outcome(asked.result())
     figure(f"all Routers killed under six queries at Serve's own proxy: {found}")
@@ -240,13 +240,30 @@ def test_a_killed_haproxy_comes_back(three, figure):
     assert not stream.strange
 
 
+def test_one_of_two_routers_dies_again_and_again_at_twice_what_devices_can_do(three, figure):
+    """Each request is answered, or is told when to come back."""
+    change_number(three, figure, 2)
+    with streaming(three.address, OVERLOAD_S) as stream:
+        alive = list(three.routers())
+        for _ in range(KILLS):
+            time.sleep(2)
+            kill(alive.pop(0))
+            wait_for_routers(three, 2)
+            alive += set(three.routers()) - set(alive)
+    figure(f"one of two Routers killed {KILLS} times at {OVERLOAD_S} queries a second: {stream}")
+    figure(f"without a 200 for {stream.pause_s():.1f} s; refusals {dict(stream.refusals)}")
+    assert {200, 429} <= stream.of("small") <= {200, 429, 503}
+    assert not stream.strange
+    check_full(three)
+
+
 def test_the_only_router_dies(three, figure):
     """HTTP requests wait at Serve's own proxy, or get 503 in the route's shape."""
     change_number(three, figure, 1)
     with tei_wire.connected(three.grpc_port) as client, streaming(three.address, HALF_LOAD_S) as stream:
         time.sleep(1)
         calls = [embed(client) for _ in range(4)]
-        kill(next(iter(routers(three))))
+        kill(next(iter(three.routers())))
         time.sleep(1)
         calls += [embed(client) for _ in range(4)]
         codes = {call.code().name for call in calls}

@@ -56,6 +56,7 @@ def service(tmp_path_factory, owner):
     config = load_yaml("rehearsal.yaml")
     application = config["applications"][0]
     application["args"]["cpu_overflow"] = False
+    application["deployments"][0]["num_replicas"] = 1  # a calibration waits for one Router only
     folder = tmp_path_factory.mktemp("token")
     keys = folder / "api-keys"
     keys.write_text(KEY)

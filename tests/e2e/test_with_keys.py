@@ -37,14 +37,14 @@ def service(shared, keys):
     return shared.serve(config, {"authorization": f"Bearer {OURS}"})
 
 
-def status_of(service, key):
+def status_of(address, key):
     asking = request_bytes({"input": "a"}, headers=[("authorization", f"Bearer {key}")])
-    return burst(service.address, [asking])[0].status
+    return burst(address, [asking])[0].status
 
 
 def test_a_key_opens_both_protocols_and_another_none(service):
     keys = {OURS: None, THEIRS: None, f"{OURS}x": grpc.StatusCode.UNAUTHENTICATED}
-    assert [status_of(service, key) for key in keys] == [200, 200, 401]
+    assert [status_of(service.address, key) for key in keys] == [200, 200, 401]
     with tei_wire.connected(service.grpc_port) as client:
         for key, code in keys.items():
             call, metadata = tei_wire.request("Info/Info"), [("authorization", f"Bearer {key}")]
@@ -102,16 +102,23 @@ def session_logs(service):
 
 
 def test_keys_are_changed_in_the_file_without_a_restart(service, keys):
-    before, router = keys.read_text(), service.get("/info")["windve"]["router"]
+    before, routers = keys.read_text(), service.routers()
 
     def accepted():
-        return [status_of(service, key) == 200 for key in (THEIRS, "new")]
+        """What each Router says of both."""
+        return {tuple(status_of(at, key) == 200 for key in (THEIRS, "new")) for at in routers.values()}
 
     keys.write_text(f"{OURS}\nnew\n")
-    wait_until(lambda: accepted() == [False, True], "the new key")
-    assert service.get("/info")["windve"]["router"] == router
+    wait_until(lambda: accepted() == {(False, True)}, "the new key")
+    assert service.routers() == routers
     keys.write_text(before)
-    wait_until(lambda: accepted() == [True, False], "the old key")
+    wait_until(lambda: accepted() == {(True, False)}, "the old key")
+
+
+def one_router(service):
+    service.application["deployments"][0]["num_replicas"] = 1
+    service.deploy()
+    wait_until(lambda: len(service.routers()) == 1, "a single Router")
 
 
 @pytest.mark.parametrize(
@@ -122,6 +129,7 @@ def test_keys_are_changed_in_the_file_without_a_restart(service, keys):
     ],
 )
 def test_calibration_shows_a_key(service, tmp_path, words, problem):
+    one_router(service)  # a calibration waits for one Router only
     token, dashboard = service.token_and_dashboard()
     command = [sys.executable, "-m", "serve_app", "calibrate", "--dashboard", dashboard]
     command += ["--out", str(tmp_path / "report")]

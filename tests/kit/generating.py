@@ -24,7 +24,7 @@ class Generating:
     - `refuses`: raised by `begin`, after `refuses_after` successful calls.
     - `breaks`: (n, an error to raise after n tokens of an answer).
     - `tokens`: how many were computed so far; `at_token` is called at each.
-    - `open`: generations that have a slot. `asked`: all requests.
+    - `open`: generations that have a slot. `asked`: all requests. `heard`: how often replicas' states were refreshed.
     """
 
     started = 5.0
@@ -44,11 +44,14 @@ class Generating:
         self.live_pools = {"accelerator": True, "cpu": True}
         self.pace_s, self.pauses, self.breaks = 0.0, {}, None
         self.refuses, self.refuses_after = None, 0
-        self.open, self.asked, self.tokens, self.at_token = 0, [], 0, lambda: None
+        self.open, self.asked, self.tokens, self.at_token, self.heard = 0, [], 0, lambda: None, 0
 
     @property
     def load(self):
         return self.open
+
+    async def hear_replicas(self):
+        self.heard += 1
 
     def describe(self):
         return {"open": self.open}

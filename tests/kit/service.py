@@ -14,6 +14,7 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
+from http.client import HTTPException
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,7 @@ from calibration.load import Address, HttpReply, burst, request_bytes
 
 ROOT = Path(__file__).parents[2]
 PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # number of this test process
+ROUTERS = 2  # as on all but the smallest machines; a test about another number says so in its config
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 90
 GRPC_SERVICES = [  # for all kinds of applications, because they cannot change while a Ray runs
@@ -77,7 +79,7 @@ class Service:
         for application in config["applications"]:
             for deployment in application.get("deployments", ()):
                 if deployment["name"] == "Router" and "autoscaling_config" not in deployment:
-                    deployment.setdefault("num_replicas", 1)  # on whichever machine
+                    deployment.setdefault("num_replicas", ROUTERS)  # on whichever machine
         self.write()
 
     def write(self):
@@ -112,16 +114,42 @@ class Service:
         wait_until(self._is_complete, "the next applications")
 
     def _is_complete(self):
-        """Whether every application runs, and its Routers know all replicas of each pool."""
+        """Whether every application runs, and each of its Routers knows all replicas of each pool."""
         applications = self.status()["applications"]
         for name, about in applications.items():
             assert about["status"] != "DEPLOY_FAILED", f"{name}: {about['message']}"
         if {about["status"] for about in applications.values()} != {"RUNNING"}:
             return False
-        infos = [self.get(application["route_prefix"].rstrip("/") + "/info") for application in self.applications]
-        models = [model for info in infos for model in info.get("models", {"": info}).values()]
+        models = [model for info in self.infos() for model in info.get("models", {"": info}).values()]
         pools = [pool for model in models for pool in model["windve"]["pools"].values()]
         return all(pool["live_replicas"] >= pool["expected_replicas"] for pool in pools)
+
+    def routers(self):
+        """Each Router's process id and its own address, past the proxy."""
+        found = {}
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "Router" in " ".join(process.cmdline()):
+                    for connection in process.net_connections("tcp"):
+                        if connection.status == psutil.CONN_LISTEN:
+                            found |= self._router_at(process.pid, connection.laddr.port)
+        return found
+
+    def _router_at(self, pid, port):
+        for application in self.applications:
+            address = Address("127.0.0.1", port, application["route_prefix"].rstrip("/"))
+            with contextlib.suppress(OSError, ValueError, KeyError, HTTPException):
+                if self._get(f"{address}/info")["windve"]["router"]:
+                    return {pid: address}
+        return {}
+
+    def infos(self):
+        """What each Router says."""
+        return [self._get(f"{address}/info") for address in self.routers().values()]
+
+    def wait_for_each(self, condition, what, timeout_s=60.0):
+        """Wait until `condition` holds for what each Router says of windve."""
+        wait_until(lambda: all(condition(info["windve"]) for info in self.infos()), what, timeout_s)
 
     @property
     def address(self):
@@ -208,11 +236,12 @@ class Service:
     def status(self):
         return self.ask_dashboard()
 
-    def kill(self, pool, number=signal.SIGKILL):
-        """Send the signal to a replica of this pool. Returns its process id."""
-        pid = next(iter(self.pools()[pool]["replicas"].values()))["pid"]
-        os.kill(pid, number)
-        return pid
+    def kill(self, pool, number=signal.SIGKILL, count=1):
+        """Send the signal to so many replicas of this pool. Returns their process ids."""
+        pids = {about["pid"] for about in list(self.pools()[pool]["replicas"].values())[:count]}
+        for pid in pids:
+            os.kill(pid, number)
+        return pids
 
     def deploy(self):
         """Send what `serve deploy` sends, without waiting for that command to start."""
@@ -232,7 +261,10 @@ class Service:
         self.serve("deploy", str(self.file))
 
     def get(self, path):
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=self.headers)
+        return self._get(f"http://127.0.0.1:{self.port}{path}")
+
+    def _get(self, url):
+        request = urllib.request.Request(url, headers=self.headers)
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)
 
@@ -244,7 +276,7 @@ class Service:
         return self.get("/info")["windve"]["pools"]
 
     def wait_for(self, condition, timeout_s=60.0, what="the condition"):
-        """Wait until `condition(pools)` holds."""
+        """Wait until `condition(pools)` holds, by what the Router says that is asked. All hear of replicas at once."""
         wait_until(lambda: condition(self.pools()), what, timeout_s)
 
     def settled_samples(self, quiet_s=5.0, timeout_s=60.0):
@@ -282,10 +314,13 @@ def load_yaml(name):
 
 
 def emulating(slo_s, **devices):
-    """rehearsal.yaml with these devices instead of the paper's. A pool that is not named is left out."""
+    """rehearsal.yaml with these devices instead of the paper's: two accelerators, and the CPU once, as on each machine.
+    A pool that is not named is left out.
+    """
     config = load_yaml("rehearsal.yaml")
     args, router = config["applications"][0]["args"], config["applications"][0]["deployments"][0]
     args["cpu_overflow"] = "cpu" in devices
+    args["accelerator"]["replicas"] = 2
     router["user_config"] = {"slo_s": slo_s}
     for pool, device in devices.items():
         args[pool]["emulated"] = device

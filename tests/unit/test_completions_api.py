@@ -519,6 +519,7 @@ def test_models_info_health_and_tokens(api, world):
     end = [*world.card.end_tokens]
     assert post(api, "/detokenize", {"model": "tiny", "tokens": [*ids, *end]}).json == {"prompt": "a fish<|im_end|>"}
     assert get(api, "/load").json == {"server_load": 0}
+    assert world.heard == 2  # for /info, too: a replica tells a Router nothing of what it does for another
     assert get(api, "/version").json == {"version": VERSION}
     assert (get(api, CHAT).status, get(api, "/v1/embeddings").status) == (405, 404)
     assert call(api, "HEAD", "/ping").status == 200

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from serve_app.cli import top
 from serve_app.cli.main import main
-from serve_app.cli.top import Snapshot, render
+from serve_app.cli.top import Snapshot, add, render
 
 REPLICA = {
     "queries": 100,
@@ -55,8 +55,12 @@ def changed(*changes):
 
 def shown(now, last=None, since_s=2.0):
     console = Console(width=200, file=io.StringIO())
-    before = None if last is None else Snapshot(10.0, last)
-    console.print(render(Snapshot(10.0 + since_s, now), before))
+    heard = [] if last is None else add([], Snapshot(10.0, last))
+    console.print(render(add(heard, Snapshot(10.0 + since_s, now))))
+    return lines_of(console)
+
+
+def lines_of(console):
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
 
 
@@ -95,7 +99,7 @@ def test_what_is_told_is_shown(change, words):
 @pytest.mark.parametrize("width", [80, 40])
 def test_a_narrow_terminal_cuts_no_figure(width):
     console = Console(width=width, file=io.StringIO())
-    console.print(render(Snapshot(1.0, changed((f"{ONE}.queries", 123456789))), None))
+    console.print(render(add([], Snapshot(1.0, changed((f"{ONE}.queries", 123456789))))))
     assert "\N{HORIZONTAL ELLIPSIS}" not in console.file.getvalue()
 
 
@@ -104,6 +108,33 @@ def test_answers_a_second_are_of_the_same_replicas():
     assert "now 130 (15.0/s) 4" in shown(later, INFO)[2]
     another = changed(("windve.pools.cpu.replicas", {"new": REPLICA}))
     assert "now 100 4" in shown(another, INFO)[2]
+
+
+def test_what_routers_have_counted_is_summed():
+    """Each call reaches one of them. As many as live are kept, those that said something last."""
+
+    def said(router, at, queries, refused, late, routers=2):
+        named = (("windve.router", router), ("windve.routers", routers), ("windve.busy_answers", refused))
+        return Snapshot(at, changed(*named, (f"{ONE}.queries", queries), ("windve.recent", {"late": [late]})))
+
+    console, heard = Console(width=200, file=io.StringIO()), []
+    for snapshot in (
+        said("one", 1.0, 100, 5, 1), said("two", 2.0, 40, 2, 2), said("one", 3.0, 130, 6, 1),
+        said("two", 4.0, 60, 3, 2), said("three", 5.0, 7, 0, 0), said("one", 6.0, 200, 7, 4, routers=1),
+    ):  # fmt: skip
+        heard = add(heard, snapshot)
+        console.print(render(heard))
+    shown = lines_of(console)
+    assert shown[::3] == [
+        "m3 CPU only; promise 1 s; refused 5; late in five minutes 1; counted by 1 of 2 Routers",
+        "m3 CPU only; promise 1 s; refused 7; late in five minutes 3",
+        "m3 CPU only; promise 1 s; refused 8; late in five minutes 3",
+        "m3 CPU only; promise 1 s; refused 9; late in five minutes 3",
+        "m3 CPU only; promise 1 s; refused 3; late in five minutes 2",
+        "m3 CPU only; promise 1 s; refused 7; late in five minutes 4",
+    ]
+    answered = [line.partition(" now ")[2].partition(" 4 1.02")[0] for line in shown[2::3]]
+    assert answered == ["100", "140", "170", "190 (25.0/s)", "67", "200"]
 
 
 def test_each_of_several_models_is_shown():
