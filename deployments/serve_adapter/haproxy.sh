@@ -87,9 +87,12 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     }
     function json(content) { return "content-type application/json hdr retry-after 1 string '\''" content "'\''" }
     /^[a-z]/ { section = $1 " " $2 }
-    /^    server / && section ~ /^backend (http|grpc)-/ && !/ backup/ {
+    { is_router = /^    server / && section ~ /^backend (http|grpc)-/ && !/ backup/ }
+    NR == FNR { routers[section] += is_router; next }  # the first of two passes
+    is_router {
       split($3, address, ":")
-      $0 = $0 " agent-check agent-inter 100ms agent-port " address[2] + agents " agent-send \"" host "\\n\""
+      every = routers[section] > 8 ? int(12.5 * routers[section]) : 100  # ms: many nodes ask
+      $0 = $0 " agent-check agent-inter " every "ms agent-port " address[2] + agents " agent-send \"" host "\\n\""
     }
     { print }
     /^backend (http|grpc)-/ {
@@ -121,7 +124,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
                   " hdr grpc-retry-pushback-ms %[rand(750),add(250)]", "")
     }
     /^backend (http|grpc)-/ { say("http-request track-sc1 var(txn.key) if !exempt") }
-  ' "$config" > "$config.new"
+  ' "$config" "$config" > "$config.new"
   mv "$config.new" "$config"
   # A HAProxy that has just started knows no application yet.
   grep -q '^ *use_backend [^ ]* if is_http' "$config" || sed -i \
