@@ -226,8 +226,8 @@ def find_dashboard(given: str | None) -> str:
     service = service_file.find()
     given = given or os.environ.get("RAY_DASHBOARD_ADDRESS")
     if given:
-        if service is not None and service.dashboard == given and "RAY_AUTH_MODE" not in os.environ:
-            os.environ.update(service.environment)
+        if service is not None and service.dashboard == given:
+            os.environ.update(service.environment | os.environ)  # a token that is set stays
         return given
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
         return _dashboard_of_this_job()

@@ -112,6 +112,7 @@ def asked_meanwhile(service):
     asking.join()
 
 
+@pytest.mark.alone  # a fit of the device's times: on two cores, another service beside it adds to them
 def test_a_killed_calibration_changes_nothing_and_goes_on_to_its_end(service, tmp_path, asked_meanwhile, figure):
     job, live, other = Job(service, tmp_path, *CALIBRATE), depths(service), shown(service, OTHER)
     for stage in ("sweep", "verify"):

@@ -115,12 +115,6 @@ def test_keys_are_changed_in_the_file_without_a_restart(service, keys):
     wait_until(lambda: accepted() == {(True, False)}, "the old key")
 
 
-def one_router(service):
-    service.application["deployments"][0]["num_replicas"] = 1
-    service.deploy()
-    wait_until(lambda: len(service.routers()) == 1, "a single Router")
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -129,7 +123,6 @@ def one_router(service):
     ],
 )
 def test_calibration_shows_a_key(service, tmp_path, words, problem):
-    one_router(service)  # a calibration waits for one Router only
     token, dashboard = service.token_and_dashboard()
     command = [sys.executable, "-m", "serve_app", "calibrate", "--dashboard", dashboard]
     command += ["--out", str(tmp_path / "report")]
