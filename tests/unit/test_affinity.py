@@ -38,6 +38,11 @@ KUNPENG = shape(range(32), range(32, 64), range(64, 96), range(96, 128))  # 2 x 
         *((shape(range(cores)), {}, [range(cores - 1, -1, -1)], ()) for cores in (1, 2, 3)),
         (shape(range(4)), {}, [(3, 2, 1)], (0,)),
         (shape(range(8)), {}, [range(7, 1, -1)], (0, 1)),
+        # A config that asks for more than three quarters gets them: 44 of the paper's Xeon (Figure 6).
+        (shape(range(24), range(24, 48)), {"cores": 44}, [range(47, 3, -1)], range(4)),
+        (shape(range(24), range(24, 48)), {"cores": 20}, [range(47, 27, -1)], range(12)),
+        (shape(range(8)), {"cores": 7}, [range(7, 0, -1)], (0,)),
+        (shape(range(64), quota=4.0), {"cores": 3}, [(63, 62, 61)], (0,)),
     ],
 )
 def test_the_cores_of_one_model(machine, part, instances, reserved):
@@ -47,7 +52,7 @@ def test_the_cores_of_one_model(machine, part, instances, reserved):
 
 
 def test_more_cores_than_there_are():
-    with pytest.raises(SettingsError, match=r"args.cpu.cores: the config asks for 9 cores, but 6 are free"):
+    with pytest.raises(SettingsError, match=r"args.cpu.cores: the config asks for 9 cores, but 7 are free"):
         plan_alone(shape(range(8)), cores=9)
 
 
