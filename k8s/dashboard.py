@@ -222,6 +222,8 @@ ROWS = (
               (Query(_gauge("ray_windve_info", by="pool, model, engine, dtype, version, replica")),)),
     )),
     Row("Hosts", (
+        Panel("graph", "Routers", "Share of time in which each was busy; above 0.6 Serve adds one", "percentunit",
+              (Query(_gauge("ray_windve_router_busy_ratio", by="replica"), "{{replica}}"),)),
         Panel("graph", "CPU", "Of the whole host", "percent",
               (Query(_of_our_nodes("max by (ip, SessionName) (ray_node_cpu_utilization)"), "{{ip}}"),)),
         Panel("graph", "Memory", "Taken, of what there is", "percentunit",

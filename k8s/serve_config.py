@@ -14,11 +14,13 @@ import yaml
 
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from serve_app.config.models import GENERATION
+from serve_app.config.router_autoscaling import AUTO, router_autoscaling
 from serve_app.config.service_config import router_config
 
 K8S = Path(__file__).parent
 API_KEYS = "file:/run/secrets/windve/keys"  # where pods/*.yaml mount the Secret windve-api-keys
 _WAIT_FOR_NODES_S = 1800.0  # KubeRay hands the config to the head before the workers have pulled their images
+_POD_CPUS = 8  # at least, of each worker pod (pods/worker.yaml)
 _SHUTDOWN_S = 25.0  # Serve's draining, which pods/worker.yaml sets, and five seconds
 _GENERATES = "Qwen/Qwen2.5-0.5B-Instruct"  # each pod downloads it; the toy model would be trained by each pod again
 
@@ -86,6 +88,9 @@ def for_overlay(
     args["wait_for_nodes_s"] = _WAIT_FOR_NODES_S
     (router,) = application["deployments"]
     user_config = router.pop("user_config")
+    workers = replicas if isinstance(replicas, int) else replicas["max"]
+    router["num_replicas"] = AUTO
+    router["autoscaling_config"] = router_autoscaling(_POD_CPUS * workers)
     router["graceful_shutdown_timeout_s"] = _SHUTDOWN_S
     if device == "none":
         user_config.pop("accelerator", None)

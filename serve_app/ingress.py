@@ -9,12 +9,15 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.serve import metrics
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
+from deployments.serve_adapter.autoscaling import UTILIZATION
 from deployments.serve_adapter.replica_process import AsgiIngress, access_log_handler
 from deployments.serve_adapter.visits import VISITS
 from deployments.serving.haproxy_agent import HAProxyAgent, Situation
+from deployments.serving.metrics import busy_gauge, publish_periodically
 from deployments.serving.router import BaseRouter
 from deployments.settings import ApplicationSettings
 from serve_app.api_keys import ApiKeys
@@ -58,9 +61,19 @@ class ServiceIngress(AsgiIngress):
     def asgi_app(self) -> ASGIApp:
         return Doorway(with_cors(self.api(), self._origins), VISITS)
 
+    @property
+    def _busy_share(self) -> float:
+        return self.every_router()[0].busy.share  # all models' Routers share the thread
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's controller reads from this Router for autoscaling (see `autoscaling.KeepUtilization`)."""
+        return {UTILIZATION: self._busy_share}
+
     def guard(self) -> None:
-        """Tell HAProxy from now on how many requests this Router takes."""
+        """Tell HAProxy from now on how many requests this Router takes, and publish how busy it is."""
         if self._agent is None:
+            gauge = busy_gauge(metrics)
+            publish_periodically(lambda: gauge.set(self._busy_share, {}))
             host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
             self._agent = asyncio.create_task(HAProxyAgent(VISITS, self._situation).listen(host))
 

@@ -183,6 +183,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
             "tpot_s": self.config.tpot_s,
             "config_problem": self.config_problem,
             "routers": self._placer.routers,
+            "router_busy": round(self.busy.share, 3),
             "refused": self._placer.refused,
             "recent": self.metrics.recent.describe(),
             "pools": self.describe_pools(),

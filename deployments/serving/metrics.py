@@ -256,6 +256,13 @@ def tally(instruments: Instruments, name: str, about: str, tags: tuple[str, ...]
     return Tally(instruments.Counter(name, about, tags), tags)
 
 
+def busy_gauge(instruments: Instruments) -> Gauge:
+    """A gauge of how busy a Router's process is; its models share it."""
+    about = "Share of time in which this Router's thread ran or waited for a core"
+    gauge: Gauge = instruments.Gauge("windve_router_busy_ratio", about)
+    return gauge
+
+
 def pool_gauges(instruments: Instruments, abouts: Mapping[str, str]) -> dict[str, Gauge]:
     """A gauge for each field, tagged with the pool: `beta_s` becomes windve_beta_seconds, `is_open` windve_open."""
     return {key: instruments.Gauge(_name(key), about, _POOL) for key, about in abouts.items()}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import Topology
+from deployments.serving.busy import BusyMeter
 from deployments.serving.metrics import Instruments, OfModel, publish_periodically
 from deployments.serving.replica_set import ReplicaSet
 from deployments.settings import OneModelSettings
@@ -78,6 +79,7 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
         self.config: C  # set by `reconfigure`
         self.config_problem: str | None = None
         self.started = time.time()
+        self.busy = BusyMeter()
         self.pools: dict[str, P] = {}
         self._node, self._handles = context.node, handles
         self.placed = 0  # requests that replicas have, or that wait for them in the bulk queue

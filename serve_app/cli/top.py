@@ -211,6 +211,9 @@ def _head(model: Mapping[str, Any], said: Sequence[_Said]) -> Text:
     refused = sum(one.ours.get("busy_answers", one.ours.get("refused", 0)) for one in said)
     head = Text(f"{model.get('model_id')}", style="bold")
     head.append(f"  {ours.get('topology')}; promise {promise}; refused {refused}", style="not bold")
+    busy = [one.ours["router_busy"] for one in said if _is_number(one.ours.get("router_busy"))]
+    if busy:
+        head.append(f"; Routers busy {sum(busy) / len(busy):.0%}", style="not bold")
     recent = [one.ours["recent"] for one in said if "recent" in one.ours]
     if recent:  # absent in older services
         head.append(f"; late in five minutes {sum(sum(one['late']) for one in recent)}", style="not bold")

@@ -15,12 +15,12 @@ from deployments.hardware.affinity import CpuPart
 from deployments.hardware.device_detector import CPU, Machine, Topology, decide_topology, probe_machine
 from deployments.settings import Autoscaled, OneModelSettings
 from serve_app.config.models import ApplicationArgs
+from serve_app.config.router_autoscaling import fewest_routers
 
 logger = logging.getLogger("ray.serve")
 
 _RESOURCES = {"npu": "NPU", "cuda": "GPU"}
 _JOIN_POLL_S = 1.0
-_CPUS_FOR_TWO_ROUTERS = 4  # with fewer, a second Router would take its core from the first, HAProxy and the CPU pool
 FRAMEWORK_CPUS = 0.1  # CPUs that Ray reserves for a process that needs few or does its work on a device
 
 Nodes = list[dict[str, Any]]  # as `ray.nodes()` lists them
@@ -74,7 +74,7 @@ def _plan(settings: OneModelSettings, nodes: Nodes, device: str, accelerators: i
     if settings.cpu_overflow or not accelerators:
         instances = _cpu_instances(settings, nodes)
     try:
-        return Plan(device, decide_topology(accelerators, instances, cpu_overflow=settings.cpu_overflow))
+        return Plan(device, decide_topology(accelerators, instances, cpu_overflow=bool(settings.cpu_overflow)))
     except ValueError as error:
         problem = f"{error}; no node of the cluster offers CPUs to Ray (see `ray status`)"
         raise SettingsError("args.accelerator.device", problem) from None
@@ -219,8 +219,8 @@ def cpu_options(settings: OneModelSettings, nodes: Nodes, part: float = 1.0) -> 
 
 
 def router_count(nodes: Nodes) -> int:
-    """The default number of Routers: 2 if the cluster offers Ray four CPUs or more, so that one may die; else 1."""
-    return 2 if _total(nodes, "CPU") >= _CPUS_FOR_TWO_ROUTERS else 1
+    """The number of Routers if the config says nothing of it."""
+    return fewest_routers(_total(nodes, "CPU"))
 
 
 def _down(number: float) -> float:

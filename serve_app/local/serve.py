@@ -21,6 +21,7 @@ from deployments.serve_adapter.local_ray import JOINS, PROXY_PORTS, accept_messa
 from serve_app.api_keys import read_keys
 from serve_app.config.models import ApplicationArgs
 from serve_app.config.overrides import NONE, Overrides
+from serve_app.config.router_autoscaling import follow_load
 from serve_app.local.console import show_application, show_examples, show_machine, show_ports
 from serve_app.local.progress import Reporter, deployment_models, waits
 from serve_app.local.ray_environment import (
@@ -87,11 +88,14 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
 
 
 def _read(path: Path, overrides: Overrides) -> dict[str, Any]:
-    """The config, on loopback where it names no host: Serve's own default is all interfaces. Raises SettingsError."""
-    from serve_app.config.service_config import load_config
+    """The config, on loopback where it names no host: Serve's own default is all interfaces. Its Routers follow the
+    load, unless it says how many there are. Raises SettingsError.
+    """
+    from serve_app.config.service_config import load_config, ours
 
     config = load_config(path, overrides)
     config["http_options"] = {"host": LOOPBACK, **(config.get("http_options") or {})}
+    follow_load(ours(config), read_cpu_shape().usable)
     return config
 
 
