@@ -180,7 +180,9 @@ class ApplicationSettings(Strict):
     api_keys: str | None = None  # the source of clients' API keys, file:PATH or env:NAME; none: no key is needed
     cors_allow_origins: list[str] = []  # sites whose pages may send requests, https://app.example.com; ["*"]: any
     page: bool = True  # show a status page to browsers at /; false: they get an error
-    cpu_overflow: bool = True  # CPUs take the accelerator's overflow; false: only the accelerator answers
+    # CPUs take the accelerator's overflow; false: only the accelerator answers; auto: where that adds 5 % or more (of
+    # generated text: as true).
+    cpu_overflow: Auto | bool = "auto"
     accelerator: AcceleratorPlace = AcceleratorPlace()
     cpu: CpuPlace = CpuPlace()
     limits: BodyLimits = BodyLimits()

@@ -14,7 +14,8 @@ from deployments.embedding.config import PoolConfig
 from deployments.embedding.link import Link
 from deployments.embedding.metrics import PoolState
 from deployments.embedding.openings import Openings
-from deployments.embedding.scheduler.cost_model import CostModel
+from deployments.embedding.overflow import Speed
+from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.embedding.view import UNKNOWN_COST, Ask
 from deployments.serving.replica_set import ReplicaSet
 
@@ -34,6 +35,7 @@ class Pool(ReplicaSet[Link]):
 
     def __init__(self, name: str, **where: Any) -> None:
         super().__init__(name, **where)
+        self.left_out = False  # it gets no queries, because it adds too little (`overflow`)
         self._openings = Openings[Link]()
         self._turn = 0  # where the next look at replicas that are not open begins
         self._first: Link | None = None  # the preferred live replica, or the last one that lived
@@ -67,7 +69,7 @@ class Pool(ReplicaSet[Link]):
 
     @property
     def is_open(self) -> bool:
-        return self.config.queue_depth != 0 and bool(self.live)
+        return self.config.queue_depth != 0 and not self.left_out and bool(self.live)
 
     @property
     def by_count(self) -> bool:
@@ -123,6 +125,11 @@ class Pool(ReplicaSet[Link]):
         if self.config.alpha_s is not None and self.config.beta_s is not None:
             return self.config.alpha_s, self.config.beta_s
         return self.model.alpha_s, self.model.beta_s
+
+    @property
+    def speed(self) -> Speed:
+        """How quick it is. Ejected replicas do nothing."""
+        return Speed(*self.latency_model, len(self.live) - len(self.ejected()))
 
     def soonest(
         self,

@@ -9,6 +9,7 @@ room (`bulk`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -19,12 +20,13 @@ from deployments.admission.quota import Charge
 from deployments.embedding.bulk import BulkQueue
 from deployments.embedding.config import RouterConfig
 from deployments.embedding.metrics import RouterMetrics
+from deployments.embedding.overflow import LEAST_SHARE, added_share, is_left_out
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, Embedded, Request, UsualRequest, Wanted, embedded
 from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.errors import DeadlineExceeded, TimedOut, WrongKind
-from deployments.hardware.device_detector import Topology
+from deployments.hardware.device_detector import ACCELERATOR, CPU, Topology
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.outputs import TEXT, Outputs
@@ -35,6 +37,8 @@ from deployments.models.tokenizer_cache import ask_once
 from deployments.models.tokenizer_check import checked_tokenizer
 from deployments.serving.router import BaseRouter, Handles, RouterContext
 from deployments.settings import Settings
+
+logger = logging.getLogger("ray.serve")
 
 _JOIN_S, _LOOK_S = 3.0, 0.01  # the longest wait for replicas at the start; how often it looks
 _TIMER_S = 0.001  # how much too early a timer may fire
@@ -60,6 +64,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         self._placer = Placer(self.pools)
         self._bulk = BulkQueue(self._placer)
         self._usual = UsualRequest()
+        self.topology_reason = topology.reason
 
     def _parse(self, user_config: Any) -> RouterConfig:
         max_inputs = self.settings.limits.max_inputs_per_request
@@ -79,7 +84,25 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         depths = {name: pool.config.queue_depth for name, pool in self.pools.items()}
         return f"admission by {config.admission}, SLO {config.slo_s:g} s, depths {depths}"
 
+    def _choose_pools(self) -> None:
+        """With `cpu_overflow: auto`, leave the CPU pool out while it adds too little (`overflow`)."""
+        if self.settings.cpu_overflow != "auto" or not self.topology.cpu_overflow:
+            return
+        accelerator, cpu = self.pools[ACCELERATOR], self.pools[CPU]
+        is_closed = accelerator.config.queue_depth == 0
+        share = None if is_closed else added_share(accelerator.speed, cpu.speed, self.config.slo_s)
+        before, cpu.left_out = cpu.left_out, is_left_out(share, before=cpu.left_out)
+        if cpu.left_out:
+            self.topology_reason = (
+                f"accelerator only: the CPU would add {share:.1%}, less than {LEAST_SHARE:.0%} (cpu_overflow: auto)"
+            )
+        else:
+            self.topology_reason = self.topology.reason
+        if cpu.left_out != before:
+            logger.info("%s: %s", self.card.name, self.topology_reason)
+
     def _replicas_changed(self) -> None:
+        self._choose_pools()
         self._placer.ejections.replicas_changed()
         self._bulk.reconsider()
 
@@ -328,6 +351,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         return {"capacity": int(capacity), "room": int(room)}
 
     def _publish(self) -> None:
+        self._choose_pools()  # replicas may have measured, or a device may be ejected
         self.metrics.publish(self.config.slo_s, {name: pool.state() for name, pool in self.pools.items()})
 
 

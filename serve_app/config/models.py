@@ -21,6 +21,7 @@ from deployments.models.model_files import read_model_card
 from deployments.settings import (
     AcceleratorSettings,
     ApplicationSettings,
+    Auto,
     CpuSettings,
     ModelSettings,
     OneModelSettings,
@@ -58,7 +59,7 @@ class ServedModel(Strict):
     """One of several models. It inherits what it leaves out from `args`."""
 
     model: ModelSettings
-    cpu_overflow: bool | None = None
+    cpu_overflow: Auto | bool | None = None
     accelerator: AcceleratorSettings | None = None
     cpu: CpuSettings | None = None
 

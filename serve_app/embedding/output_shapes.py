@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from deployments.embedding.request import Embedded
 from deployments.embedding.router import Router
+from deployments.hardware.device_detector import CPU
 from deployments.models.model_files import ModelCard
 from deployments.models.model_kind import SCORING
 from serve_app.version import VERSION
@@ -82,8 +83,8 @@ def describe(router: Router) -> dict[str, Any]:
         "version": VERSION,
         "windve": {
             "emulated": router.settings.emulated,
-            "cpu_overflow": router.topology.cpu_overflow,
-            "topology": router.topology.reason,
+            "cpu_overflow": router.topology.cpu_overflow and not router.pools[CPU].left_out,
+            "topology": router.topology_reason,
             "slo_s": config.slo_s,
             "kind": card.kind,
             "kinds": card.kinds,
@@ -92,6 +93,7 @@ def describe(router: Router) -> dict[str, Any]:
             "parameters": card.parameters,
             "router": router.replica,
             "routers": router.routers,
+            "router_busy": round(router.busy.share, 3),
             "busy_answers": router.refused,
             "config_problem": router.config_problem,
             "calibration": config.calibration.model_dump() if config.calibration else None,

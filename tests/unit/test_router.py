@@ -355,3 +355,21 @@ async def test_a_new_config_reaches_every_replica_and_a_bad_one_changes_nothing(
     await router.reconfigure({**world.config, "slo_s": 0})
     assert (router.config.admission, policy.depth) == ("depth", 7)
     assert "slo_s" in router.config_problem
+
+
+async def test_a_cpu_pool_that_adds_little_is_left_out_until_the_accelerator_is_lost():
+    quick = Replica("a", (0.00011, 0.007))
+    world = World({"accelerator": [quick], "cpu": [Replica("c", (0.0147, 0.05))]})
+    router = await world.router()
+    assert router.pools["cpu"].left_out
+    assert router.topology_reason.startswith("accelerator only: the CPU would add 0.7%, less than 5%")
+    assert pools_of([await ask(router)]) == {"accelerator": 1}
+    quick.die()
+    await asyncio.sleep(3)
+    assert not router.pools["cpu"].left_out
+    assert pools_of([await ask(router)]) == {"cpu": 1}
+
+
+async def test_the_papers_cpu_pool_is_used():
+    router = await World({"accelerator": [Replica("a", V100)], "cpu": [Replica("c", XEON)]}).router()
+    assert not router.pools["cpu"].left_out

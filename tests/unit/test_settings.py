@@ -41,7 +41,7 @@ BAD_ARGS = [
         {**MODEL, "cpu": {"replicas": {"min": 1, "max": 2, "fill": 0.5}}},
         "args.cpu.replicas.fill: was renamed: use target_utilization",
     ),
-    ({**MODEL, "cpu_overflow": "yes"}, "args.cpu_overflow: should be a valid boolean, not 'yes'"),
+    ({**MODEL, "cpu_overflow": "yes"}, "args.cpu_overflow: should be 'auto' or a valid boolean, not 'yes'"),
     ({**MODEL, "traces": {"endpoint": "collector:4317"}}, "args.traces.endpoint: "),
     ({**MODEL, "traces": {"sample_ratio": 2}}, "args.traces.sample_ratio: "),
 ]

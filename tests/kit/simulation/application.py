@@ -250,7 +250,9 @@ class Application(Cluster):
             cast("Encoder", _Encoder()),
         )
         counts = dict.fromkeys(self.shape.devices, self.shape.nodes)
-        return SimulatedRouter(self, counts, context, cast("Settings", SimpleNamespace(limits=RequestLimits())))
+        return SimulatedRouter(
+            self, counts, context, cast("Settings", SimpleNamespace(limits=RequestLimits(), cpu_overflow=True))
+        )
 
     async def start(self) -> None:
         shape = self.shape
