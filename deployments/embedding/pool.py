@@ -15,7 +15,7 @@ from deployments.embedding.link import Link
 from deployments.embedding.metrics import PoolState
 from deployments.embedding.openings import Openings
 from deployments.embedding.overflow import Speed
-from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
+from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.view import UNKNOWN_COST, Ask
 from deployments.serving.replica_set import ReplicaSet
 
