@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from calibration.load import connect
+from serve_app.config.router_autoscaling import router_autoscaling
 from tests.kit.service import by_depth, emulating, queries
 
 DEPTH, CLIENTS, FEW = 10, 8, 1
@@ -49,3 +50,14 @@ def test_replicas_come_with_the_load_and_go_with_it_and_nothing_is_lost(scaled):
     assert set(asyncio.run(ask_until(scaled, CLIENTS, has_replicas(2)))) == {200}
     assert set(asyncio.run(ask_until(scaled, FEW, has_replicas(1)))) == {200}
     scaled.wait_until_idle()
+
+
+def test_routers_come_with_the_load_and_nothing_is_lost(shared):
+    config = emulating(1.0, accelerator={"alpha_s": 0.00011, "beta_s": 0.007})
+    scaling = {**router_autoscaling(2), "max_replicas": 2, "upscale_delay_s": 1.0}
+    scaling["policy"]["policy_kwargs"]["target"] = 0.1  # the client takes its part of the cores
+    config["applications"][0]["deployments"][0] |= {"num_replicas": "auto", "autoscaling_config": scaling}
+    service = shared.serve(config)
+    assert service.get("/info")["windve"]["routers"] == 1
+    two = lambda _: service.get("/info")["windve"]["routers"] == 2  # noqa: E731
+    assert set(asyncio.run(ask_until(service, CLIENTS, two))) == {200}
