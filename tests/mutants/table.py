@@ -19,6 +19,7 @@ MODULES = {
     "deployments/embedding/run_order.py": "test_run_order",
     "deployments/embedding/scheduler/scheduler.py": "test_scheduler",
     "deployments/admission/fair_share.py": "test_fair_share",
+    "deployments/admission/door.py": "test_door",
     "deployments/embedding/bulk.py": "test_bulk",
     "deployments/serving/recent.py": "test_recent",
     "deployments/serving/replica_set.py": "test_link test_pool",
