@@ -24,7 +24,7 @@ import ray
 from ray.serve.generated.serve_pb2 import ASGIRequest
 from test_with_keys import session_logs
 
-from tests.kit.service import ROOT, load_yaml, running
+from tests.kit.service import ROOT, ROUTERS, load_yaml, running
 
 pytestmark = pytest.mark.alone  # beside another Ray this one opens fewer ports, and its jobs find the other one
 
@@ -56,7 +56,6 @@ def service(tmp_path_factory, owner):
     config = load_yaml("rehearsal.yaml")
     application = config["applications"][0]
     application["args"]["cpu_overflow"] = False
-    application["deployments"][0]["num_replicas"] = 1  # a calibration waits for one Router only
     folder = tmp_path_factory.mktemp("token")
     keys = folder / "api-keys"
     keys.write_text(KEY)
@@ -235,7 +234,7 @@ def protection(port):
         return "nothing"
     told = [call(port, name) for name in CALLS]
     if all(code is grpc.StatusCode.UNAVAILABLE for code, _ in told):
-        return "secret" if hangs_up_on_garbage(port) else "unknown"
+        return "secret" if hangs_up_on_garbage(port) else "nothing"
     answered = [(code, details) for code, details in told if code is not grpc.StatusCode.UNIMPLEMENTED]
     if not answered:
         return "unknown"
@@ -283,7 +282,7 @@ def test_what_replicas_unpickle_has_shown_the_token(service, owner, tmp_path):
         for port, is_local in listening(process)
         if not is_local and call(port, CALLS[0])[0] is not grpc.StatusCode.UNIMPLEMENTED
     ]
-    assert len(ports) == 2, "the Router's and the embedder's"
+    assert len(ports) == ROUTERS + 1, "the Routers' and the embedder's"
     for number, port in enumerate(ports):
         file = tmp_path / str(number)
         sent = ASGIRequest(pickled_request_metadata=pickle.dumps(Pickled(file))).SerializeToString()
