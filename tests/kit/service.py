@@ -181,12 +181,16 @@ class Service:
         return [p for p in self.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
     def samples(self):
-        """The metrics in Prometheus, {(name, ((label, value), ...)): value}, summed over live replicas."""
+        """The metrics in Prometheus, {(name, ((label, value), ...)): value}, summed over live replicas. Without the
+        Routers' busy share, which never rests.
+        """
         live = self.live_replicas()
         with urllib.request.urlopen(self.metrics_address, timeout=30) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         found = Counter()
         for sample in (sample for family in families for sample in family.samples):
+            if sample.name == "ray_windve_router_busy_ratio":
+                continue
             if sample.name.startswith("ray_windve_") and sample.labels["replica"].rpartition("#")[2] in live:
                 tags = {
                     tag: sample.labels[tag]
