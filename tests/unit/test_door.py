@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.admission.door import SPARE, Door
+from deployments.embedding.request import UsualRequest
 from deployments.serve_adapter.visits import Visits
 from serve_app.web.doorway import Doorway
 
@@ -156,3 +157,9 @@ def test_what_is_not_http_is_not_counted():
         assert door.in_hand(0) == 0
 
     asyncio.run(Doorway(app, door.visits)({"type": "lifespan"}, None, None))
+
+
+def test_the_usual_request_follows_the_latest():
+    usual = UsualRequest()
+    usual.learn(5, 875)
+    assert (usual.queries, usual.tokens) == pytest.approx((1.2, 80.0))  # a twentieth of the way

@@ -194,3 +194,22 @@ def test_replicas_on_the_routers_node_are_preferred_and_others_in_an_order_of_it
     names = [f"replica-{i}" for i in range(6)]
     orders = {tuple(sorted(names, key=lambda n: rank(n, "x", node="y", router=f"r{i}"))) for i in range(8)}
     assert len({order[0] for order in orders}) >= 3
+
+
+@pytest.mark.parametrize(
+    ("one", "now", "depth", "room"),
+    [
+        (View("a", (False, 1)), 10.0, None, math.inf),  # nothing is known yet
+        (view(room_s=0.018), 10.0, None, math.inf),  # idle
+        (view(room_s=0.018, in_flight=1), 10.0, None, 1.0),
+        (view(room_s=0.018, in_flight=1), 11.0, None, 1.0),  # it comes all at once
+        (view(**GROWING), 10.036, None, 3.0),
+        (view(**GROWING, slowdown=2.0), 10.036, None, 2.0),
+        (sent((1, 0.009), **GROWING), 10.0, None, 0.5),
+        (sent((2, 0.036), **GROWING), 10.0, None, 0.0),
+        (sent((1, 0.009), in_flight=0), 10.0, 8, 7.0),  # by count
+        (view(in_flight=9), 10.0, 8, 0.0),
+    ],
+)
+def test_for_how_many_of_75_tokens_it_has_room(one, now, depth, room):
+    assert one.room_now(now, 75.0, depth) == pytest.approx(room)
