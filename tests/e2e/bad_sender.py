@@ -26,7 +26,7 @@ async def send(service, requests: Iterable[Bad], at_once: int, longest_s: float)
     async def one(bad):
         try:
             found = await _outcome(service, bad, places, longest_s)
-        except ConnectionError:
+        except OSError:  # reset while it is read (ECONNRESET), or before it is half-closed (ENOTCONN)
             found = [REFUSED]
         ended.append((replace(bad, sent=bad.sent[:_SHOWN]), found))
 
