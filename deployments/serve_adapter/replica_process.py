@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
+import os
+import socket
 from abc import ABC, abstractmethod
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+import uvicorn
 from starlette.types import ASGIApp
+
+_ACCEPTS = 16  # connections that the HTTP server accepts at most each time that the event loop looks
 
 
 class AsgiIngress(ABC):
@@ -48,6 +54,36 @@ def ingress_ports() -> dict[str, int]:
         found = {"http": getattr(replica, "_http_port", None), "grpc": getattr(replica, "_grpc_port", None)}
         return {protocol: port for protocol, port in found.items() if port is not None}
     return {}
+
+
+async def accept_several() -> None:
+    """Let Serve's HTTP server in this process accept several connections each time that the event loop looks.
+
+    uvloop accepts one (libuv #3696). A Router short of CPU looks some 50 times a second. Of a few hundred requests that
+    came at once on new connections, the last waited for more than 4 s, while later ones on older connections passed.
+    """
+    from ray._private.worker import global_worker
+
+    for actor in global_worker.actors.values():
+        server = getattr(getattr(actor, "_replica_impl", None), "_direct_ingress_http_server", None)
+        if isinstance(server, uvicorn.Server) and server.started:
+            await listen_again(server, _ACCEPTS - 1)
+
+
+async def listen_again(server: uvicorn.Server, times: int) -> None:
+    """Let the server watch its listening socket so many times more. It closes these watches with its own."""
+    config, listener = server.config, server.servers[0].sockets[0]
+
+    def protocol() -> asyncio.Protocol:
+        return config.http_protocol_class(  # type: ignore[call-arg]
+            config=config, server_state=server.server_state, app_state=server.lifespan.state
+        )
+
+    for _ in range(times):
+        same = socket.socket(fileno=os.dup(listener.fileno()))
+        server.servers.append(
+            await asyncio.get_running_loop().create_server(protocol, sock=same, ssl=config.ssl, backlog=config.backlog)
+        )
 
 
 def access_log_handler() -> logging.Handler:

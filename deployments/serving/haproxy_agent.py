@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple, cast
 
 from deployments.admission.door import Door
-from deployments.serve_adapter.replica_process import ingress_ports
+from deployments.serve_adapter.replica_process import accept_several, ingress_ports
 from deployments.serve_adapter.visits import Visits
 
 logger = logging.getLogger("ray.serve")
@@ -43,6 +43,7 @@ class HAProxyAgent:
         """Listen at `host` once Serve's servers of this process do."""
         while not (ports := ingress_ports()):  # noqa: ASYNC110 - Serve offers no event for it
             await asyncio.sleep(_LOOK_S)
+        await accept_several()
         for protocol, port in ports.items():
             where = host, port + PORTS
             try:
