@@ -112,6 +112,8 @@ def _at_once(answer: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, A
     async def call(request: Any, context: Any) -> bytes:
         reply = await answer(request, context)
         if context.code() in _RETRIED:
+            if context.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+                await VISITS.hold(_source(context))
             await context.abort(context.code(), context.details(), context.trailing_metadata())
         return reply
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+HOLD_S = 0.05  # half of the time between two checks of a HAProxy
 
 Source = Hashable
 """Whence a request came: the protocol, and the host of the HAProxy that sent it."""
@@ -42,6 +45,18 @@ class Visits:
             yield
         finally:
             self.waiting -= 1
+
+    async def hold(self, source: Source) -> None:
+        """Delay a refusal. Its request counts as gone, but HAProxy still counts it, and so sends no other in its place.
+        If one place were given back at once, all that is asked would pass through it, to be refused here.
+        """
+        self.total -= 1
+        self.in_flight[source] -= 1
+        try:
+            await asyncio.sleep(HOLD_S)
+        finally:
+            self.total += 1
+            self.in_flight[source] += 1
 
 
 VISITS = Visits()  # this process's

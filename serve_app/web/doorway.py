@@ -7,10 +7,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.serve_adapter.visits import Source, Visits
 from serve_app.observe.arrival import START
 
+_BUSY = 429
+
 
 class Doorway:
-    """An ASGI application that counts the requests of `app`. While the rest of a body is awaited, its request needs
-    nothing of the Router.
+    """An ASGI application that counts the requests of `app`, and holds refusals. While the rest of a body is awaited,
+    its request needs nothing of the Router.
     """
 
     def __init__(self, app: ASGIApp, visits: Visits) -> None:
@@ -20,7 +22,7 @@ class Doorway:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        has_more = False
+        has_more, source = False, _source(scope)
 
         async def receive_part() -> Message:
             nonlocal has_more
@@ -32,8 +34,13 @@ class Doorway:
             has_more = message.get("more_body", False)
             return message
 
-        with self._visits.visit(_source(scope)):
-            await self._app(scope, receive_part, send)
+        async def send_part(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == _BUSY:
+                await self._visits.hold(source)
+            await send(message)
+
+        with self._visits.visit(source):
+            await self._app(scope, receive_part, send_part)
 
 
 def _source(scope: Scope) -> Source:

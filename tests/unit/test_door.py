@@ -163,3 +163,29 @@ def test_the_usual_request_follows_the_latest():
     usual = UsualRequest()
     usual.learn(5, 875)
     assert (usual.queries, usual.tokens) == pytest.approx((1.2, 80.0))  # a twentieth of the way
+
+
+def test_a_refusal_keeps_its_place_in_haproxy_and_needs_nothing_here():
+    visits, seen = Visits(), []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": scope["status"], "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask(status):
+        scope = {"type": "http", "headers": [(b"x-request-start", b"t=1700000000000000 here")], "status": status}
+
+        async def send(message):
+            seen.append((message["type"], visits.in_flight[HERE], visits.total))
+
+        call = asyncio.ensure_future(Doorway(app, visits)(scope, None, send))
+        await asyncio.sleep(0.01)
+        seen.append(("meanwhile", visits.in_flight[HERE], visits.total))
+        await call
+
+    asyncio.run(ask(200))
+    assert seen == [("http.response.start", 1, 1), ("http.response.body", 1, 1), ("meanwhile", 0, 0)]
+    seen.clear()
+    asyncio.run(ask(429))
+    assert seen == [("meanwhile", 0, 0), ("http.response.start", 1, 1), ("http.response.body", 1, 1)]
+    assert (visits.total, visits.in_flight[HERE], visits.entered[HERE]) == (0, 0, 2)
