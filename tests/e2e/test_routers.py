@@ -207,10 +207,11 @@ def serves_own_proxy(service):
 
 def test_serves_own_proxy_tells_a_router_that_died_from_one_that_failed(three, figure):
     three.wait_until_idle()
+    routers = three.routers()
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(burst, serves_own_proxy(three), queries(6))
         wait_until(lambda: in_flight(three.address) == 6, "six queries in flight")
-        for pid in three.routers():
+        for pid in routers:
             kill(pid)
         found = outcome(asked.result())
     figure(f"all Routers killed under six queries at Serve's own proxy: {found}")
