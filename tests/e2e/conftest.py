@@ -57,7 +57,7 @@ def rehearsal(shared):
     """Emulated devices that admit by the paper's rule: each of two accelerators ten queries, the CPU five. They are so
     slow that even on a busy machine clients have sent what they want to send before the first run ends.
     """
-    return shared.serve(by_depth(emulating(25.0, **SLOW), accelerator=10, cpu=5))
+    return shared.serve(by_depth(emulating(12.0, **SLOW), accelerator=10, cpu=5))
 
 
 @pytest.fixture(scope="session")
