@@ -59,22 +59,26 @@ class Placer:
         mean length. It costs a look at a replica for each query, not one at each replica.
         """
         left_s = self.config.slo_s - self.transit_s - (asyncio.get_running_loop().time() - request.started)
-        missing = float(len(request.queries))
-        for pool in self.pools.values():
-            if missing > 0:
-                missing -= pool.capacity(tokens, left_s, missing)
-        return missing <= 0
+        return self.idle_take(len(request.queries), tokens, left_s)
 
-    def has_room(self, now: float, queries: float, tokens: float, left_s: float) -> bool:
-        """Whether roughly so many queries of `tokens` tokens with `left_s` to their deadline would be admitted now."""
+    def idle_take(self, queries: float, tokens: float, left_s: float) -> bool:
+        """Whether idle replicas would admit so many queries of `tokens` tokens with `left_s` to their deadline."""
         for pool in self.pools.values():
             if queries > 0:
-                queries -= pool.room_queries(now, tokens, left_s, queries)
+                queries -= pool.capacity(tokens, left_s, queries)
         return queries <= 0
 
-    def room_now(self, now: float, tokens: float) -> float:
-        """For how many queries of `tokens` tokens the replicas reported room. `inf` if one of them is idle."""
-        return sum(pool.room_now(now, tokens) for pool in self.pools.values() if pool.is_open)
+    def room_now(self, now: float, tokens: float, enough: float = math.inf) -> float:
+        """For how many queries of `tokens` tokens the replicas have room now. It counts up to `enough` of them."""
+        room = 0.0
+        for pool in self.pools.values():
+            if room < enough:
+                room += pool.room_now(now, tokens, enough - room)
+        return room
+
+    def is_idle(self, now: float) -> bool:
+        """Whether a replica is idle."""
+        return any(pool.is_idle(now) for pool in self.pools.values())
 
     @property
     def routers(self) -> int:

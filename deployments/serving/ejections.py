@@ -25,7 +25,6 @@ class Ejections:
         now, outlier = asyncio.get_running_loop().time(), link.view.outlier
         if outlier.should_be_ejected(now) and may_eject_one(len(self._ejected()), self._live):
             ejected_s = outlier.eject(now)
-            link.pool.heard(link)
             logger.warning(
                 "ejecting the %s pool's replica %s for %.0f s: its engine has failed or hung %d times in a row",
                 link.pool.name, link.view.replica, ejected_s, outlier.failures,
@@ -37,7 +36,6 @@ class Ejections:
         while ejected and not may_eject_one(len(ejected) - 1, self._live):
             link = ejected.pop()
             link.view.outlier.until = asyncio.get_running_loop().time()
-            link.pool.heard(link)
 
     def _ejected(self) -> list[ReplicaLink[Any, Any]]:
         return [link for pool in self._pools.values() if pool.is_open for link in pool.ejected()]

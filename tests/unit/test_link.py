@@ -89,7 +89,6 @@ async def test_a_replica_that_comes_is_configured_and_lives_with_its_first_repor
     assert channel.told[2:] == [("configure", world.pool.policy)]
     channel.reports()
     assert (link.is_live, world.pool.live, world.changes) == (True, [link], [0, 1])
-    assert list(world.pool._openings.open(0.0)) == [link]
     assert (link.answered, link.bulk_parts, link.bulk_again_at) == (0, 0, 0.0)
     channel.reports(answered=[None, None])
     assert (link.answered, world.changes) == (2, [0, 1])

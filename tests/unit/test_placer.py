@@ -372,8 +372,10 @@ async def test_capacity_is_what_idle_replicas_take_and_a_request_fits_that_they_
     assert placer.capacity == pytest.approx(2000)
     assert [count for count, request in requests.items() if placer.fits(request, 75)] == [1, 749, 751, 1499]
     assert [count for count, request in requests.items() if placer.fits(request, 150)] == [1, 749, 751, 1499]
-    rooms = (-1, 299, 301, 599, 601)
-    assert [queries for queries in rooms if placer.has_room(0.4, queries, 75, 0.3)] == [-1, 299, 301, 599]
+    placer.pools["accelerator"].policy["slo_s"] = placer.pools["cpu"].policy["slo_s"] = 0.3
+    assert placer.room_now(0.4, 75) == pytest.approx(600)
+    assert 299 < placer.room_now(0.4, 75, 200) < 301  # the first pool is enough
+    assert placer.is_idle(0.4)
 
 
 async def test_how_many_routers_there_are_as_far_as_replicas_know():
