@@ -371,6 +371,16 @@ async def test_what_was_there_when_a_connection_broke_is_lost_when_it_is_known_n
         pending.outcome.result()
 
 
+async def test_a_replica_is_tried_again_and_again(caplog):
+    world = Followed(TimeoutError(), ConnectionRefusedError("no"), *[OSError()] * 6)
+    await world.follow("a")
+    await asyncio.sleep(9.2)
+    assert world.tried == [pytest.approx(at, abs=1e-6) for at in (0, 0.1, 0.3, 0.7, 1.5, 3.1, 5.1, 7.1, 9.1)]
+    assert len(world.channels) == 1
+    (record,) = caplog.records
+    assert "cannot reach the accelerator pool's replica a at h:7 (no answer)" in record.getMessage()
+
+
 async def test_a_connection_that_breaks_before_it_reports_is_made_again_ever_later():
     world = Followed()
     link, channel = await world.live()
