@@ -12,7 +12,6 @@ from deployments.admission.fair_share import Tenant
 from deployments.embedding.channel import Channel
 from deployments.embedding.config import PoolConfig
 from deployments.embedding.link import Link
-from deployments.embedding.metrics import PoolState
 from deployments.embedding.overflow import Speed
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.view import UNKNOWN_COST, Ask
@@ -178,12 +177,18 @@ class Pool(ReplicaSet[Link]):
         self._turn += _COMPARED
         return (is_open + others)[:_COMPARED]
 
-    def state(self) -> PoolState:
-        """The pool's state for the metrics."""
+    def gauges(self) -> dict[str, float]:
+        """The pool's state for the metrics, by the names of `RouterMetrics`'s gauges."""
         alpha_s, beta_s = self.latency_model
-        is_open = self.config.queue_depth != 0
-        ejected, depth = len(self.ejected()), self.config.queue_depth or 0
-        return PoolState(is_open, depth, len(self.live), ejected, alpha_s, beta_s, self.calibrated)
+        return {
+            "is_open": self.config.queue_depth != 0,
+            "depth": self.config.queue_depth or 0,
+            "live_replicas": len(self.live),
+            "ejected_replicas": len(self.ejected()),
+            "alpha_s": alpha_s,
+            "beta_s": beta_s,
+            "calibrated": self.calibrated,
+        }
 
     @property
     def in_flight(self) -> int:

@@ -356,7 +356,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
 
     def _publish(self) -> None:
         self._choose_pools()  # replicas may have measured, or a device may be ejected
-        self.metrics.publish(self.config.slo_s, {name: pool.state() for name, pool in self.pools.items()})
+        self.metrics.publish(self.config.slo_s, {name: pool.gauges() for name, pool in self.pools.items()})
 
 
 def _context(settings: Settings) -> RouterContext[ModelCard, Encoder]:

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from deployments.admission.fair_share import Tenant
 from deployments.admission.predictor import LinePredictor
 from deployments.embedding.config import CostConfig, PoolConfig
-from deployments.embedding.metrics import PoolState
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.state import Policy
 from deployments.embedding.view import Ask, View
-from deployments.serving.replica_link import connected
 from tests.kit.scripted_replicas import ScriptedReplica, pool_of
 
 
@@ -239,12 +237,12 @@ async def test_a_pool_as_it_shows_itself():
     assert shown["latency_model"] == {"alpha_s": 0.075, "beta_s": 0.2, "source": "measured at warm-up"}
     assert (shown["in_flight"], shown["waiting"], shown["live_replicas"], shown["queue_depth"]) == (7, 2, 2, None)
     assert shown["replicas"] == {"a": "a replica", "b": "a replica"}
-    assert pool.state() == PoolState(True, 0, 2, 0, pytest.approx(0.075), 0.2, False)
+    assert tuple(pool.gauges().values()) == (True, 0, 2, 0, pytest.approx(0.075), 0.2, False)
     pool.configure(PoolConfig(alpha_s=0.01, beta_s=0.1, queue_depth=0), {})
     assert pool.describe()["latency_model"] == {"alpha_s": 0.01, "beta_s": 0.1, "source": "calibrated"}
     pool.live[0].view.outlier.eject(0.0)
-    assert pool.state() == PoolState(False, 0, 2, 1, 0.01, 0.1, True)
-    assert pool_of("cpu").state() == PoolState(True, 0, 0, 0, 0.0, 0.0, False)
+    assert tuple(pool.gauges().values()) == (False, 0, 2, 1, 0.01, 0.1, True)
+    assert tuple(pool_of("cpu").gauges().values()) == (True, 0, 0, 0, 0.0, 0.0, False)
 
 
 @pytest.mark.parametrize(
@@ -266,21 +264,3 @@ async def test_what_replicas_are_told_of_a_config(config, model):
     pool.configure(PoolConfig(), {})
     assert pool.links["a"].configure.called
     assert not pool.by_count
-
-
-async def test_a_replica_is_tried_again_and_again_and_found_dead_where_nobody_listens(caplog):
-    loop, tried, refused = asyncio.get_running_loop(), [], []
-    outcomes = [TimeoutError(), ConnectionRefusedError("no"), *[OSError()] * 6, Mock(is_open=False), open_ := Mock()]
-
-    async def attempt():
-        tried.append(loop.time())
-        outcome = outcomes[len(tried) - 1]
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    assert await connected(attempt, "it", lambda: refused.append(loop.time())) is open_
-    assert tried == [pytest.approx(at, abs=1e-6) for at in (0, 0.1, 0.3, 0.7, 1.5, 3.1, 5.1, 7.1, 9.1, 11.1)]
-    assert refused == [pytest.approx(0.1)]
-    assert len(caplog.records) == 1
-    assert "cannot reach it (no answer)" in caplog.text
