@@ -122,10 +122,10 @@ class Placer:
         """
         partial, lost, placed = partial or len(left) > 1, None, list[OfferedPart]()
         try:
-            for pool, link in self.candidates(request, request.lengths(left)):
+            for link in self.candidates(request, request.lengths(left)):
                 if link in avoided:
                     continue
-                part = self.send(request, pool, link, left, partial=partial)
+                part = self.send(request, link, left, partial=partial)
                 placed.append(part)
                 count = await admitted(part.pending)
                 part.indices, left = left[:count], left[count:]
@@ -142,7 +142,7 @@ class Placer:
                     return True
                 now, lengths = asyncio.get_running_loop().time(), request.lengths(left)
                 opens_s = link.view.opens_for_s(now, self._ask(now, request, lengths[0]))
-                self._note_full(request, pool, link, lengths, opens_s)
+                self._note_full(request, link, lengths, opens_s)
         finally:
             for part in placed:
                 part.link.call_off(part.pending)
@@ -150,7 +150,7 @@ class Placer:
             raise lost
         return False
 
-    def candidates(self, request: Request, lengths: Sequence[int]) -> Iterator[tuple[Pool, Link]]:
+    def candidates(self, request: Request, lengths: Sequence[int]) -> Iterator[Link]:
         """Yield the replicas to ask, in order: pool by pool, and within a pool by predicted finish.
 
         `lengths`: tokens of each query. A replica that reported no room for the first query is skipped: the Router
@@ -168,12 +168,12 @@ class Placer:
                 if not request.deferrable and (opens_s := link.view.opens_for_s(now, ask)) > 0:
                     if request.last_pool != pool.name:
                         link.refuse_here(lengths, request.allowed_s, request.tenant)
-                    self._note_full(request, pool, link, lengths, opens_s)
+                    self._note_full(request, link, lengths, opens_s)
                 elif link.is_live:
-                    yield pool, link
+                    yield link
 
-    def send(self, request: Request, pool: Pool, link: Link, indices: list[int], *, partial: bool) -> OfferedPart:
-        """Offer these queries of the request to that replica of the pool."""
+    def send(self, request: Request, link: Link, indices: list[int], *, partial: bool) -> OfferedPart:
+        """Offer these queries of the request to that replica."""
         record = request.wanted.record
         self.hedges.earn(len(indices))
         now = asyncio.get_running_loop().time()
@@ -184,14 +184,14 @@ class Placer:
             outputs=request.outputs,
             bulk=request.bulk,
             partial=partial,
-            again=request.last_pool == pool.name,
+            again=request.last_pool == link.pool.name,
             tenant=request.tenant,
         )
         finish_s = 0.0
         if request.is_foreseen:  # before the offer counts as work that is there
             finish_s = link.view.finish_s(now, request.lengths(indices))
             request.predicted_s = now - request.started + finish_s
-        part = OfferedPart(link, pool.name, link.offer(offer), indices)
+        part = OfferedPart(link, link.offer(offer), indices)
         if record is not None:
             record.parts.append((part, finish_s))
         return part
@@ -203,7 +203,7 @@ class Placer:
         if isinstance(found, Refused):
             raise ReplicaLost("the replica that had the query has no room for it; try again")
         for index, answer in zip(part.indices, found, strict=True):
-            answers[index] = (part.pool, answer)
+            answers[index] = (part.link.pool.name, answer)
         if not request.bulk:
             now = part.pending.settled_at
             transit_s = now - part.pending.sent_at - max(answer.stay_s for answer in found)
@@ -235,9 +235,9 @@ class Placer:
         lag_s = self.transit_s + now - request.started - max(0.0, allowed_s - self.config.slo_s)
         return Ask(tokens, allowed_s, lag_s, request.tenant)
 
-    def _note_full(self, request: Request, pool: Pool, link: Link, lengths: Sequence[int], opens_s: float) -> None:
+    def _note_full(self, request: Request, link: Link, lengths: Sequence[int], opens_s: float) -> None:
         request.asked += 1
-        request.last_pool = pool.name
+        request.last_pool = link.pool.name
         now = asyncio.get_running_loop().time()
         later_s = max(_RETRY_LATER * self.config.slo_s, link.view.model.alpha_s)
         request.is_over_share |= link.view.is_over_share(request.tenant)
