@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 
 from deployments.admission.quota import Unit
-from deployments.embedding.channel import PendingOffer, Refused
+from deployments.embedding.channel import Refused
 from deployments.embedding.config import RouterConfig
 from deployments.embedding.frames import Answered, Offer
 from deployments.embedding.link import Link
@@ -131,9 +131,10 @@ class Placer:
                 part.indices, left = left[:count], left[count:]
                 if not count:
                     placed.remove(part)
-                    found = await _settled(part.pending)
+                    found = part.pending.outcome.exception() or part.pending.outcome.result()
                     lost = found if isinstance(found, ReplicaLost) else lost
-                    request.never += part.pending.never and _is_too_long(request, link, left)
+                    is_never = isinstance(found, Refused) and found.never
+                    request.never += is_never and _is_too_long(request, link, left)
                 if not left:
                     for part in placed[:-1]:
                         part.link.confirm(part.pending)
@@ -286,11 +287,3 @@ def _is_too_long(request: Request, link: Link, indices: Sequence[int]) -> bool:
     """Whether a query would be late even if all of the time that the request allows were left."""
     model = link.view.model
     return model.beta_s + max(map(model.cost_s, request.lengths(indices))) > request.allowed_s
-
-
-async def _settled(pending: PendingOffer) -> list[Answered] | Refused | Exception:
-    """The outcome of an offer. An error is returned, not raised."""
-    try:
-        return await pending.outcome
-    except WindveError as error:
-        return error
