@@ -27,7 +27,7 @@ MODULES = {
     "deployments/serving/replica_link.py": "test_link test_pool",
     "deployments/serving/replica_view.py": "test_view test_generation_view",
     "deployments/embedding/link.py": "test_link",
-    "deployments/serving/ejection_rule.py": "test_ejection_rule",
+    "deployments/serving/ejections.py": "test_ejections",
     "deployments/embedding/retries.py": "test_placer",
     "deployments/embedding/run.py": "test_run_loop",
     "deployments/embedding/placer.py": "test_placer",
