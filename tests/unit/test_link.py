@@ -377,8 +377,8 @@ async def test_a_replica_is_tried_again_and_again(caplog):
     await asyncio.sleep(9.2)
     assert world.tried == [pytest.approx(at, abs=1e-6) for at in (0, 0.1, 0.3, 0.7, 1.5, 3.1, 5.1, 7.1, 9.1)]
     assert len(world.channels) == 1
-    (record,) = caplog.records
-    assert "cannot reach the accelerator pool's replica a at h:7 (no answer)" in record.getMessage()
+    (told,) = [text for text in caplog.messages if "cannot reach" in text]
+    assert "the accelerator pool's replica a at h:7 (no answer)" in told
 
 
 async def test_a_connection_that_breaks_before_it_reports_is_made_again_ever_later():
