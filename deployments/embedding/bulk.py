@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from deployments.embedding.channel import Refused
 from deployments.embedding.link import Link
 from deployments.embedding.placer import Placer
-from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, OfferedPart, Request
 from deployments.embedding.retries import TRIES
 from deployments.errors import Busy, EngineBroken, ReplicaLost
@@ -102,28 +101,29 @@ class BulkQueue:
                 now = asyncio.get_running_loop().time()
                 if link.bulk_again_at > now or link.view.is_out(now) or link in bulk.avoided:
                     continue
-                if indices := self._fitting(bulk, pool, link):
-                    self._send(bulk, pool, link, indices)
+                if indices := self._fitting(bulk, link):
+                    self._send(bulk, link, indices)
         if not bulk.missing:
             self.reconsider()
 
-    def _fitting(self, bulk: _Bulk, pool: Pool, link: Link) -> list[int]:
+    def _fitting(self, bulk: _Bulk, link: Link) -> list[int]:
         """Take as many missing queries as that replica has room for."""
         indices: list[int] = []
-        room_s, size = link.view.bulk_room_s(by_count=pool.by_count), 0
+        by_count, size = link.pool.by_count, 0
+        room_s = link.view.bulk_room_s(by_count=by_count)
         while bulk.missing and size < CUT_BYTES:
             ids = bulk.request.ids[bulk.missing[0]]
-            room_s -= link.view.model.alpha_s if pool.by_count else link.view.model.cost_s(len(ids))
+            room_s -= link.view.model.alpha_s if by_count else link.view.model.cost_s(len(ids))
             if room_s < 0 and (indices or bulk.parts or link.bulk_parts):
                 break
             size += ids.nbytes
             indices.append(bulk.missing.popleft())
         return indices
 
-    def _send(self, bulk: _Bulk, pool: Pool, link: Link, indices: list[int]) -> None:
+    def _send(self, bulk: _Bulk, link: Link, indices: list[int]) -> None:
         for index in indices:
             bulk.tries[index] += 1
-        part = self._placer.send(bulk.request, pool, link, indices, partial=True)
+        part = self._placer.send(bulk.request, link, indices, partial=True)
         pending = part.pending
         assert pending.admitted is not None
         pending.admitted.add_done_callback(lambda _: bulk.news.set())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.frames import Answered, Offer, Offers, Report
@@ -49,14 +50,6 @@ class PendingOffer:
         self._answers: list[Answered | None] = [None] * self.size
         self._left = self.size
 
-    @property
-    def never(self) -> bool:
-        """Whether it was refused and an idle device would refuse it as well."""
-        if not self.outcome.done() or self.outcome.cancelled() or self.outcome.exception() is not None:
-            return False
-        outcome = self.outcome.result()
-        return isinstance(outcome, Refused) and outcome.never
-
     def refuse(self, *, never: bool = False) -> None:
         self._settle(Refused(never), admitted=0)
 
@@ -83,13 +76,11 @@ class PendingOffer:
         """Mark it overdue: its replica hangs."""
         self.overdue = True
         before, self.outcome = self.outcome, self.outcome.get_loop().create_future()
-        before.set_exception(Overdue())
-        before.exception()  # retrieved, so that asyncio does not complain if nobody awaits it
+        _fail(before, Overdue())
 
     def forget(self) -> None:
         """Ignore its outcome."""
-        if not self.outcome.cancel() and not self.outcome.cancelled():
-            self.outcome.exception()  # retrieved, so that asyncio does not complain
+        self.outcome.cancel()
 
     @property
     def ended(self) -> bool:
@@ -106,9 +97,14 @@ class PendingOffer:
             return  # called off, or settled before
         self.settled_at = self.outcome.get_loop().time()
         if isinstance(outcome, Exception):
-            self.outcome.set_exception(outcome)
+            _fail(self.outcome, outcome)
         else:
             self.outcome.set_result(outcome)
+
+
+def _fail(outcome: asyncio.Future[Any], error: Exception) -> None:
+    outcome.set_exception(error)
+    outcome.exception()  # retrieved, so that asyncio does not complain if nobody awaits it
 
 
 class Channel(RouterChannel[Offers, PendingOffer, Report]):

@@ -113,7 +113,6 @@ class Link(ReplicaLink[View, Channel]):
     def _hear(self, report: Report) -> None:
         runs = self.view.state.runs if self.view.state is not None else None
         super()._hear(report)
-        self.pool.heard(self)
         if report.answered:
             self.answered += len(report.answered)
         self.view.outlier.count(worked=len(report.answered) + len(report.suspect), failed=len(report.broken))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from deployments.serving.metrics import (
     BUCKETS_S,
@@ -25,18 +24,6 @@ from deployments.serving.metrics import (
     tally,
 )
 from deployments.serving.recent import LATE, REFUSED, Recent
-
-
-class PoolState(NamedTuple):
-    """One pool as a Router sees it now."""
-
-    is_open: bool  # its queue is not closed
-    depth: int  # 0 if none is set
-    live_replicas: int
-    ejected_replicas: int  # how many of them get nothing because their engines fail
-    alpha_s: float
-    beta_s: float
-    calibrated: bool
 
 
 class RouterMetrics:
@@ -103,7 +90,7 @@ class RouterMetrics:
             self._slo_missed.add(1)
             self.recent.add(LATE)
 
-    def publish(self, slo_s: float, pools: Mapping[str, PoolState]) -> None:
+    def publish(self, slo_s: float, pools: Mapping[str, Mapping[str, float]]) -> None:
         """Publish what was counted since the last call, and the gauges of each pool, to Ray."""
         for counted in (self._queries, self._requests, self._slo_missed):
             counted.publish()
@@ -113,7 +100,7 @@ class RouterMetrics:
         self._slo.set(slo_s, {})
         for pool, state in pools.items():
             for key, gauge in self._gauges.items():
-                gauge.set(float(getattr(state, key)), {"pool": pool})
+                gauge.set(float(state[key]), {"pool": pool})
 
 
 class EmbedderMetrics(ReplicaMetrics):

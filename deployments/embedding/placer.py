@@ -12,7 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 
 from deployments.admission.quota import Unit
-from deployments.embedding.channel import PendingOffer, Refused
+from deployments.embedding.channel import Refused
 from deployments.embedding.config import RouterConfig
 from deployments.embedding.frames import Answered, Offer
 from deployments.embedding.link import Link
@@ -59,22 +59,26 @@ class Placer:
         mean length. It costs a look at a replica for each query, not one at each replica.
         """
         left_s = self.config.slo_s - self.transit_s - (asyncio.get_running_loop().time() - request.started)
-        missing = float(len(request.queries))
-        for pool in self.pools.values():
-            if missing > 0:
-                missing -= pool.capacity(tokens, left_s, missing)
-        return missing <= 0
+        return self.idle_take(len(request.queries), tokens, left_s)
 
-    def has_room(self, now: float, queries: float, tokens: float, left_s: float) -> bool:
-        """Whether roughly so many queries of `tokens` tokens with `left_s` to their deadline would be admitted now."""
+    def idle_take(self, queries: float, tokens: float, left_s: float) -> bool:
+        """Whether idle replicas would admit so many queries of `tokens` tokens with `left_s` to their deadline."""
         for pool in self.pools.values():
             if queries > 0:
-                queries -= pool.room_queries(now, tokens, left_s, queries)
+                queries -= pool.capacity(tokens, left_s, queries)
         return queries <= 0
 
-    def room_now(self, now: float, tokens: float) -> float:
-        """For how many queries of `tokens` tokens the replicas reported room. `inf` if one of them is idle."""
-        return sum(pool.room_now(now, tokens) for pool in self.pools.values() if pool.is_open)
+    def room_now(self, now: float, tokens: float, enough: float = math.inf) -> float:
+        """For how many queries of `tokens` tokens the replicas have room now. It counts up to `enough` of them."""
+        room = 0.0
+        for pool in self.pools.values():
+            if room < enough:
+                room += pool.room_now(now, tokens, enough - room)
+        return room
+
+    def is_idle(self, now: float) -> bool:
+        """Whether a replica is idle."""
+        return any(pool.is_idle(now) for pool in self.pools.values())
 
     @property
     def routers(self) -> int:
@@ -118,18 +122,19 @@ class Placer:
         """
         partial, lost, placed = partial or len(left) > 1, None, list[OfferedPart]()
         try:
-            for pool, link in self.candidates(request, request.lengths(left)):
+            for link in self.candidates(request, request.lengths(left)):
                 if link in avoided:
                     continue
-                part = self.send(request, pool, link, left, partial=partial)
+                part = self.send(request, link, left, partial=partial)
                 placed.append(part)
                 count = await admitted(part.pending)
                 part.indices, left = left[:count], left[count:]
                 if not count:
                     placed.remove(part)
-                    found = await _settled(part.pending)
+                    found = part.pending.outcome.exception() or part.pending.outcome.result()
                     lost = found if isinstance(found, ReplicaLost) else lost
-                    request.never += part.pending.never and _is_too_long(request, link, left)
+                    is_never = isinstance(found, Refused) and found.never
+                    request.never += is_never and _is_too_long(request, link, left)
                 if not left:
                     for part in placed[:-1]:
                         part.link.confirm(part.pending)
@@ -138,7 +143,7 @@ class Placer:
                     return True
                 now, lengths = asyncio.get_running_loop().time(), request.lengths(left)
                 opens_s = link.view.opens_for_s(now, self._ask(now, request, lengths[0]))
-                self._note_full(request, pool, link, lengths, opens_s)
+                self._note_full(request, link, lengths, opens_s)
         finally:
             for part in placed:
                 part.link.call_off(part.pending)
@@ -146,7 +151,7 @@ class Placer:
             raise lost
         return False
 
-    def candidates(self, request: Request, lengths: Sequence[int]) -> Iterator[tuple[Pool, Link]]:
+    def candidates(self, request: Request, lengths: Sequence[int]) -> Iterator[Link]:
         """Yield the replicas to ask, in order: pool by pool, and within a pool by predicted finish.
 
         `lengths`: tokens of each query. A replica that reported no room for the first query is skipped: the Router
@@ -164,12 +169,12 @@ class Placer:
                 if not request.deferrable and (opens_s := link.view.opens_for_s(now, ask)) > 0:
                     if request.last_pool != pool.name:
                         link.refuse_here(lengths, request.allowed_s, request.tenant)
-                    self._note_full(request, pool, link, lengths, opens_s)
+                    self._note_full(request, link, lengths, opens_s)
                 elif link.is_live:
-                    yield pool, link
+                    yield link
 
-    def send(self, request: Request, pool: Pool, link: Link, indices: list[int], *, partial: bool) -> OfferedPart:
-        """Offer these queries of the request to that replica of the pool."""
+    def send(self, request: Request, link: Link, indices: list[int], *, partial: bool) -> OfferedPart:
+        """Offer these queries of the request to that replica."""
         record = request.wanted.record
         self.hedges.earn(len(indices))
         now = asyncio.get_running_loop().time()
@@ -180,14 +185,14 @@ class Placer:
             outputs=request.outputs,
             bulk=request.bulk,
             partial=partial,
-            again=request.last_pool == pool.name,
+            again=request.last_pool == link.pool.name,
             tenant=request.tenant,
         )
         finish_s = 0.0
         if request.is_foreseen:  # before the offer counts as work that is there
             finish_s = link.view.finish_s(now, request.lengths(indices))
             request.predicted_s = now - request.started + finish_s
-        part = OfferedPart(link, pool.name, link.offer(offer), indices)
+        part = OfferedPart(link, link.offer(offer), indices)
         if record is not None:
             record.parts.append((part, finish_s))
         return part
@@ -199,7 +204,7 @@ class Placer:
         if isinstance(found, Refused):
             raise ReplicaLost("the replica that had the query has no room for it; try again")
         for index, answer in zip(part.indices, found, strict=True):
-            answers[index] = (part.pool, answer)
+            answers[index] = (part.link.pool.name, answer)
         if not request.bulk:
             now = part.pending.settled_at
             transit_s = now - part.pending.sent_at - max(answer.stay_s for answer in found)
@@ -231,9 +236,9 @@ class Placer:
         lag_s = self.transit_s + now - request.started - max(0.0, allowed_s - self.config.slo_s)
         return Ask(tokens, allowed_s, lag_s, request.tenant)
 
-    def _note_full(self, request: Request, pool: Pool, link: Link, lengths: Sequence[int], opens_s: float) -> None:
+    def _note_full(self, request: Request, link: Link, lengths: Sequence[int], opens_s: float) -> None:
         request.asked += 1
-        request.last_pool = pool.name
+        request.last_pool = link.pool.name
         now = asyncio.get_running_loop().time()
         later_s = max(_RETRY_LATER * self.config.slo_s, link.view.model.alpha_s)
         request.is_over_share |= link.view.is_over_share(request.tenant)
@@ -282,11 +287,3 @@ def _is_too_long(request: Request, link: Link, indices: Sequence[int]) -> bool:
     """Whether a query would be late even if all of the time that the request allows were left."""
     model = link.view.model
     return model.beta_s + max(map(model.cost_s, request.lengths(indices))) > request.allowed_s
-
-
-async def _settled(pending: PendingOffer) -> list[Answered] | Refused | Exception:
-    """The outcome of an offer. An error is returned, not raised."""
-    try:
-        return await pending.outcome
-    except WindveError as error:
-        return error

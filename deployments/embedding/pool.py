@@ -12,8 +12,6 @@ from deployments.admission.fair_share import Tenant
 from deployments.embedding.channel import Channel
 from deployments.embedding.config import PoolConfig
 from deployments.embedding.link import Link
-from deployments.embedding.metrics import PoolState
-from deployments.embedding.openings import Openings
 from deployments.embedding.overflow import Speed
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.view import UNKNOWN_COST, Ask
@@ -21,7 +19,8 @@ from deployments.serving.replica_set import ReplicaSet
 
 # Factor on the finish of a replica on another node: one slow run on this node must not send queries to others.
 _AWAY = 1.25
-_LOOKED_AT = 16  # replicas compared for one query: comparing those of a thousand nodes would take milliseconds
+# For one query, so many replicas are compared, the open ones among so many: all of a thousand would take milliseconds.
+_COMPARED, _LOOKED_AT = 16, 32
 
 
 class Pool(ReplicaSet[Link]):
@@ -36,8 +35,7 @@ class Pool(ReplicaSet[Link]):
     def __init__(self, name: str, **where: Any) -> None:
         super().__init__(name, **where)
         self.left_out = False  # it gets no queries, because it adds too little (`overflow`)
-        self._openings = Openings[Link]()
-        self._turn = 0  # where the next look at replicas that are not open begins
+        self._turn = 0  # where the next look at the replicas of a large pool begins
         self._first: Link | None = None  # the preferred live replica, or the last one that lived
 
     def configure(self, config: PoolConfig, policy: Mapping[str, Any]) -> None:
@@ -57,15 +55,8 @@ class Pool(ReplicaSet[Link]):
 
     def changed(self) -> None:
         super().changed()
-        self._openings.keep(self.live)
         if self.live:
             self._first = self.live[0]
-
-    def heard(self, link: Link) -> None:
-        """Update when a replica opens: it has reported or was ejected."""
-        if self.links.get(link.view.replica) is link:  # Serve lists it
-            now = self._loop.time()
-            self._openings.put(link, now + link.view.opens_s(now), now)
 
     @property
     def is_open(self) -> bool:
@@ -86,24 +77,15 @@ class Pool(ReplicaSet[Link]):
             return (self.config.queue_depth or 0) * len(self.live)
         return _counted((link.view.most_queries(tokens, slo_s) for link in _as_many(self.live, enough)), enough)
 
-    def room_queries(self, now: float, tokens: float, left_s: float, enough: float = math.inf) -> float:
-        """Roughly how many queries of `tokens` tokens with `left_s` to their deadline would be admitted now. It counts
-        as `capacity` does. In a pool of more than `_LOOKED_AT` replicas, it counts those that have room for a query of
-        the mean cost.
-        """
-        if not self.is_open:
-            return 0.0
-        is_large = len(self.live) > _LOOKED_AT and left_s <= self.policy["slo_s"]  # deferrable queries wait for room
-        links = _as_many(self._openings.open(now) if is_large else self.live, enough)
-        if self.by_count:
-            depth = self.config.queue_depth or 0
-            return _counted((max(0, depth - link.view.in_flight) for link in links), enough)
-        return _counted((link.view.room_queries(now, tokens, left_s) for link in links), enough)
-
-    def room_now(self, now: float, tokens: float) -> float:
-        """For how many queries of `tokens` tokens the replicas reported room. `inf` if one of them is idle."""
+    def room_now(self, now: float, tokens: float, enough: float = math.inf) -> float:
+        """For how many queries of `tokens` tokens the replicas have room now. It counts as `capacity` does."""
         depth = self.config.queue_depth if self.by_count else None
-        return sum(link.view.room_now(now, tokens, depth) for link in self.live if not link.view.is_out(now))
+        links = _as_many(self.live if self.is_open else (), enough)
+        return _counted((link.view.room_now(now, tokens, self.policy["slo_s"], depth) for link in links), enough)
+
+    def is_idle(self, now: float) -> bool:
+        """Whether a replica is idle."""
+        return self.is_open and any(link.view.is_idle and not link.view.is_out(now) for link in self.live)
 
     @property
     def queries_per_s(self) -> float:
@@ -148,7 +130,7 @@ class Pool(ReplicaSet[Link]):
         def suits(link: Link) -> bool:
             return not (link.view.is_out(now) or link.view.is_flooded(slo_s, depth))
 
-        live = self._some(now, ask.tenant, suits)
+        live = self._compared(now, ask.tenant, suits)
         if len(live) == 1:
             yield live[0]
             return
@@ -163,41 +145,50 @@ class Pool(ReplicaSet[Link]):
         )
 
     def is_full(self, now: float, ask: Ask) -> bool:
-        """Whether no replica has reported room for this query. In a pool of more than `_LOOKED_AT` replicas, room for a
-        query of the mean cost counts.
-        """
-        if len(self.live) > _LOOKED_AT:
-            return all(link.view.opens_s(now, ask.tenant) > 0 for link in self._openings.open(now))
-        for link in self.live:  # noqa: SIM110 - `all` takes a microsecond longer for each query
+        """Whether none of the replicas that are looked at has reported room for this query."""
+        for link in self._looked_at():  # not `all`, which takes a microsecond longer
             if link.view.opens_for_s(now, ask) <= 0:
                 return False
+        self._turn += _LOOKED_AT  # others for the next query
         return True
 
-    def _some(self, now: float, tenant: Tenant | None, suits: Callable[[Link], bool]) -> Sequence[Link]:
-        """The replicas that are compared for one query. In a large pool these are a few open ones, taken in turn, so
-        that Routers do not all turn to the one that seems best. If too few are open, others fill up: they must hear
+    def _looked_at(self) -> Sequence[Link]:
+        """All replicas or, in a large pool, as many as one query may look at, in turn: so Routers do not all choose the
+        one that seems best.
+        """
+        live, start = self.live, self._turn % max(1, len(self.live))
+        if len(live) <= _COMPARED:
+            return live
+        count = min(_LOOKED_AT, len(live))
+        return live[start : start + count] + live[: max(0, start + count - len(live))]
+
+    def _compared(self, now: float, tenant: Tenant | None, suits: Callable[[Link], bool]) -> Sequence[Link]:
+        """The replicas that are compared for one query: open ones, if there are so many. Others fill up: they must hear
         which work was refused because they are full, and some queries may wait for them.
         """
-        if len(self.live) <= _LOOKED_AT:
+        if len(self.live) <= _COMPARED:
             return [link for link in self.live if suits(link)]
+        is_open, others = list[Link](), list[Link]()
+        for link in self._looked_at():
+            if suits(link):
+                (others if link.view.opens_s(now, tenant) > 0 else is_open).append(link)
+                if len(is_open) == _COMPARED:
+                    break
+        self._turn += _COMPARED
+        return (is_open + others)[:_COMPARED]
 
-        def is_open(link: Link) -> bool:
-            return link.view.opens_s(now, tenant) == 0 and suits(link)
-
-        found = self._openings.some(now, _LOOKED_AT, is_open)
-        if missing := _LOOKED_AT - len(found):
-            start = self._turn % len(self.live)
-            self._turn += missing
-            others = self.live[start : start + _LOOKED_AT] + self.live[: max(0, start + _LOOKED_AT - len(self.live))]
-            found += [link for link in others if link not in found and suits(link)][:missing]
-        return found
-
-    def state(self) -> PoolState:
-        """The pool's state for the metrics."""
+    def gauges(self) -> dict[str, float]:
+        """The pool's state for the metrics, by the names of `RouterMetrics`'s gauges."""
         alpha_s, beta_s = self.latency_model
-        is_open = self.config.queue_depth != 0
-        ejected, depth = len(self.ejected()), self.config.queue_depth or 0
-        return PoolState(is_open, depth, len(self.live), ejected, alpha_s, beta_s, self.calibrated)
+        return {
+            "is_open": self.config.queue_depth != 0,
+            "depth": self.config.queue_depth or 0,
+            "live_replicas": len(self.live),
+            "ejected_replicas": len(self.ejected()),
+            "alpha_s": alpha_s,
+            "beta_s": beta_s,
+            "calibrated": self.calibrated,
+        }
 
     @property
     def in_flight(self) -> int:
@@ -227,7 +218,7 @@ def _as_many(links: Iterable[Link], enough: float) -> Iterable[Link]:
     """The replicas to count for `enough` queries, however large the pool: a few, and one for each query. More are
     needed only where an idle replica has no room for a single query.
     """
-    return links if enough == math.inf else itertools.islice(links, _LOOKED_AT + math.ceil(enough))
+    return links if enough == math.inf else itertools.islice(links, _COMPARED + math.ceil(enough))
 
 
 def _counted(rooms: Iterable[float], enough: float) -> float:

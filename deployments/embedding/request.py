@@ -164,7 +164,6 @@ class OfferedPart:
     """Some queries of a request, offered to one replica."""
 
     link: Link
-    pool: str
     pending: PendingOffer
     indices: list[int]
 

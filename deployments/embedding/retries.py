@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from deployments.embedding.channel import Overdue, PendingOffer, Refused
 from deployments.embedding.link import Link
@@ -115,9 +115,7 @@ class Placement:
             now = asyncio.get_running_loop().time()
             left_s = self.request.due - now if hanging == len(self.parts) else None
             if left_s is not None and left_s <= 0:
-                for part in self.parts:  # not called off: see the module's docstring
-                    part.pending.outcome.add_done_callback(_look)
-                self.parts.clear()
+                self.parts.clear()  # not called off: see the module's docstring
                 raise DeadlineExceeded(
                     f"no answer within {self.request.allowed_s:g} s: the replica that had it does not answer; try again"
                 )
@@ -168,12 +166,6 @@ class Placement:
             else:
                 self.placer.hedges.give_back(len(left))
         return []
-
-
-def _look(outcome: asyncio.Future[Any]) -> None:
-    """Retrieve an outcome that nobody awaits, so that asyncio does not log its error."""
-    if not outcome.cancelled():
-        outcome.exception()
 
 
 async def admitted(pending: PendingOffer) -> int:

@@ -24,6 +24,7 @@ from deployments.embedding.overflow import LEAST_SHARE, added_share, is_left_out
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, Embedded, Request, UsualRequest, Wanted, embedded
+from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
 from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.errors import DeadlineExceeded, TimedOut, WrongKind
 from deployments.hardware.device_detector import ACCELERATOR, CPU, Topology
@@ -170,9 +171,9 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         """For how many more requests of the usual size the replicas have room. `inf` if a device is idle: what comes
         then may be shorter than usual. Also if no replica can answer, since the Router says that better than its door.
         """
-        if not self.can_answer:
-            return math.inf
         now = asyncio.get_running_loop().time()
+        if not self.can_answer or self._placer.is_idle(now):
+            return math.inf
         queries = self._placer.room_now(now, self._usual.tokens)
         return queries / (self._usual.queries * self._placer.routers)
 
@@ -245,7 +246,11 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         """Raises Busy if the wait for the tokenizer is too long, or if queries ahead in it will take all room."""
         now, tokenising = asyncio.get_running_loop().time(), self._encoder.tokenising
         left_s, room = request.due - now, (tokenising.queries + len(request.queries) - _SPARE) / _AHEAD
-        has_room = self._placer.has_room(now, room, self._estimated_tokens(request), left_s)
+        tokens = self._estimated_tokens(request)
+        if request.deferrable:
+            has_room = self._placer.idle_take(room, tokens, left_s)
+        else:
+            has_room = self._placer.room_now(now, tokens, room) >= room
         if not has_room or tokenising.waiting_s > left_s:
             request.retry_s = tokenising.waiting_s
             raise self._placer.busy(request)
@@ -345,14 +350,13 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
 
     def _about(self, pool: str) -> dict[str, Any]:
         """`capacity` and `room`: how many queries of 75 tokens the pool has room for when idle, and now."""
-        found, slo_s = self.pools[pool], self.config.slo_s
-        capacity = found.capacity(75, slo_s)
-        room = min(capacity, found.room_queries(asyncio.get_running_loop().time(), 75, slo_s))
-        return {"capacity": int(capacity), "room": int(room)}
+        found = self.pools[pool]
+        room = found.room_now(asyncio.get_running_loop().time(), QUERY_TOKENS)
+        return {"capacity": int(found.capacity(QUERY_TOKENS, self.config.slo_s)), "room": int(room)}
 
     def _publish(self) -> None:
         self._choose_pools()  # replicas may have measured, or a device may be ejected
-        self.metrics.publish(self.config.slo_s, {name: pool.state() for name, pool in self.pools.items()})
+        self.metrics.publish(self.config.slo_s, {name: pool.gauges() for name, pool in self.pools.items()})
 
 
 def _context(settings: Settings) -> RouterContext[ModelCard, Encoder]:

@@ -66,7 +66,7 @@ class View(ReplicaView[ReplicaState]):
         query would be late even on an idle device, its size is ignored.
         """
         state = self.state
-        if state is None or not self._goes_by_cost or not (state.in_flight or self._unseen):
+        if state is None or not self._goes_by_cost or self.is_idle:
             return self.opens_s(now, ask.tenant)
         model, slowdown = self.model, state.slowdown
         need_s = model.cost_s(ask.tokens)
@@ -100,30 +100,24 @@ class View(ReplicaView[ReplicaState]):
         """Whether the replica has reported that this tenant is over its share."""
         return self.state is not None and tenant is not None and tenant.name in self.state.over_share
 
-    def room_queries(self, now: float, tokens: float, slo_s: float) -> float:
-        """Roughly how many queries of `tokens` tokens would be admitted now."""
-        if self.state is None or math.isinf(self.state.opens_s):
-            return 0.0
-        slowdown = self.state.slowdown
-        left_s = (
-            slo_s
-            - max(0.0, self.heard_at + self.state.free_s - now)
-            - slowdown * (self.model.beta_s + self._unseen_work)
-        )
-        return max(0.0, left_s) / max(1e-9, slowdown * self.model.cost_s(round(tokens)))
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no queries, as far as this Router knows."""
+        return self.state is None or not (self.state.in_flight or self._unseen)
 
-    def room_now(self, now: float, tokens: float, depth: int | None) -> float:
-        """For how many queries of `tokens` tokens it has room beside what was sent since its last report; `inf` if it
-        is idle. `depth`: the most in flight, if it admits by count.
+    def room_now(self, now: float, tokens: float, slo_s: float, depth: int | None) -> float:
+        """For how many queries of `tokens` tokens it has room beside what was sent since its last report. `depth`: the
+        most in flight, if it admits by count.
         """
         state = self.state
-        if state is None or not (state.in_flight or self._unseen):
-            return math.inf
+        if state is None or self.is_out(now):
+            return 0.0
         if depth is not None:
             return max(0.0, depth - state.in_flight - sum(count for _, count, _ in self._unseen))
+        if self.is_idle:
+            return self.most_queries(tokens, slo_s)
         grown_s = (now - self.heard_at) / state.slowdown if state.room_grows else 0.0
-        room_s = state.room_s + grown_s - self._unseen_work
-        return max(0.0, room_s) / max(1e-9, self.model.cost_s(round(tokens)))
+        return max(0.0, state.room_s + grown_s - self._unseen_work) / max(1e-9, self.model.cost_s(round(tokens)))
 
     def most_queries(self, tokens: float, slo_s: float) -> float:
         """How many queries of `tokens` tokens it would admit at once if it were idle."""

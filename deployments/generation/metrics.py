@@ -299,7 +299,7 @@ class GeneratorMetrics(ReplicaMetrics):
         super().__init__(instruments, pool, info, {**REPLICA_GAUGES, **blocks}, REFUSED_BECAUSE)
         self._host = _HostMetrics(instruments, pool)
 
-    def publish(self, state: GeneratorState) -> None:  # type: ignore[override]
+    def publish(self, state: GeneratorState) -> None:
         """See the base. Also publishes what the host did, if it has a part of the cache."""
         super().publish(state)
         if state.host is not None:

@@ -37,13 +37,7 @@ class BusyMeter:
 
     def __init__(self, read: Callable[[], float] = read_busy_s, clock: Callable[[], float] = time.monotonic) -> None:
         self._read, self._clock = read, clock
-        self._first_s = read()
-        self._readings = deque([(clock(), self._first_s)])
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds in which the thread was busy since this meter was made."""
-        return self._read() - self._first_s
+        self._readings = deque([(clock(), read())])
 
     @property
     def share(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from deployments.serving.connections import Peer
 
@@ -29,16 +29,9 @@ class Pending(Protocol):
     def fail(self, error: Exception) -> None: ...
 
 
-class Incoming(Protocol):
-    """A frame from a replica."""
-
-    @classmethod
-    def decode(cls, frame: bytes) -> Self: ...
-
-
 F = TypeVar("F", bound=Outgoing)  # its frames
 P = TypeVar("P", bound=Pending)  # its offers
-R = TypeVar("R", bound=Incoming)  # the replica's reports
+R = TypeVar("R")  # the replica's reports
 
 
 class RouterChannel(Peer, Generic[F, P, R]):
@@ -50,7 +43,7 @@ class RouterChannel(Peer, Generic[F, P, R]):
     """
 
     outgoing: type[F]
-    incoming: type[R]
+    incoming: Any  # R's class; its `decode` reads one
 
     def __init__(self, on_report: Callable[[R], None], on_lost: Callable[[list[P]], None]) -> None:
         super().__init__()
@@ -67,7 +60,8 @@ class RouterChannel(Peer, Generic[F, P, R]):
         return not self.transport.is_closing()
 
     def decode(self, frame: bytes) -> R:
-        return self.incoming.decode(frame)
+        report: R = self.incoming.decode(frame)
+        return report
 
     def call_off(self, pending: P) -> None:
         """Cancel an offer. Does nothing if it has ended."""

@@ -21,7 +21,7 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from deployments.serving.frames import HEAD, LARGEST_FRAME, SIZE
 
@@ -100,12 +100,6 @@ async def reach(make: Callable[[], P], address: tuple[str, int], secret: str) ->
     return end
 
 
-class Frames(Protocol):
-    """What a replica sends. `encode` returns the buffers of each frame."""
-
-    def encode(self) -> list[list[bytes]]: ...
-
-
 class RouterConnection(Peer):
     """One Router's connection, as the replica sees it."""
 
@@ -140,8 +134,8 @@ class RouterConnection(Peer):
         self._known = False
         self.transport.abort()
 
-    def send(self, report: Frames) -> None:
-        """Send a report without waiting."""
+    def send(self, report: Any) -> None:
+        """Send a report without waiting. Its `encode` returns the buffers of each frame."""
         if not self.transport.is_closing():
             for frame in report.encode():
                 self.transport.writelines(frame)

@@ -1,17 +1,82 @@
-"""Ejects a Router's replicas whose engines fail or hang, and lets them back (`ejection_rule`)."""
+"""Outlier ejection: when a Router stops sending to a replica whose engine fails or hangs, and for how long.
+
+It follows Envoy's outlier detection, for the same reason: a replica that fails at once looks idle, and so attracts all
+queries (https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier). The first three numbers are
+Envoy's defaults (`consecutive_5xx`, `base_ejection_time`, `max_ejection_time`). Envoy's `max_ejection_percent` of 10 %
+suits hundreds of hosts; a pool here may have two.
+
+    ejected        after `FAILURES` failures in a row: an offer failed because of the engine, or a first token was
+                   overdue while another replica had room. Of those that are overdue together, only one counts, so that
+                   a short pause ejects nobody
+    for            `BASE_S` times the number of its ejections, at most `LONGEST_S`; the number starts again at 1 if the
+                   replica has worked for as long as its last ejection took
+    back           automatically; the next failure ejects it again, while an answer, or a failure that shows that the
+                   engine works, clears it
+    not ejected    if half of the Router's replicas are ejected already, or if it is the last one: one cause may make
+                   all of them fail, and then it is better to keep trying
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from deployments.serving.ejection_rule import may_eject_one
-from deployments.serving.replica_link import ReplicaLink
-from deployments.serving.replica_set import ReplicaSet
+if TYPE_CHECKING:
+    from deployments.serving.replica_link import ReplicaLink
+    from deployments.serving.replica_set import ReplicaSet
 
 logger = logging.getLogger("ray.serve")
+
+FAILURES = 5
+BASE_S, LONGEST_S = 30.0, 300.0
+MOST_EJECTED = 0.5  # of a Router's replicas, rounded up
+
+
+@dataclass(slots=True)
+class Outlier:
+    """A Router's counts for one replica. `until`: when its ejection ends, in the Router's loop time."""
+
+    failures: int = 0  # in a row
+    ejections: int = 0
+    until: float = -math.inf
+    last_overdue_at: float = -math.inf  # when an overdue first token was last counted
+
+    def count(self, *, worked: int, failed: int) -> None:
+        """Count the outcomes of offers since the last report. `worked`: those that show that the engine works."""
+        self.failures = failed if worked else self.failures + failed
+
+    def count_overdue(self, now: float, offered_at: float) -> bool:
+        """Count an overdue first token, unless its prompt was offered before the last one was counted: one pause may
+        explain both. Returns whether it counts.
+        """
+        if offered_at < self.last_overdue_at:
+            return False
+        self.last_overdue_at = now
+        self.failures += 1
+        return True
+
+    def should_be_ejected(self, now: float) -> bool:
+        return self.failures >= FAILURES and not self.is_ejected(now)
+
+    def is_ejected(self, now: float) -> bool:
+        return now < self.until
+
+    def eject(self, now: float) -> float:
+        """Eject the replica. Returns for how many seconds."""
+        well_s = now - self.until
+        self.ejections = 1 if well_s > min(BASE_S * self.ejections, LONGEST_S) else self.ejections + 1
+        ejected_s = min(BASE_S * self.ejections, LONGEST_S)
+        self.until = now + ejected_s
+        return ejected_s
+
+
+def may_eject_one(ejected: int, replicas: int) -> bool:
+    """Whether one more replica may be ejected, if `ejected` of the Router's live `replicas` are already."""
+    return ejected < min(math.ceil(MOST_EJECTED * replicas), replicas - 1)
 
 
 class Ejections:
@@ -25,7 +90,6 @@ class Ejections:
         now, outlier = asyncio.get_running_loop().time(), link.view.outlier
         if outlier.should_be_ejected(now) and may_eject_one(len(self._ejected()), self._live):
             ejected_s = outlier.eject(now)
-            link.pool.heard(link)
             logger.warning(
                 "ejecting the %s pool's replica %s for %.0f s: its engine has failed or hung %d times in a row",
                 link.pool.name, link.view.replica, ejected_s, outlier.failures,
@@ -37,7 +101,6 @@ class Ejections:
         while ejected and not may_eject_one(len(ejected) - 1, self._live):
             link = ejected.pop()
             link.view.outlier.until = asyncio.get_running_loop().time()
-            link.pool.heard(link)
 
     def _ejected(self) -> list[ReplicaLink[Any, Any]]:
         return [link for pool in self._pools.values() if pool.is_open for link in pool.ejected()]

@@ -26,7 +26,7 @@ _LONGEST_NAME = 255  # bytes of a host's name
 
 
 class Situation(NamedTuple):
-    """What a Router's door depends on. `placed`, `room`: see `Door.takes`."""
+    """What a Router's door depends on. `placed`: see `Door.in_hand`; `room`: see `Door.takes`."""
 
     placed: int
     room: float

@@ -176,13 +176,6 @@ class TenantMetrics:
             counted.publish()
 
 
-class RefusalCounts(Protocol):
-    """The part of a replica's state that its metrics need. `refusals`: counts since the start, by reason."""
-
-    @property
-    def refusals(self) -> Sequence[int]: ...
-
-
 class ReplicaMetrics:
     """The metrics of every replica. `info`: what it runs, published as tags; `gauges`: the fields of its state that are
     published, with descriptions; `reasons`: the reasons for refusals, in the state's order.
@@ -229,8 +222,10 @@ class ReplicaMetrics:
     def failed(self) -> None:
         self._tallies[-1].add(1, self._pool["pool"])
 
-    def publish(self, state: RefusalCounts) -> None:
-        """Publish what was counted since the last call, and this replica's gauges, to Ray."""
+    def publish(self, state: Any) -> None:
+        """Publish what was counted since the last call, and this replica's gauges, to Ray. `state` has the gauges'
+        fields, and `refusals`: counts since the start, by reason.
+        """
         for reason, before, now in zip(self._reasons, self._refused, state.refusals, strict=True):
             self._refusals.add(now - before, self._pool["pool"], reason)
         self._refused = tuple(state.refusals)

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from deployments.errors import ReplicaLost
@@ -183,17 +183,28 @@ class ReplicaLink(Generic[V, C]):
 
     async def _connect(self) -> None:
         """Connect, with retries, then send the policy and ask for a report. The first report resets the backoff."""
-        at = self.about["channel"]
-        await asyncio.sleep(self._wait_s)  # 0, unless the last connection broke before its first report
-        self._wait_s = min(max(2 * self._wait_s, _FIRST_RETRY_S), _LAST_RETRY_S)
-
-        def attempt() -> Awaitable[C]:
-            return self.pool.open_channel((at["host"], at["port"]), at["secret"], self._on_report, self._on_lost)
-
+        at, told = self.about["channel"], False
         who = f"the {self.pool.name} pool's replica {self.view.replica} at {at['host']}:{at['port']}"
-        self._channel = await connected(attempt, who, self._lose_suspect)
+        while True:
+            await asyncio.sleep(self._wait_s)  # 0, unless the last connection broke before its first report
+            self._wait_s = min(max(2 * self._wait_s, _FIRST_RETRY_S), _LAST_RETRY_S)
+            try:
+                channel: C = await self.pool.open_channel(
+                    (at["host"], at["port"]), at["secret"], self._on_report, self._on_lost
+                )
+            except (OSError, TimeoutError) as error:
+                if isinstance(error, ConnectionRefusedError):
+                    self._lose_suspect()  # nothing listens there, so the replica's process is dead
+                if not told:
+                    told = True
+                    why = str(error) or "no answer"
+                    logger.warning("cannot reach %s (%s): it gets no requests until then", who, why)
+                continue
+            if channel.is_open:
+                break  # else it broke before it was returned
+        self._channel = channel
         self.configure()
-        self._channel.ask()
+        channel.ask()
 
 
 def learned(state: Any) -> dict[str, Any]:
@@ -203,25 +214,3 @@ def learned(state: Any) -> dict[str, Any]:
         "slowdown": round(state.slowdown, 4),
         "safety_margin": round(state.margin, 4),
     }
-
-
-async def connected(open_channel: Callable[[], Awaitable[C]], who: str, on_refused: Callable[[], None]) -> C:
-    """Open a channel to a replica, retrying until it succeeds. `who` names the replica in the log. `on_refused` is
-    called when nothing listens there, so the replica's process is dead.
-    """
-    wait_s, told = _FIRST_RETRY_S, False
-    while True:
-        try:
-            channel = await open_channel()
-        except (OSError, TimeoutError) as error:
-            if isinstance(error, ConnectionRefusedError):
-                on_refused()
-            if not told:
-                told = True
-                logger.warning("cannot reach %s (%s): it gets no requests until then", who, str(error) or "no answer")
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LAST_RETRY_S)
-            continue
-        if channel.is_open:
-            return channel
-        await asyncio.sleep(wait_s)  # the connection broke before it was returned

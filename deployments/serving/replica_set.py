@@ -126,9 +126,6 @@ class ReplicaSet(ABC, Generic[L]):
         now = self._loop.time()
         return [link for link in self.live if link.view.outlier.is_ejected(now)]
 
-    def heard(self, link: L) -> None:
-        """Called when a replica has reported, was ejected, or is back."""
-
     def drained(self, link: L) -> bool:
         """A replica's connection has ended: forget the replica if it was draining. Returns whether it was."""
         drains = self._draining.get(link.view.replica) is link

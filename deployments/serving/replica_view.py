@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from deployments.serving.ejection_rule import Outlier
+from deployments.serving.ejections import Outlier
 
 QUIET_S = 0.25  # a replica that owes a report is asked for its state after this time
 _SILENT_S = 1.0  # if it does not answer within this time, it may have stopped

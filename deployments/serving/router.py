@@ -56,14 +56,7 @@ class RouterContext(NamedTuple, Generic[M, T]):
         return cls(serve.get_replica_context().replica_tag, node, OfModel(metrics, card.name), card, tokenizer)
 
 
-class Config(Protocol):
-    """A `user_config`, typed."""
-
-    @property
-    def slo_s(self) -> float: ...
-
-
-C = TypeVar("C", bound=Config)
+C = TypeVar("C")  # a `user_config`, typed
 P = TypeVar("P", bound=ReplicaSet[Any])
 S = TypeVar("S", bound=OneModelSettings)
 

@@ -99,7 +99,7 @@ def _at_replica(part: OfferedPart, predicted_s: float, now: float) -> Iterator[P
     if answers:
         stay_s = max(answer.stay_s for answer in answers)
         there = pending.sent_at + max(0.0, pending.settled_at - pending.sent_at - stay_s) / 2
-    place: Attributes = {"windve.pool": part.pool, "windve.replica": part.link.view.replica}
+    place: Attributes = {"windve.pool": part.link.pool.name, "windve.replica": part.link.view.replica}
     asked: Attributes = {"windve.queries": pending.size, "windve.predicted_s": predicted_s, "windve.admission": outcome}
     failed = outcome if outcome in {"failed", "lost"} else None
     yield Phase("admission", pending.sent_at, there, place | asked, failed)

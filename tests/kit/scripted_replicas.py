@@ -116,7 +116,6 @@ def pool_of(name, *replicas, admission="deadline", on_change=lambda: None, **con
     pool._first = next(iter(replicas), None)
     for link in replicas:
         link.pool = pool
-        pool.heard(link)
     pool.configure(PoolConfig(**config), {"admission": admission, "slo_s": 60.0})
     return pool
 

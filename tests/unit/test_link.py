@@ -89,7 +89,6 @@ async def test_a_replica_that_comes_is_configured_and_lives_with_its_first_repor
     assert channel.told[2:] == [("configure", world.pool.policy)]
     channel.reports()
     assert (link.is_live, world.pool.live, world.changes) == (True, [link], [0, 1])
-    assert list(world.pool._openings.open(0.0)) == [link]
     assert (link.answered, link.bulk_parts, link.bulk_again_at) == (0, 0, 0.0)
     channel.reports(answered=[None, None])
     assert (link.answered, world.changes) == (2, [0, 1])
@@ -370,6 +369,16 @@ async def test_what_was_there_when_a_connection_broke_is_lost_when_it_is_known_n
     assert found[0] == pytest.approx(is_lost_at, abs=0.11)
     with pytest.raises(ReplicaLost, match=LOST):
         pending.outcome.result()
+
+
+async def test_a_replica_is_tried_again_and_again(caplog):
+    world = Followed(TimeoutError(), ConnectionRefusedError("no"), *[OSError()] * 6)
+    await world.follow("a")
+    await asyncio.sleep(9.2)
+    assert world.tried == [pytest.approx(at, abs=1e-6) for at in (0, 0.1, 0.3, 0.7, 1.5, 3.1, 5.1, 7.1, 9.1)]
+    assert len(world.channels) == 1
+    (told,) = [text for text in caplog.messages if "cannot reach" in text]
+    assert "the accelerator pool's replica a at h:7 (no answer)" in told
 
 
 async def test_a_connection_that_breaks_before_it_reports_is_made_again_ever_later():

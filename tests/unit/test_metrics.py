@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deployments.embedding.metrics import EmbedderMetrics, PoolState, RouterMetrics
+from deployments.embedding.metrics import EmbedderMetrics, RouterMetrics
 from deployments.embedding.request import Wanted
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.errors import (
@@ -90,9 +90,8 @@ def test_queries_are_counted_by_pool_and_outcome_and_published_together():
         metrics.answered(["accelerator", "accelerator", "cpu"], tokenization_s=0.001, queue_s=0.1)
     metrics.failed(Busy("full", retry_after_s=1), 5)
     assert written.of("windve_queries") == []
-    state = PoolState(
-        is_open=True, depth=40, live_replicas=3, ejected_replicas=1, alpha_s=0.01, beta_s=0.2, calibrated=True
-    )
+    state = {"is_open": True, "depth": 40, "live_replicas": 3, "ejected_replicas": 1, "alpha_s": 0.01, "beta_s": 0.2}
+    state["calibrated"] = True
     metrics.publish(1.0, {"cpu": state})
     counted = {(6, ("accelerator", "ok")), (3, ("cpu", "ok")), (5, ("none", "busy"))}
     assert set(written.of("windve_queries")) == counted

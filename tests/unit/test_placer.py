@@ -69,7 +69,7 @@ async def test_bulk_is_in_no_hurry_and_its_way_is_not_counted():
     (a1,) = replicas(refuses)
     placer = placer_of(a1)
     placer.transit_s = 0.2
-    placer.send(request_of(75, 75, bulk=True), placer.pools["accelerator"], a1, [1], partial=True)
+    placer.send(request_of(75, 75, bulk=True), a1, [1], partial=True)
     assert a1.heard[0].left_s == pytest.approx(1.0)
     assert (len(a1.heard[0].queries), a1.heard[0].bulk, a1.heard[0].partial) == (1, True, True)
     assert placer.transit_s == 0.2
@@ -287,7 +287,7 @@ async def test_an_answer_is_predicted_from_its_arrival_where_that_is_wanted():
 
 
 def asked(placer, request, lengths=(75,)):
-    return [link.view.replica for _, link in placer.candidates(request, lengths)]
+    return [link.view.replica for link in placer.candidates(request, lengths)]
 
 
 async def test_who_said_when_it_opens_is_not_asked_before_and_hears_of_the_work_later():
@@ -372,8 +372,10 @@ async def test_capacity_is_what_idle_replicas_take_and_a_request_fits_that_they_
     assert placer.capacity == pytest.approx(2000)
     assert [count for count, request in requests.items() if placer.fits(request, 75)] == [1, 749, 751, 1499]
     assert [count for count, request in requests.items() if placer.fits(request, 150)] == [1, 749, 751, 1499]
-    rooms = (-1, 299, 301, 599, 601)
-    assert [queries for queries in rooms if placer.has_room(0.4, queries, 75, 0.3)] == [-1, 299, 301, 599]
+    placer.pools["accelerator"].policy["slo_s"] = placer.pools["cpu"].policy["slo_s"] = 0.3
+    assert placer.room_now(0.4, 75) == pytest.approx(600)
+    assert 299 < placer.room_now(0.4, 75, 200) < 301  # the first pool is enough
+    assert placer.is_idle(0.4)
 
 
 async def test_how_many_routers_there_are_as_far_as_replicas_know():
@@ -429,12 +431,12 @@ async def test_who_can_answer():
     ],
 )
 async def test_the_way_there_and_back(slo_s, ways, transit_s):
-    placer, a1, bulk = placer_of(ScriptedReplica("a1"), slo_s=slo_s or 1.0), None, slo_s is None
+    placer, bulk = placer_of(a1 := ScriptedReplica("a1"), slo_s=slo_s or 1.0), slo_s is None
     for at, way_s in ways:
         pending = PendingOffer(Offer(1, 1.0, [None, None]), asyncio.get_running_loop())
         pending.sent_at, pending.settled_at = at - 0.5 - way_s, at
         found = [Answered(1, index, None, 1.0, 0.0, 0.0, stay_s) for index, stay_s in enumerate((0.2, 0.5))]
-        placer.collect(request_of(1, 2, bulk=bulk), OfferedPart(a1, "accelerator", pending, [0, 1]), found, taken := {})
+        placer.collect(request_of(1, 2, bulk=bulk), OfferedPart(a1, pending, [0, 1]), found, taken := {})
     assert placer.transit_s == pytest.approx(transit_s)
     assert taken == {0: ("accelerator", found[0]), 1: ("accelerator", found[1])}
 

@@ -795,16 +795,6 @@ def test_the_next_run_takes_all_parts_along_and_the_one_after_it_does_not_wait_f
     assert queue.start_in_s(0.509) == 0
 
 
-def test_that_a_run_waited_for_parts_is_no_error_of_the_prediction():
-    queue = running(300)
-    queue.offer(0.2, [one := query(100, 1.2)])
-    queue.ended(0.5)
-    queue.start(0.508)
-    queue.passed(0.808, [one])
-    queue.ended(0.808)
-    assert queue.limits.predictor.runs[-1].answers == [(pytest.approx(0.6), pytest.approx(0.6))]
-
-
 # --- predictions ------------------------------------------------------------------------------------------------------
 
 
@@ -994,18 +984,19 @@ def answered(*offers, slo_s=1.0, late=1.05, whole=True):
 
 
 @pytest.mark.parametrize(
-    ("queue", "work_s", "errors"),
+    ("queue", "work_s", "said"),
     [
-        (answered(query(100)), 0.1, [0.05]),  # from the start of the run: the device was idle
-        (answered(query(100), query(50)), 0.15, [0.05, 0.05]),  # the first one's prediction had not known the second
-        (answered(deferrable(50, 9), query(100)), 0.15, [0.05]),  # with the deferrable one that runs behind it
+        (answered(query(100)), 0.1, [0.3]),
+        (answered(query(100), query(50)), 0.15, [0.3, 0.35]),  # the first one's prediction had not known the second
+        (answered(deferrable(50, 9), query(100)), 0.15, [0.35]),  # with the deferrable one that runs behind it
         (answered(bulk(100)), 0.1, []),
     ],
 )
-def test_an_idle_devices_run_teaches(queue, work_s, errors):
+def test_an_idle_devices_run_teaches(queue, work_s, said):
     (run,) = queue.limits.predictor.runs
     assert (run.work_s, run.took_s) == (pytest.approx(work_s), pytest.approx(1.05 * (0.2 + work_s)))
-    assert [actual / said - 1 for said, actual in run.answers] == [pytest.approx(error) for error in errors]
+    assert [one for one, _ in run.answers] == [pytest.approx(seconds, abs=0.05) for seconds in said]
+    assert all(actual == pytest.approx(0.05 + run.took_s) for _, actual in run.answers)  # from admission
 
 
 def test_a_run_that_was_not_whole_teaches_nothing():
@@ -1022,8 +1013,8 @@ def test_a_prediction_behind_a_running_run_counts_from_admission():
     queue.passed(0.75, [other])
     queue.passed(0.2 + 0.64 * 1.05, [one])
     queue.ended(0.2 + 0.64 * 1.05)
-    errors = [actual / said - 1 for said, actual in queue.limits.predictor.runs[-1].answers]
-    assert errors == [pytest.approx(0.55 / 0.64 - 1), pytest.approx(0.05)]
+    told = queue.limits.predictor.runs[-1].answers
+    assert told == [(pytest.approx(0.64), pytest.approx(0.55)), (pytest.approx(0.6), pytest.approx(0.672))]
 
 
 def test_a_run_that_another_model_planned_teaches_nothing():

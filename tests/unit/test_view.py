@@ -30,7 +30,7 @@ def sent(*offers, **state):
 def test_before_its_first_word_nothing_is_known():
     one = View("a", (False, 1))
     assert one.finish_s(0.0, [75]) == math.inf
-    assert (one.room_queries(0.0, 75, 1.0), one.bulk_room_s(by_count=False), one.opens_s(0.0)) == (0, 0, 0)
+    assert (one.room_now(0.0, 75, 1.0, None), one.bulk_room_s(by_count=False), one.opens_s(0.0)) == (0, 0, 0)
     assert not one.is_over_share(Tenant("a"))
     assert not one.is_flooded(1.0, None)
     assert not one.is_silent(5.0)
@@ -121,20 +121,6 @@ def test_when_it_has_room_for_a_query_of_that_length(one, tokens, how, opens_s):
 
 
 @pytest.mark.parametrize(
-    ("one", "now", "tokens", "queries"),
-    [
-        (view(free_s=0.5), 10.0, 75, 0.23 / 0.018),
-        (view(free_s=0.5), 10.2, 75, 0.43 / 0.018),
-        (sent((5, 0.09), slowdown=2.0), 10.0, 75, 0.28 / 0.036),
-        (view(opens_s=math.inf), 10.0, 75, 0.0),
-        (view(model=(0.0, 0.0, 0.0, 0.0)), 10.0, 75, 1e9),
-    ],
-)
-def test_about_how_many_queries_have_room(one, now, tokens, queries):
-    assert one.room_queries(now, tokens, 1.0) == pytest.approx(queries)
-
-
-@pytest.mark.parametrize(
     ("one", "tokens", "slo_s", "queries"),
     [
         # Its margin of 2 % is left free, and the pause of 8.1 ms.
@@ -199,8 +185,8 @@ def test_replicas_on_the_routers_node_are_preferred_and_others_in_an_order_of_it
 @pytest.mark.parametrize(
     ("one", "now", "depth", "room"),
     [
-        (View("a", (False, 1)), 10.0, None, math.inf),  # nothing is known yet
-        (view(room_s=0.018), 10.0, None, math.inf),  # idle
+        (View("a", (False, 1)), 10.0, None, 0.0),  # nothing is known yet
+        (view(room_s=0.018), 10.0, None, (1 / 1.02 - 0.0081 - 0.27) / 0.018),  # idle: whatever it has reported
         (view(room_s=0.018, in_flight=1), 10.0, None, 1.0),
         (view(room_s=0.018, in_flight=1), 11.0, None, 1.0),  # it comes all at once
         (view(**GROWING), 10.036, None, 3.0),
@@ -212,4 +198,4 @@ def test_replicas_on_the_routers_node_are_preferred_and_others_in_an_order_of_it
     ],
 )
 def test_for_how_many_of_75_tokens_it_has_room(one, now, depth, room):
-    assert one.room_now(now, 75.0, depth) == pytest.approx(room)
+    assert one.room_now(now, 75.0, 1.0, depth) == pytest.approx(room)

@@ -39,7 +39,6 @@ class CurrentRun:
     lengths: Sequence[int] = ()  # of its queries, in tokens
     _fit: CostFit = field(default_factory=CostFit)
     _began: float = field(init=False)
-    _held_s: float = field(init=False)  # seconds between the end of the run before and its start
     _done_s: float = field(init=False)  # work of its answered queries
     _rest_s: float = field(init=False)  # predicted seconds of the others, from the last sign of progress
     _passes_by_s: float = field(init=False)  # seconds from its start by which the next pass should have ended
@@ -47,7 +46,6 @@ class CurrentRun:
     _answers: list[tuple[float, float]] = field(default_factory=list)  # for each query: predicted, actual seconds
 
     def begin(self, now: float, queries: Sequence[ScheduledQuery]) -> None:
-        self._held_s = now - self.since
         self.is_running, self._began, self.since = True, now, now
         self.unanswered, self.bulk = len(queries), sum(query.bulk for query in queries)
         if self.bulk:
@@ -65,9 +63,7 @@ class CurrentRun:
             self.unanswered -= 1
             self.bulk -= query.bulk
             if not query.deferrable:
-                joined_s = query.slow * max(0.0, self._done_s - query.ahead_s)  # came later but ran before it
-                since = self._began if query.was_idle else query.admitted_at + self._held_s
-                self._answers.append((query.predicted_s + joined_s, now - since))
+                self._answers.append((query.predicted_s, now - query.admitted_at))
         self.since = now
         self._foresee()
 

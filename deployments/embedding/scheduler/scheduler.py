@@ -155,12 +155,9 @@ class Scheduler(Generic[Q]):
         admission.admitted(now, queries[-1], outlook)
         if (in_flight := queue.count + self.run.unanswered) > self.most:
             self.most = in_flight
-        work_s = queue.next_run_s
-        predictor = self.limits.predictor
-        predicted_s, slope = (until_s if is_running else 0.0) + f * predictor.seconds(work_s), f * predictor.slope
+        predicted_s = until_s + f * self.limits.predictor.seconds(queue.next_run_s)
         for query in queries:
-            query.admitted_at, query.predicted_s, query.ahead_s = now, predicted_s, work_s
-            query.slow, query.was_idle = slope, not is_running
+            query.admitted_at, query.predicted_s = now, predicted_s
         if not is_running:
             self._start_by = min(self._start_by, now + max(0.0, admission.may_wait_s(now, queries[0], f)))
 

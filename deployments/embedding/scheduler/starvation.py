@@ -87,9 +87,9 @@ class LongQueries:
         that an idle device admits within the SLO. `left_s`: the time to the deadline; None: about the usual one.
         """
         is_tight, is_huge = left_s is not None and self.usual.count(left_s), cost_s > _HELPED * most_s
-        long = self._long_of(cost_s, count) if cost_s > self.mean_s else 0
         self.mean_s = _towards(cost_s, self.mean_s, _MEAN, count)
-        if refused and long and (is_tight or is_huge):
+        is_long = cost_s > _LONG * self.mean_s
+        if refused and is_long and (is_tight or is_huge):
             return
         if now - self._at > _FADE_EVERY * _MEMORY_S:
             fade = math.exp((self._at - now) / _MEMORY_S)
@@ -97,16 +97,9 @@ class LongQueries:
             self._all.fade(fade)
             self._long.fade(fade)
         self._all.count(count * cost_s, 0.0 if refused else count * cost_s)
-        if long and not is_huge:
-            self._long.count(long * cost_s, 0.0 if refused else long * cost_s)
-            self.long_s = _towards(cost_s, self.long_s or cost_s, _LONG_MEAN, long)
-
-    def _long_of(self, cost_s: float, count: int) -> int:
-        """How many of `count` queries of that cost are long. Each moves the mean, so the later ones may not be."""
-        long = 0
-        while long < count and cost_s > _LONG * _towards(cost_s, self.mean_s, _MEAN, long + 1):
-            long += 1
-        return long
+        if is_long and not is_huge:
+            self._long.count(count * cost_s, 0.0 if refused else count * cost_s)
+            self.long_s = _towards(cost_s, self.long_s or cost_s, _LONG_MEAN, count)
 
 
 def _towards(value: float, mean: float, share: float, count: int) -> float:

@@ -41,11 +41,7 @@ class ScheduledQuery:
     cost_s: float = 0.0
     # Set at admission. `passed` compares the prediction with what happens.
     admitted_at: float = field(init=False, repr=False)
-    # Seconds from admission (`was_idle`: from the start of the run) to the end of the work ahead.
-    predicted_s: float = field(init=False, repr=False)
-    ahead_s: float = field(init=False, repr=False)  # planned seconds of work that waited then, including this query's
-    slow: float = field(init=False, repr=False)  # seconds for each second of work that joins the run
-    was_idle: bool = field(init=False, repr=False)  # the device was idle, so later arrivals could delay the run's start
+    predicted_s: float = field(init=False, repr=False)  # from admission to the end of the work ahead, and its own
 
 
 Q = TypeVar("Q", bound=ScheduledQuery)

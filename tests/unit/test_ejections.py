@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.serving.ejection_rule import Outlier, may_eject_one
+from deployments.serving.ejections import Outlier, may_eject_one
 
 
 @pytest.mark.parametrize(("failures", "is_one"), [(4, False), (5, True), (50, True)])
