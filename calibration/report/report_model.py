@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from calibration.fit.curve import Curve, Shape
-from calibration.measure.journal import Burst
+from calibration.measure.burst import Burst
 from calibration.report.tables import DASH, plain
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine
