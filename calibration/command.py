@@ -32,7 +32,7 @@ def main(words: Sequence[str]) -> int:
 
         calibrate(arguments)
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print("windve: interrupted; the application serves as before", file=sys.stderr)
+        print("windve: interrupted; run the same command again, which starts anew", file=sys.stderr)
         return _INTERRUPTED
     return 0
 
