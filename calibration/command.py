@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_OUT = Path("reports/calibration")
 _PROMPT_TOKENS, _ANSWER_TOKENS = 512, 128  # default means, if the model's context is long enough
-_OF_EMBEDDINGS = ("slo", "shape", "tokens", "most", "stress_step", "fresh", "model")
+_OF_EMBEDDINGS = ("slo", "shape", "tokens", "most", "stress_step", "model")
 _OF_GENERATION = ("prompt_tokens", "answer_tokens")
 _DEEPEST = 100_000  # as a config may have it (`deployments.settings.Depth`)
 _INTERRUPTED = 130  # the shell's status for a command that Ctrl-C ended
@@ -32,10 +32,7 @@ def main(words: Sequence[str]) -> int:
 
         calibrate(arguments)
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print(
-            "windve: interrupted; run the same command again: for embeddings it continues from what was measured",
-            file=sys.stderr,
-        )
+        print("windve: interrupted; run the same command again, which starts anew", file=sys.stderr)
         return _INTERRUPTED
     return 0
 
@@ -102,7 +99,6 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
     )
     add("--seed", type=int, default=0, help="seed of the random texts (default: %(default)s)")
     add("--estimate-only", action="store_true", help="stop after the fit: no fine-tuning, no proof, write nothing")
-    add("--fresh", action="store_true", help="embeddings: discard the bursts of an interrupted run")
 
 
 def _add_result(parser: argparse.ArgumentParser) -> None:

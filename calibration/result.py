@@ -14,7 +14,7 @@ from calibration.fit.curve import Shape
 from calibration.fit.latency_model import CONFIDENCE
 from calibration.fit.lengths import LengthSample
 from calibration.fit.levels import Aim
-from calibration.measure.journal import Burst
+from calibration.measure.burst import Burst
 from calibration.measure.sweep import Estimate
 from calibration.measure.way import Way
 from calibration.prove.fine_tune import Tuned
@@ -70,7 +70,7 @@ class CalibrationResult(RunResult):
     estimates: dict[str, Estimate] = field(default_factory=dict)
     stress: dict[str, tuple[int, int]] = field(default_factory=dict)
     steps: list[TuningStep] = field(default_factory=list)
-    bursts: Sequence[Burst] = ()
+    bursts: list[Burst] = field(default_factory=list)
     costs: dict[str, CostModel] = field(default_factory=dict)
     length_samples: dict[str, list[LengthSample]] = field(default_factory=dict)
     streams: list[StreamProof] = field(default_factory=list)
@@ -171,7 +171,7 @@ class CalibrationResult(RunResult):
                 )
                 for proof in self.streams
             ],
-            bursts=list(self.bursts),
+            bursts=self.bursts,
         )
 
     def _pool(self, pool: str) -> PoolReport:

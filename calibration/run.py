@@ -7,13 +7,10 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict
-from typing import Any
 
 from calibration.fit.latency_model import Sample
 from calibration.fit.lengths import fit_cost, other_lengths
 from calibration.fit.levels import Aim, limit_s
-from calibration.measure.journal import Journal
 from calibration.measure.planned import PlannedBursts
 from calibration.measure.sweep import Estimate, measure_length, stress_test, sweep
 from calibration.measure.traffic import Traffic
@@ -58,28 +55,18 @@ class Calibration:
     def _router(self) -> RouterConfig:
         return RouterConfig.parse(self._application.router_config())
 
-    @property
-    def about(self) -> dict[str, Any]:
-        """Identifies the run: an interrupted run is resumed only if all of this is equal."""
-        replicas = {name: sorted(pool["replicas"]) for name, pool in self.result.pools.items()}
-        options = asdict(self.result.options)
-        # Earlier versions, whose interrupted runs can be resumed too, named these "wishes".
-        model = {} if self._application.model is None else {"model": self._application.model}
-        return {"application": self._application.name, **model, "replicas": replicas, "wishes": options}
-
-    async def measure(self, journal: Journal, *, estimate_only: bool = False) -> None:
+    async def measure(self, *, estimate_only: bool = False) -> None:
         """Find the depths and, unless `estimate_only`, prove them.
 
         Raises CalibrationFailed or SettingsError; the result keeps what was found until then.
         """
         options, kind = self.result.options, self.result.info["windve"]["kind"]
         timeout_s = self._router.request_timeout_s + _TIMEOUT_MARGIN_S
-        self.result.bursts = journal.bursts
-        application, pools = self._application, list(self.result.pools)
+        application, pools, bursts = self._application, list(self.result.pools), self.result.bursts
         replicas = Replicas.connect(application, self.result.pools, _warm_up_s)
-        runs = PlannedBursts(replicas, journal, options.tokens)
+        runs = PlannedBursts(replicas, bursts, options.tokens)
         traffic = Traffic(
-            application.address, application.headers, journal, pools, options.tokens, options.seed, timeout_s, kind
+            application.address, application.headers, bursts, pools, options.tokens, options.seed, timeout_s, kind
         )
         with closing(traffic):
             await traffic.prepare(self.result.info["max_input_length"])

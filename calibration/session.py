@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
+import os
 import resource
 import signal
-from collections.abc import Coroutine
-from contextlib import closing
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,16 +20,16 @@ from calibration.command import check_options, generation_options, options
 from calibration.generation import step_report
 from calibration.generation.generation_result import GenerationResult
 from calibration.generation.generation_run import GenerationCalibration
-from calibration.measure.journal import Journal, written_into
 from calibration.progress import Progress
 from calibration.report import report as embeddings_report
+from calibration.report.page import written_into
 from calibration.report.report_model import WrittenReport
 from calibration.result import CalibrationResult
 from calibration.run import Calibration
 from calibration.service.application import Application, CalibrationFailed, find_dashboard
 from calibration.service.config_file import ConfigFile, read_text, unified_diff, write_atomically
 from calibration.service.deployment import deploy, patch_command
-from deployments.errors import WindveError
+from deployments.errors import SettingsError, WindveError
 from serve_app.config.models import Args
 
 _STREAMS = 4096  # most streams read at once in the proof
@@ -43,10 +46,31 @@ def calibrate(arguments: argparse.Namespace) -> None:
     if arguments.rayservice is not None:
         _deployed(arguments, application).check(application)
     session = _Session(arguments, application, config, console)
-    if application.generates:
-        session.calibrate_generation()
-    else:
-        session.calibrate_embeddings()
+    with alone_in(arguments.out):
+        if application.generates:
+            session.calibrate_generation()
+        else:
+            session.calibrate_embeddings()
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Lock `--out`, so that two runs do not write into it. Raises SettingsError before anything is measured."""
+    with written_into(folder):
+        place = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(place)
+        raise SettingsError(
+            "--out", f"another calibration writes into {folder}: wait until it has ended, or name another folder"
+        ) from None
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(place)
 
 
 def _find(arguments: argparse.Namespace, console: Console) -> Application:
@@ -91,23 +115,12 @@ class _Session:
             f"calibrating {application.model or application.name} at {application.address} for an SLO of "
             f"{wanted.slo_s:g} s, {wanted.shape} traffic, {wanted.tokens} tokens a query"
         )
-        journal = Journal(arguments.out, run.about, fresh=arguments.fresh)
-        if journal.resumed:
-            self.console.print(f"resuming from {journal.resumed} bursts of an interrupted run (--fresh starts over)")
-        with closing(journal):  # if it is stopped, the same command resumes from the journal
-            try:
-                self._measure(run.measure(journal, estimate_only=arguments.estimate_only), run.result)
-            except CalibrationFailed:
-                journal.finish()
-                raise
-            self._put(run.result)
-            journal.finish()
+        self._measure(run.measure(estimate_only=arguments.estimate_only), run.result)
+        self._put(run.result)
 
     def calibrate_generation(self) -> None:
         application = self.application
         wanted = generation_options(self.arguments, application.info()["max_input_length"])
-        with written_into(self.arguments.out):
-            pass  # said before anything is measured
         run = GenerationCalibration(application, wanted, Progress(self.console))
         _allow_connections(_STREAMS)
         policy = run.result.policy

@@ -1,4 +1,4 @@
-"""Chooses the size of the next burst from the samples so far. Pure: an interrupted sweep continues from its samples.
+"""Chooses the size of the next burst from the samples so far. Pure.
 
 The levels are few and far apart. Lone queries give an estimate of beta, and a quick climb gives one of alpha. Then the
 level that should just meet the SLO, and half of it, are repeated until the depth's confidence interval is narrow. If

@@ -12,7 +12,7 @@ from itertools import count
 from typing import TypeVar
 
 from calibration.load import Address, Clients, HttpReply, request_bytes
-from calibration.measure.journal import Burst, Journal
+from calibration.measure.burst import Burst
 from calibration.service.application import CalibrationFailed
 from deployments.errors import SettingsError
 
@@ -41,7 +41,7 @@ class Traffic:
 
     address: Address
     headers: Sequence[tuple[str, str]]  # of every query
-    journal: Journal
+    bursts: list[Burst]  # each is added
     pools: Sequence[str]
     tokens: int
     seed: int
@@ -137,13 +137,11 @@ class Traffic:
         return await self._once(stage, {}, len(arrivals), connections, ask)
 
     async def _once(self, stage: str, depths: Mapping[str, int], sent: int, connections: int, ask: Ask) -> Burst:
-        """The burst of an interrupted run, if it has it; else what `ask` measures, on this many connections."""
-        done = self.journal.replayed(stage, depths, sent)
-        if done is None:
-            await self._connect(connections)
-            at = time.time()
-            done = self._collect(stage, at, depths, await self._answers(ask()), sent)
-            self.journal.add(done)
+        """What `ask` measures, on this many connections."""
+        await self._connect(connections)
+        at = time.time()
+        done = self._collect(stage, at, depths, await self._answers(ask()), sent)
+        self.bursts.append(done)
         return done
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Fine-tuning: from the estimated depths to those at which the SLO just holds with both pools loaded. Pure.
 
 `fine_tune` is a generator. It yields depths to try, and is sent which pools met the SLO. All decisions are made here,
-and the caller sends the bursts. So an interrupted run is replayed by sending the same results.
+and the caller times the runs.
 """
 
 from __future__ import annotations

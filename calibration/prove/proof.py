@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from calibration.fit.levels import Aim
-from calibration.measure.journal import Burst
+from calibration.measure.burst import Burst
 from calibration.measure.planned import PlannedBursts
 from calibration.measure.traffic import Traffic
 from calibration.prove.fine_tune import Held, Tuned, Tuning, step_down

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calibration.measure.journal import Burst
+from calibration.measure.burst import Burst
 from calibration.measure.traffic import Traffic
 from calibration.prove.proof import REQUIRED
 from calibration.service.application import CalibrationFailed

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
-from calibration.measure.journal import written_into
 from calibration.report.report_model import ReportHead
 from calibration.report.tables import DASH, Sheet, plain, print_sheet
+from deployments.errors import SettingsError
 
 Pictures = Mapping[str, tuple[str, bytes]]  # file name -> its caption, and the PNG
 
@@ -59,6 +60,16 @@ def show_report(console: Console, report: ReportHead, verdict: str, sheets: Iter
     if report.application.emulated:
         console.print(Text(report.emulated_means, style="yellow"))
     console.print(Text(verdict, style="bold red" if report.is_refused else "bold green"), soft_wrap=True)
+
+
+@contextmanager
+def written_into(folder: Path) -> Iterator[None]:
+    """Of `--out`, which is made if need be. Raises SettingsError where it, or what is written there, cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise SettingsError("--out", f"{folder} cannot be written: {error.strerror}") from None
 
 
 def write_report(folder: Path, report: ReportHead, verdict: str, pictures: Pictures, findings: Iterable[str]) -> Path:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from calibration.fit.curve import Curve, Shape
-from calibration.measure.journal import Burst
+from calibration.measure.burst import Burst
 from calibration.report.tables import DASH, plain
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine
@@ -308,8 +308,7 @@ class CalibrationReport(ReportHead):
     settings: SettingsReport
     way: WayReport | None = None
     pools: dict[str, PoolReport]
-    # Earlier reports call it `heterogeneous`.
-    cpu_overflow: CpuOverflowReport = Field(validation_alias=AliasChoices("cpu_overflow", "heterogeneous"))
+    cpu_overflow: CpuOverflowReport
     fine_tuning: list[TuningReport]
     verification: VerificationReport | None
     streams: list[StreamReport] = []

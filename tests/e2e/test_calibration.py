@@ -28,6 +28,9 @@ OTHER, NAME = "other", "org/v1.5"
 CALIBRATE = ("--model", NAME, "--slo", str(SLO_S), "--most", str(MOST), "--tokens", str(TOKENS), "--apply")
 
 
+A_TIMED_RUN, A_PROOF = r"\n  \d+ at once: ", r"\nverifying.*\n  1 of "  # as a job's log tells them
+
+
 @pytest.fixture(scope="module")
 def service(shared):
     config = load_yaml("rehearsal.yaml")
@@ -61,11 +64,6 @@ class Job:
 
     def run(self):
         assert self.start().wait() == 0, self.said.read_text()
-
-    def stages(self):
-        """The stages of the bursts that have landed."""
-        landed = self.out / "unfinished.jsonl"
-        return re.findall(r'"stage":"([^"]+)"', landed.read_text()) if landed.exists() else []
 
     def report(self):
         return json.loads((self.out / "report.json").read_text())
@@ -113,27 +111,25 @@ def asked_meanwhile(service):
 
 
 @pytest.mark.alone  # a fit of the device's times: on two cores, another service beside it adds to them
-def test_a_killed_calibration_changes_nothing_and_goes_on_to_its_end(service, tmp_path, asked_meanwhile, figure):
+def test_a_killed_calibration_changes_nothing_and_the_next_one_ends(service, tmp_path, asked_meanwhile, figure):
     job, live, other = Job(service, tmp_path, *CALIBRATE), depths(service), shown(service, OTHER)
-    for stage in ("sweep", "verify"):
-        killed_at(job, stage)
+    for landed in (A_TIMED_RUN, A_PROOF):
+        killed_at(job, landed)
         assert job.config.read_text() == job.before
         assert {path.name for path in job.folder.iterdir()} == {"serve.yaml", "report", "said.txt"}
         wait_until(lambda: status_of_a_query(service, NAME) == 200, "an answer", 2 * LEASE_S)
         wait_until(lambda: depths(service) == live, "the former depths", 30)
-    bursts = len(job.stages())
     job.run()
-    assert f"resuming from {bursts} bursts" in job.said.read_text()
     check_what_was_found(service, job, figure)
     now = shown(service, OTHER)
     assert (now["slo_s"], now["calibration"]) == (other["slo_s"], None)
     assert set(asked_meanwhile) == {200}
 
 
-def killed_at(job, stage):
-    """Start the calibration, and kill it when a run of this stage has landed."""
+def killed_at(job, landed):
+    """Start the calibration, and kill it when it says so of a run."""
     process = job.start()
-    while stage not in job.stages():
+    while not re.search(landed, job.said.read_text()):
         assert process.poll() is None, job.said.read_text()
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
@@ -161,4 +157,3 @@ def check_what_was_found(service, job, figure):
     assert report["verification"]["share"] >= 0.99
     assert report["written"]["applied"]
     assert {path.name for path in job.out.iterdir()} >= {"report.html", "fit-accelerator.png", "verification.png"}
-    assert not (job.out / "unfinished.jsonl").exists()

@@ -6,8 +6,8 @@ import pytest
 import yaml
 from test_calibration_run import Application as Formula
 
+from calibration import session
 from calibration.load import Address
-from calibration.measure.journal import Journal
 from calibration.measure.traffic import Traffic
 from deployments.errors import SettingsError
 from serve_app.cli.main import main
@@ -70,9 +70,26 @@ def refused(capsys, words, problem):
     assert "Traceback" not in told.out + told.err
 
 
-def test_a_query_longer_than_the_model_takes_is_refused(tmp_path):
-    journal = Journal(tmp_path, {}, fresh=True)
-    traffic = Traffic(Address("127.0.0.1", 1), (), journal, [], 5000, 0, 5.0)
+def test_a_query_longer_than_the_model_takes_is_refused():
+    traffic = Traffic(Address("127.0.0.1", 1), (), [], [], 5000, 0, 5.0)
     with pytest.raises(SettingsError, match="--tokens: should be at most 256, the model's maximum, not 5000"):
         asyncio.run(traffic.prepare(256))
-    journal.close()
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path):
+    problem = r"--out: another calibration writes into .*: wait until it has ended"
+    with (
+        session.alone_in(tmp_path / "out"),
+        pytest.raises(SettingsError, match=problem),
+        session.alone_in(tmp_path / "out"),
+    ):
+        pass
+    with session.alone_in(tmp_path / "out"):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_refused_by_its_option(tmp_path):
+    (tmp_path / "file").touch()
+    problem = r"--out: .*file cannot be written: File exists"
+    with pytest.raises(SettingsError, match=problem), session.alone_in(tmp_path / "file"):
+        pass

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import calibration.run
 from calibration.load import Address
-from calibration.measure.journal import Burst, Journal
+from calibration.measure.burst import Burst
 from calibration.progress import Progress
 from calibration.prove import in_force
 from calibration.prove.in_force import trying_out
@@ -72,8 +72,8 @@ class Application:
 class Runs:
     """In place of planned runs on devices: what these would take."""
 
-    def __init__(self, replicas, journal, tokens):
-        self.journal, self.tokens = journal, tokens
+    def __init__(self, replicas, bursts, tokens):
+        self.bursts, self.tokens = bursts, tokens
 
     def seconds_of(self, pool, size, tokens):
         alpha_s, beta_s = CURVES[pool]
@@ -82,7 +82,7 @@ class Runs:
     async def run(self, stage, sizes, tokens=None):
         found = {pool: [self.seconds_of(pool, size, tokens or self.tokens)] for pool, size in sizes.items() if size}
         burst = Burst(stage, 0.0, dict(sizes), sum(sizes.values()), 0, 0, found)
-        self.journal.add(burst)
+        self.bursts.append(burst)
         return burst
 
     async def seconds(self, stage, pool, size, tokens=None):
@@ -107,8 +107,8 @@ class Traffic:
 
     problem = ""
 
-    def __init__(self, address, headers, journal, pools, tokens, *_):
-        self.journal, self.pools = journal, pools
+    def __init__(self, address, headers, bursts, pools, tokens, *_):
+        self.bursts, self.pools = bursts, pools
 
     async def prepare(self, most_tokens):
         pass
@@ -128,7 +128,7 @@ class Traffic:
         return self._done(Burst(stage, 0.0, {}, len(arrivals), len(arrivals) - 100 * len(answered), 0, answered))
 
     def _done(self, burst):
-        self.journal.add(burst)
+        self.bursts.append(burst)
         return burst
 
     def close(self):
@@ -141,18 +141,16 @@ class Tiled(Runs):
 
 
 @pytest.fixture
-def calibrate(tmp_path, monkeypatch):
+def calibrate(monkeypatch):
     def run(application, runs=Runs, slo_s=2.0, most=2048, **more):
         monkeypatch.setattr(in_force, "PutBack", lambda _: contextlib.nullcontext(SimpleNamespace(tries=None)))
         for name, fake in (("PlannedBursts", runs), ("Traffic", Traffic), ("Replicas", Replicas)):
             monkeypatch.setattr(calibration.run, name, fake)
         options = CalibrationOptions(slo_s, "burst", 75, most, 0, 0)
         work = Calibration(application, options, Progress(Console(file=io.StringIO())))
-        journal = Journal(tmp_path, work.about, fresh=True)
         try:
-            asyncio.run(work.measure(journal, **more))
+            asyncio.run(work.measure(**more))
         finally:
-            journal.close()
             assert Replicas.connected[-1].released == 1
         return work.result
 

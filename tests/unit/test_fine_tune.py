@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.prove.fine_tune import Tuned, fine_tune, step_down
@@ -145,17 +145,6 @@ def test_whatever_the_cpu_costs_the_accelerator_it_keeps_its_depth(accelerator, 
 def test_an_accelerator_of_one_query_is_not_closed_for_the_cpu():
     tuned, _ = drive(depths(1, 13), disturbed(1, 13, by=2))
     assert tuned.depths == depths(1, 0)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(1, 500), st.integers(1, 100), st.floats(0, 3), OFF, st.integers(0, 30))
-def test_an_interrupted_run_is_replayed_by_the_same_results(accelerator, cpu, by, off, until):
-    estimates = depths(about(accelerator, off), about(cpu, off))
-    tuned, trials = drive(estimates, disturbed(accelerator, cpu, by))
-    assume(until < len(trials))
-    results = iter([held for _, held in trials[:until]])
-    device = disturbed(accelerator, cpu, by)
-    assert drive(estimates, lambda tried: next(results, None) or device(tried)) == (tuned, trials)
 
 
 @pytest.mark.parametrize(("depth", "smaller"), [(0, 0), (1, 0), (2, 1), (99, 98), (200, 198), (1000, 990)])

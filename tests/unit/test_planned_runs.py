@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from calibration.measure import way
-from calibration.measure.journal import Burst, Journal
+from calibration.measure.burst import Burst
 from calibration.measure.planned import PlannedBursts
 from calibration.measure.way import Way, measure_way
 from calibration.service import replicas as module
@@ -65,23 +65,22 @@ def test_a_planned_run_is_asked_for_until_it_is_timed(monkeypatch, ends, found, 
     assert len(handle.calls) == len(ends) + 1
 
 
-def test_a_first_run_of_a_size_is_no_measurement_and_pools_run_together(tmp_path):
-    journal, asked = Journal(tmp_path, {}, fresh=True), []
+def test_a_first_run_of_a_size_is_no_measurement_and_pools_run_together():
+    bursts, asked = [], []
 
     async def time(pool, batch, *, warm_up):
         asked.append((pool, batch))
         await asyncio.sleep(0)
         return [Timed(0.1 * len(asked))]
 
-    runs = PlannedBursts(SimpleNamespace(time=time), journal, 75)
+    runs = PlannedBursts(SimpleNamespace(time=time), bursts, 75)
     found = asyncio.run(runs.run("fine-tune", {"accelerator": 4, "cpu": 2}))
     a, c = ("accelerator", PlannedBatch(4, 75)), ("cpu", PlannedBatch(2, 75))
     assert asked == [a, c, a, c]
     assert found.latencies_s == {"accelerator": [0.4], "cpu": [0.4]}
     assert asyncio.run(runs.seconds("sweep", "cpu", 2)) == pytest.approx(0.5)
     assert asked[4:] == [c]
-    assert len(journal.bursts) == 2
-    journal.close()
+    assert len(bursts) == 2
 
 
 class World:

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from calibration.fit.levels import Aim
-from calibration.measure.journal import Burst
+from calibration.measure.burst import Burst
 from calibration.measure.sweep import sweep
 from calibration.prove.fine_tune import fine_tune
 from calibration.prove.proof import Load, tune, verify

@@ -10,7 +10,7 @@ import pytest
 from test_load import BUSY, OK, serve
 
 from calibration.load import Address
-from calibration.measure.journal import Burst, Journal
+from calibration.measure.burst import Burst
 from calibration.measure.traffic import Traffic
 from calibration.prove.stream import Stream, prove
 from calibration.service.application import CalibrationFailed
@@ -82,38 +82,37 @@ def test_failures_are_no_proof():
         proved(Answers(0, failed=1))
 
 
-def tried(folder, load, *answers):
+def tried(load, *answers):
     """What `load(traffic)` through HTTP ends with, and the server it went to."""
     done = []
 
     async def test(address: Address):
-        journal = Journal(folder, {}, fresh=True)
-        traffic = Traffic(address, (), journal, ["accelerator", "cpu"], 75, 0, 5.0, _words={10: 8, 75: 73})
+        bursts = []
+        traffic = Traffic(address, (), bursts, ["accelerator", "cpu"], 75, 0, 5.0, _words={10: 8, 75: 73})
         try:
             done.append(await load(traffic))
         finally:
             traffic.close()
-            journal.close()
-        assert journal.bursts == done
+        assert bursts == done
 
     server = serve(test, *answers)
     return done[0], [request for _, request in server.asked if request.startswith(b"POST")]
 
 
-def streamed(folder, *answers, arrivals):
-    return tried(folder, lambda traffic: traffic.stream("stream", 1.5, arrivals), *answers)
+def streamed(*answers, arrivals):
+    return tried(lambda traffic: traffic.stream("stream", 1.5, arrivals), *answers)
 
 
-def test_each_query_of_a_stream_has_its_length(tmp_path):
-    found, asked = streamed(tmp_path, OK, arrivals=[(0.0, 75), (0.0, 10), (0.001, 200)])
+def test_each_query_of_a_stream_has_its_length():
+    found, asked = streamed(OK, arrivals=[(0.0, 75), (0.0, 10), (0.001, 200)])
     words = [len(request.partition(b'"input": "')[2].split(b'"')[0].split()) for request in asked]
     assert sorted(words) == [8, 73, 198]
     assert (found.sent, found.busy, found.failed, len(found.latencies_s["cpu"])) == (3, 0, 0, 3)
 
 
-def test_busy_answers_of_a_stream_are_counted(tmp_path):
+def test_busy_answers_of_a_stream_are_counted():
     ping = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
-    found, _ = streamed(tmp_path, *[ping] * 4, OK, BUSY, arrivals=[(0.0, 75)] * 4)
+    found, _ = streamed(*[ping] * 4, OK, BUSY, arrivals=[(0.0, 75)] * 4)
     assert (found.sent, found.busy, len(found.latencies_s["cpu"])) == (4, 3, 1)
 
 
@@ -128,10 +127,10 @@ DEPTHS = {"accelerator": 2, "cpu": 1}
     ],
     ids=["burst", "steady"],
 )
-def test_loads_are_ordinary_queries(tmp_path, monkeypatch, load):
+def test_loads_are_ordinary_queries(monkeypatch, load):
     clock = SimpleNamespace(monotonic=itertools.count().__next__, perf_counter=time.perf_counter)
     monkeypatch.setattr("calibration.load.time", clock)  # a second for each look at it
-    found, asked = tried(tmp_path, load, OK)
+    found, asked = tried(load, OK)
     heads = [request.partition(b"\r\n\r\n")[0].split(b"\r\n") for request in asked]
     assert {line.partition(b":")[0] for head in heads for line in head[1:]} == {
         b"host", b"content-type", b"content-length"
