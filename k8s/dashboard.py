@@ -20,9 +20,9 @@ _HEIGHTS = {"stat": 4, "graph": 7, "table": 7}
 class Query(NamedTuple):
     expr: str
     legend: str = ""
-    # What the metric needs: a GPU that Ray knows, named API keys, generated text, or a host with part of the cache;
-    # "": nothing, in a service of embeddings.
-    needs: Literal["", "gpu", "keys", "text", "host"] = ""
+    # What the metric needs: a GPU that Ray knows, named API keys, generated text, a host with part of the cache, or
+    # HAProxy's own metrics; "": nothing, in a service of embeddings.
+    needs: Literal["", "gpu", "keys", "text", "host", "haproxy"] = ""
 
 
 class Panel(NamedTuple):
@@ -104,6 +104,7 @@ _DRIFT = _recorded("windve:drift:ratio_rate15m")
 _REPLICAS = 'ray_serve_deployment_replica_healthy{application="$application"'
 _KV_USED = _gauge("ray_windve_kv_blocks_used", "sum")
 _HOST_USED = _gauge("ray_windve_cpu_blocks_used", "sum")
+_AT_DOOR = '{proxy=~"(http|grpc)-$application"}'  # HAProxy's names of an application's Routers
 _GPU = "{{ip}} GPU {{GpuIndex}}"
 
 TOP = (
@@ -140,6 +141,14 @@ TOP = (
 
 ROWS = (
     Row("Admission", (
+        Panel("graph", "At the door", "Requests: waiting in HAProxy for a Router; in the Routers' hands; and how many "
+              "more these take", "short",
+              (Query(f"sum (haproxy_backend_current_queue{_AT_DOOR})", "waiting", needs="haproxy"),
+               Query(f"sum (ray_windve_router_in_hand{{{_APP}}})", "in hand"),
+               Query(f"sum (ray_windve_router_free_places{{{_APP}}})", "free"))),
+        Panel("graph", "Refused at the door", "By HAProxy, because no Router had a place", "reqps",
+              (Query(f"sum (rate(haproxy_backend_requests_denied_total{_AT_DOOR}[$__rate_interval]))", "refused",
+                     needs="haproxy"),)),
         Panel("graph", "In flight", "Most of late. Depth x live replicas beside it, where a depth is set: a limit with "
               "admission: depth only", "short",
               (Query(_IN_FLIGHT, "{{pool}}"), Query(_DEPTH, "{{pool}} depth"))),

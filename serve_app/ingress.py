@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -14,10 +17,11 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from deployments.serve_adapter.autoscaling import UTILIZATION
+from deployments.serve_adapter.local_ray import PROXY_PORTS
 from deployments.serve_adapter.replica_process import AsgiIngress, access_log_handler
 from deployments.serve_adapter.visits import VISITS
 from deployments.serving.haproxy_agent import HAProxyAgent, Situation
-from deployments.serving.metrics import busy_gauge, publish_periodically
+from deployments.serving.metrics import Gauge, publish_periodically, router_gauges
 from deployments.serving.router import BaseRouter
 from deployments.settings import ApplicationSettings
 from serve_app.api_keys import ApiKeys
@@ -32,6 +36,7 @@ from serve_app.web.doorway import Doorway
 
 Deployed = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # of one model: pool -> name and handle of its deployment
 KNOWN_ROUTES = ALL_ROUTES.union(SHARED_ROUTES, OLLAMA_ABOUT, COMPLETIONS, CHATS, ("/burst",))  # by name in the log
+_METRICS_PORT = "RAY_SERVE_HAPROXY_METRICS_PORT"
 
 
 class ServiceIngress(AsgiIngress):
@@ -48,7 +53,8 @@ class ServiceIngress(AsgiIngress):
         replica, traces = serve.get_replica_context().replica_tag, settings.traces
         tracer = None if traces is None else Tracer.exporting(traces, replica)
         self.observer = Observer(LineWriter(access_log_handler()), tracer, KNOWN_ROUTES)
-        self._agent: asyncio.Task[None] | None = None
+        self._agent = HAProxyAgent(VISITS, self._situation)
+        self._listening: asyncio.Task[None] | None = None
 
     @abstractmethod
     def api(self) -> ASGIApp:
@@ -70,12 +76,27 @@ class ServiceIngress(AsgiIngress):
         return {UTILIZATION: self._busy_share}
 
     def guard(self) -> None:
-        """Tell HAProxy from now on how many requests this Router takes, and publish how busy it is."""
-        if self._agent is None:
-            gauge = busy_gauge(metrics)
-            publish_periodically(lambda: gauge.set(self._busy_share, {}))
+        """Tell HAProxy from now on how many requests this Router takes, and publish its door and how busy it is."""
+        if self._listening is None:
+            for router in self.every_router():
+                router.about_process = self._about_process
+            publish_periodically(partial(self._publish, router_gauges(metrics)))
             host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-            self._agent = asyncio.create_task(HAProxyAgent(VISITS, self._situation).listen(host))
+            self._listening = asyncio.create_task(self._agent.listen(host))
+
+    def _publish(self, gauges: Mapping[str, Gauge]) -> None:
+        for name, value in {"busy": self._busy_share, **self._door()}.items():
+            gauges[name].set(value, {})
+
+    def _about_process(self) -> dict[str, Any]:
+        """What `/info` of each model shows of the process."""
+        if door := self._door():
+            door["haproxy_metrics_port"] = int(os.environ.get(_METRICS_PORT, PROXY_PORTS[_METRICS_PORT]))
+        cpu_s = round(time.process_time(), 3)
+        return {"router_busy": round(self._busy_share, 3), "router_cpu_s": cpu_s, "door": door}
+
+    def _door(self) -> dict[str, Any]:
+        return self._agent.door.describe(**self._situation()._asdict())
 
     def _situation(self) -> Situation:
         routers = self.every_router()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from deployments.serve_adapter.visits import Source, Visits
 
@@ -54,6 +55,13 @@ class Door:
         if count and in_hand >= _SHORT * self.reads(slo_s):
             self.read_s += _LEARNING * ((cpu_s - cpu_then_s) / count - self.read_s)
 
+    def describe(self, *, placed: int, room: float, slo_s: float) -> dict[str, Any]:
+        """The door as `/info` and the metrics show it. Empty if no HAProxy has asked: then there is none."""
+        if self._measured is None:
+            return {}
+        free = math.floor(self.free(placed=placed, room=room, slo_s=slo_s))
+        return {"in_hand": self.in_hand(placed), "free": free, "read_s": round(self.read_s, 6)}
+
     def reads(self, slo_s: float) -> float:
         """How many requests it reads within `READ` of the SLO."""
         return max(1.0, READ * slo_s / self.read_s)
@@ -68,7 +76,11 @@ class Door:
         if entered != self._sent.get(source, (0, now))[0]:
             self._sent[source] = entered, now
         others = sum(at > now - _QUIET_S for one, (_, at) in self._sent.items() if one != source)
+        free = self.free(placed=placed, room=room, slo_s=slo_s)
+        return max(1, self.visits.in_flight[source] + math.floor(free / (1 + others)))
+
+    def free(self, *, placed: int, room: float, slo_s: float) -> float:
+        """How many more requests it takes, of all sources together."""
         in_hand, room = self.in_hand(placed), min(room, self.reads(slo_s))
         spare = math.ceil(SPARE * (self.visits.total - in_hand + room))
-        free = max(0.0, room + spare - in_hand)
-        return max(1, self.visits.in_flight[source] + math.floor(free / (1 + others)))
+        return max(0.0, room + spare - in_hand)

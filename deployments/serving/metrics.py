@@ -46,6 +46,12 @@ REPLICA_GAUGES = {  # fields of any replica's state
     "slowdown": "Learned time of a batch over the cost model's prediction",
     "margin": "Safety margin that admission adds to a prediction, as a fraction of it",
 }
+ROUTER_GAUGES = {  # of a Router's process and its door: field -> name, meaning
+    "busy": ("busy_ratio", "Share of time in which this Router's thread ran or waited for a core"),
+    "in_hand": ("in_hand", "Requests that wait for this Router, or that it reads, checks or tokenizes"),
+    "free": ("free_places", "How many more requests this Router takes from HAProxy"),
+    "read_s": ("read_seconds", "CPU time of this Router's thread for a request, as its door has learned it"),
+}
 _RATIOS = {"slowdown": "slowdown", "margin": "safety_margin"}
 _LIMITS: dict[type[BaseException], str] = {OverShare: "share", OverQuota: "quota"}
 _SERVER_ERRORS = 500  # HTTP: from this status on, the client is not at fault
@@ -251,11 +257,9 @@ def tally(instruments: Instruments, name: str, about: str, tags: tuple[str, ...]
     return Tally(instruments.Counter(name, about, tags), tags)
 
 
-def busy_gauge(instruments: Instruments) -> Gauge:
-    """A gauge of how busy a Router's process is; its models share it."""
-    about = "Share of time in which this Router's thread ran or waited for a core"
-    gauge: Gauge = instruments.Gauge("windve_router_busy_ratio", about)
-    return gauge
+def router_gauges(instruments: Instruments) -> dict[str, Gauge]:
+    """The gauges of a Router's process, which its models share, by the fields of `ROUTER_GAUGES`."""
+    return {key: instruments.Gauge(f"windve_router_{name}", about) for key, (name, about) in ROUTER_GAUGES.items()}
 
 
 def pool_gauges(instruments: Instruments, abouts: Mapping[str, str]) -> dict[str, Gauge]:

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.errors import SettingsError
@@ -73,6 +73,7 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
         self.config_problem: str | None = None
         self.started = time.time()
         self.busy = BusyMeter()
+        self.about_process: Callable[[], dict[str, Any]] = dict  # what `/info` shows of it; the ingress knows
         self.pools: dict[str, P] = {}
         self._node, self._handles = context.node, handles
         self.placed = 0  # requests that replicas have, or that wait for them in the bulk queue

@@ -7,6 +7,7 @@ import http.client
 import json
 import math
 import os
+import re
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +24,7 @@ from deployments.errors import WindveError
 from serve_app.api_keys import read_keys
 
 _TIMEOUT_S = 10.0
+_HAPROXY_TIMEOUT_S = 0.5  # for its metrics, which may not be reachable
 _UNAUTHORIZED = 401
 _WIDE = 200  # columns
 _COLUMNS = (
@@ -36,18 +38,28 @@ Watch a service: shows its /info every second until Ctrl-C.
   refused        by the pool's replicas since they started; the Router then asks the other pool
   slowdown       measured over predicted time of a batch, as the replica learned it
   safety margin  what admission adds to a prediction, as a fraction of it
-  learned        seconds for C queries"""
+  learned        seconds for C queries
+  door           requests that need a Router now, and how many more the Routers take; of the HAProxy of this host,
+                 if its metrics are reachable: requests that wait there, and those refused since it last (re)started"""
 
 
 class _NotReached(WindveError):
     """Nothing answers at the address, or it is not a windve service."""
 
 
+class HAProxy(NamedTuple):
+    """What one HAProxy has refused since it (re)started, and what waits there."""
+
+    refused: int
+    waiting: int
+
+
 class Snapshot(NamedTuple):
-    """One answer of `/info`. `at`: monotonic seconds."""
+    """One answer of `/info`. `at`: monotonic seconds. `haproxy`: None if its metrics are not reachable."""
 
     at: float
     info: dict[str, Any]
+    haproxy: HAProxy | None = None
 
     @property
     def models(self) -> list[dict[str, Any]]:
@@ -183,7 +195,28 @@ def _read(address: str, key: str | None) -> Snapshot:
         raise _NotReached(f"{address} does not answer: {getattr(error, 'reason', error)}") from None
     if not isinstance(info, dict) or "pools" not in (info.get("windve") or {}):
         raise _NotReached(f"{address}/info has no pools: this is not a windve service")
-    return Snapshot(time.monotonic(), info)
+    return Snapshot(time.monotonic(), info, read_haproxy(address, info["windve"].get("door") or {}))
+
+
+def read_haproxy(address: str, door: Mapping[str, Any]) -> HAProxy | None:
+    """What the HAProxy of this host counts."""
+    host, port = urlsplit(address).hostname or "", door.get("haproxy_metrics_port")
+    if port is None:
+        return None
+    where = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
+    try:
+        with urllib.request.urlopen(where, timeout=_HAPROXY_TIMEOUT_S) as answer:
+            told = answer.read().decode()
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    refused, waiting = (_sum(told, f"haproxy_backend_{name}") for name in ("requests_denied_total", "current_queue"))
+    return None if refused is None or waiting is None else HAProxy(refused, waiting)
+
+
+def _sum(told: str, metric: str) -> int | None:
+    """Its sum over the doors of all applications; None if there is none."""
+    found = re.findall(rf'^{metric}{{proxy="(?:http|grpc)-[^"]*"}} (\S+)$', told, re.MULTILINE)
+    return int(sum(map(float, found))) if found else None
 
 
 # --- rendering ---
@@ -202,7 +235,17 @@ def render(heard: Sequence[Reading]) -> Group:
     for model in heard[0].now.models:
         said = [found for one in heard if (found := one.of(model.get("model_id"))) is not None]
         shown += [_head(model, said), _table(model["windve"], said)]
-    return Group(*shown)
+    return Group(*shown, *_door(heard))
+
+
+def _door(heard: Sequence[Reading]) -> Iterator[Text]:
+    """The door of these Routers, which all models share; nothing without HAProxy."""
+    doors = [door for one in heard if (door := one.now.info["windve"].get("door"))]
+    if doors:
+        in_hand, free = (sum(door[key] for door in doors) for key in ("in_hand", "free"))
+        haproxy = heard[0].now.haproxy
+        there = "" if haproxy is None else f"; at HAProxy {haproxy.waiting} wait, {haproxy.refused} refused"
+        yield Text(f"door: {in_hand} in hand, {free} free{there}")
 
 
 def _head(model: Mapping[str, Any], said: Sequence[_Said]) -> Text:

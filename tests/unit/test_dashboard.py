@@ -11,7 +11,7 @@ import yaml
 
 from deployments.embedding.metrics import EmbedderMetrics, RouterMetrics
 from deployments.generation.metrics import GenerationRouterMetrics, GeneratorMetrics
-from deployments.serving.metrics import busy_gauge
+from deployments.serving.metrics import router_gauges
 from k8s.dashboard import GRID, MANIFEST, manifest, queries
 
 RAYS_LABELS = ("application", "deployment", "replica", "model", "SessionName", "ip")  # and `OfModel`'s
@@ -71,7 +71,7 @@ def test_it_and_the_alerts_ask_only_for_metrics_and_labels_that_windve_has():
     EmbedderMetrics(told, "cpu", about)
     GenerationRouterMetrics(told)
     GeneratorMetrics(told, "cpu", about)
-    busy_gauge(told)
+    router_gauges(told)
     alerts = yaml.safe_load(MANIFEST.with_name("alerts.yaml").read_text())["spec"]["groups"]
     exprs = [query.expr for _, query in queries()] + [rule["expr"] for group in alerts for rule in group["rules"]]
     assert {name for expr in exprs for name in re.findall(r"ray_windve_\w+", expr)} <= labels.keys()

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from deployments.embedding.config import CostConfig, RouterConfig
 from deployments.embedding.metrics import EmbedderMetrics, RouterMetrics
 from deployments.generation.metrics import GenerationRouterMetrics, GeneratorMetrics
-from deployments.serving.metrics import busy_gauge
+from deployments.serving.metrics import router_gauges
 from deployments.settings import Autoscaled, CpuSettings, EmulatedDevice, Settings
 from serve_app.cli.main import main
 from serve_app.config.models import SeveralSettings
@@ -178,7 +178,7 @@ def test_each_metric_is_explained():
     EmbedderMetrics(told, "cpu", {})
     GenerationRouterMetrics(told)
     GeneratorMetrics(told, "cpu", {})
-    busy_gauge(told)
+    router_gauges(told)
     table = (ROOT / "docs" / "operations.md").read_text().partition("\n## Metrics\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"`(windve_\w+)`", table)) == names
 

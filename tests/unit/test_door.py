@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from deployments.admission.door import SPARE, Door
 from deployments.embedding.request import UsualRequest
 from deployments.serve_adapter.visits import Visits
+from deployments.serving.haproxy_agent import HAProxyAgent, Situation
+from deployments.serving.metrics import ROUTER_GAUGES
 from serve_app.web.doorway import Doorway
 
 HERE, THERE = ("http", b"here"), ("http", b"there")
@@ -60,6 +62,23 @@ def test_what_waits_for_its_client_is_not_in_hand():
         assert door.takes(HERE, 0.0, placed=2, room=10.0, slo_s=1.0) == 14
     assert door.in_hand(placed=2) == 3
     assert door.in_hand(placed=7) == 0  # counted a moment apart
+
+
+def test_what_it_tells_of_itself():
+    """Nothing until a HAProxy has asked."""
+    door = door_with(here=5)
+    situation = Situation(placed=2, room=10.9, slo_s=1.0)
+    agent = HAProxyAgent(door.visits, lambda: situation)
+    assert agent.door.describe(**situation._asdict()) == {}
+
+    async def ask():
+        return agent.takes("http", b"here")
+
+    takes = asyncio.run(ask())
+    told = agent.door.describe(**situation._asdict())
+    assert told == {"in_hand": 3, "free": 8, "read_s": 0.0005}
+    assert takes == 5 + told["free"]
+    assert {"busy", *told} == ROUTER_GAUGES.keys()
 
 
 def test_proxies_that_send_share_the_room():

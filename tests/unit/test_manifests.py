@@ -14,7 +14,7 @@ import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
 from calibration.command import check, parser
-from deployments.serve_adapter.local_ray import HAPROXY_RULES
+from deployments.serve_adapter.local_ray import HAPROXY_RULES, PROXY_PORTS
 from k8s import serve_config
 from serve_app.config.service_config import args_of, check_config, router_config
 from tests.kit.crds import problems
@@ -356,7 +356,8 @@ def test_pods_without_an_npu_say_so_to_ascend_s_runtime(name):
 @of_each_build
 def test_ports_are_those_of_the_serve_config(name):
     config = serve(name)
-    expected = {"serve": config["http_options"]["port"], "serve-grpc": config["grpc_options"]["port"], "metrics": 8080}
+    expected = {"serve": config["http_options"]["port"], "serve-grpc": config["grpc_options"]["port"]}
+    expected |= {"metrics": 8080, "haproxy": PROXY_PORTS["RAY_SERVE_HAPROXY_METRICS_PORT"]}
     for group, more in ((worker(name), {}), (head(name), {"gcs-server": 6379, "dashboard": 8265})):
         assert {port["name"]: port["containerPort"] for port in container(group)["ports"]} == {**expected, **more}
 
@@ -371,6 +372,7 @@ def test_prometheus_and_budgets_mean_the_service_s_pods_and_no_others(overlay):
     for document in documents(overlay):
         if document["kind"] == "PodMonitor":
             assert document["metadata"]["labels"]["release"] == "prometheus"
+            assert [one["port"] for one in document["spec"]["podMetricsEndpoints"]] == ["metrics", "haproxy"]
         if document["kind"] in {"PodMonitor", "PodDisruptionBudget"}:
             wanted = document["spec"]["selector"]["matchLabels"]
             kind = wanted["ray.io/node-type"]
@@ -418,7 +420,7 @@ def test_nobody_is_let_in_but_the_gateway_prometheus_kuberay_and_who_submits_a_c
         "kuberay-operator kuberay-system": [8265, 8000],
         " ".join(submitter[f"app.kubernetes.io/{label}"] for label in ("component", "part-of")): [8265],
         "gateway": [8000, 9000],
-        "monitoring prometheus": [8080],
+        "monitoring prometheus": [8080, 9101],
     }
 
 

@@ -137,6 +137,18 @@ def test_what_routers_have_counted_is_summed():
     assert answered == ["100", "140", "170", "190 (25.0/s)", "67", "200"]
 
 
+DOOR = {"in_hand": 3, "free": 40, "read_s": 0.0004, "haproxy_metrics_port": 1}
+
+
+def test_the_door_is_that_of_all_routers():
+    """The models of a Router share it."""
+    one = changed(("windve.door", DOOR), ("windve.routers", 2))
+    two = changed(("windve.door", {**DOOR, "in_hand": 0, "free": 2}), ("windve.router", "two"), ("windve.routers", 2))
+    assert shown({**one, "models": {"m3": one, "m4": one}})[-1] == "door: 3 in hand, 40 free"
+    assert shown(two, one)[-1] == "door: 3 in hand, 42 free"
+    assert "door" not in "".join(shown(changed(("windve.door", {}))))  # without HAProxy
+
+
 def test_each_of_several_models_is_shown():
     second = {**INFO, "model_id": "m4"}
     lines = shown({**INFO, "models": {"m3": INFO, "m4": second}})
@@ -195,6 +207,26 @@ def test_once_prints_one_table_and_shows_the_key(service, capsys, monkeypatch):
     assert "100       4        1.02      0.10           0.0100 C + 0.2000" in told.out  # on one line
     assert "sk-secret" not in told.out + told.err
     assert service.asked == [("/prefix/info", "Bearer sk-secret")]
+
+
+METRICS = b"""\
+haproxy_backend_requests_denied_total{proxy="http-windve"} 12
+haproxy_backend_requests_denied_total{proxy="grpc-windve"} 1
+haproxy_backend_requests_denied_total{proxy="default_backend"} 9
+haproxy_backend_current_queue{proxy="http-windve"} 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [((200, METRICS), "; at HAProxy 5 wait, 13 refused"), ((200, b"python_info 1\n"), ""), ((500, b""), "")],
+)
+def test_what_haproxy_tells_of_the_door_is_shown_where_it_can_be_read(service, capsys, answer, said):
+    info = changed(("windve.door", {**DOOR, "haproxy_metrics_port": service.server_port}))
+    service.answers = [(200, json.dumps(info).encode()), answer]
+    assert main(["top", service.url, "--once"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"door: 3 in hand, 40 free{said}"
+    assert [path for path, _ in service.asked] == ["/info", "/metrics"]
 
 
 @pytest.mark.parametrize(
