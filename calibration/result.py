@@ -74,6 +74,7 @@ class CalibrationResult(RunResult):
     costs: dict[str, CostModel] = field(default_factory=dict)
     length_samples: dict[str, list[LengthSample]] = field(default_factory=dict)
     streams: list[StreamProof] = field(default_factory=list)
+    router_request_s: float | None = None
     tuned: Tuned | None = None
     verification: Verification | None = None
     why_without_cpu: str | None = None
@@ -171,6 +172,7 @@ class CalibrationResult(RunResult):
                 )
                 for proof in self.streams
             ],
+            router_request_s=self.router_request_s,
             bursts=self.bursts,
         )
 

@@ -19,7 +19,7 @@ from calibration.progress import Progress
 from calibration.prove.fine_tune import fine_tune
 from calibration.prove.in_force import trying_out
 from calibration.prove.proof import Load, TuningStep, tune, verify
-from calibration.prove.stream import OVERLOAD, Stream, prove
+from calibration.prove.stream import OVERLOAD, Stream, prove, request_cost_s
 from calibration.result import CalibrationOptions, CalibrationResult
 from calibration.service.application import Application, CalibrationFailed
 from calibration.service.live_pools import check_replicas, notes_on_pools
@@ -226,6 +226,7 @@ class Calibration:
             self.result.estimates[pool].queries_per_second(depth) * replicas[pool] for pool, depth in depths.items()
         )
         rate = min(OVERLOAD * capacity, way.most_rate)
+        before = await asyncio.to_thread(self._application.hear_routers)
         for name, mixed in (("stream", False), ("stream of mixed lengths", True)):
             stream = Stream(name, rate, options.tokens, mixed)
             arrivals = stream.arrivals(options.slo_s, self.result.info["max_input_length"], options.seed)
@@ -235,6 +236,7 @@ class Calibration:
             self._progress.done(
                 f"{name}: {proof.late} of {len(proof.latencies_s)} admitted queries late, {proof.busy} refused"
             )
+        self.result.router_request_s = request_cost_s(before, await asyncio.to_thread(self._application.hear_routers))
 
 
 def _warm_up_s(found: Mapping[str, float]) -> float:

@@ -29,6 +29,7 @@ from calibration.planning.cost import (
     slo_effect,
 )
 from calibration.planning.instance import Instance
+from calibration.report.core_worth import core_worth, core_worth_sheet
 from calibration.report.tables import POOLS, Sheet, percent, print_sheet
 
 EMULATED = "The report is of EMULATED devices: the plan shows the method, not what real devices need."
@@ -113,6 +114,7 @@ def as_json(plan: CapacityPlan) -> dict[str, Any]:
         },
         "bound": {**asdict(plan.bound), "below": plan.bound.below} if plan.bound else None,
         "slos": [asdict(row) for row in plan.slos],
+        "queries_per_s_of_a_core": core_worth(instance.report),
         "cores": {**measured, **asdict(plan.cores)} if plan.cores else None,
     }
 
@@ -149,6 +151,8 @@ def show(plan: CapacityPlan, console: Console) -> None:
         print_sheet(console, _slos(plan))
     if plan.cores:
         print_sheet(console, _cores(plan, plan.cores))
+    if worth := core_worth_sheet(instance.report):
+        print_sheet(console, worth)
 
 
 def conclusion(plan: CapacityPlan) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from calibration.report import plots
+from calibration.report.core_worth import core_worth_sheet
 from calibration.report.gain import saved_share
 from calibration.report.page import (
     Pictures,
@@ -45,7 +46,7 @@ def write(folder: Path, report: CalibrationReport) -> Path:
 def show(console: Console, report: CalibrationReport) -> None:
     """Print the depths, the gain, the verification and the verdict, for a terminal of 100 columns."""
     sheets = (_depths(report), _cost(report), _gain(report), _verification(report), _streams(report))
-    show_report(console, report, verdict(report), sheets)
+    show_report(console, report, verdict(report), (*sheets, core_worth_sheet(report)))
 
 
 def verdict(report: CalibrationReport) -> str:
@@ -210,7 +211,7 @@ def _findings(report: CalibrationReport, pictures: Pictures) -> list[str]:
     reason = text(report.cpu_overflow.reason) if report.cpu_overflow.reason else ""
     sheets = (_verification(report), _streams(report), _fine_tuning(report), _curves(report), _cost(report))
     return [
-        *map(html_table, (_depths(report), _gain(report))),
+        *map(html_table, (_depths(report), _gain(report), core_worth_sheet(report))),
         f"<p>No heterogeneous computing: {escape(reason)}</p>\n" if reason not in verdict(report) else "",
         html_pictures(pictures),
         *map(html_table, sheets),

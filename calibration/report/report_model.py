@@ -300,7 +300,7 @@ class RunResult:
 
 
 class CalibrationReport(ReportHead):
-    """`report.json`."""
+    """`report.json`. `router_request_s`: CPU seconds that a request of one query cost a Router in the streams."""
 
     emulated_means = (
         "The devices are EMULATED: the depths are true of the emulated curves, not of this machine's devices."
@@ -312,6 +312,7 @@ class CalibrationReport(ReportHead):
     fine_tuning: list[TuningReport]
     verification: VerificationReport | None
     streams: list[StreamReport] = []
+    router_request_s: Seconds | None = None
     bursts: list[Burst]
 
     @classmethod

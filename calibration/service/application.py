@@ -28,7 +28,7 @@ POOLS = (ACCELERATOR, CPU)
 _DEFAULT_DASHBOARD = "http://127.0.0.1:8265"
 _CONFIG_KEYS = ("proxy_location", "http_options", "grpc_options", "target_capacity")
 _ALL_INTERFACES = {"0.0.0.0", "::", ""}  # noqa: S104 - compared with, not bound
-_IN_FORCE_S = 30.0  # for a new user_config to reach all Routers
+_IN_FORCE_S = 30.0  # for a new user_config, or calls, to reach all Routers
 
 
 class CalibrationFailed(WindveError):
@@ -170,25 +170,30 @@ class Application:
             )
 
     def _wait_until_in_force(self, user_config: Mapping[str, Any]) -> None:
-        """Ask `/info` until each Router that Serve lists has shown these values. A connection gets any Router."""
+        """Ask until all Routers show these values."""
         ends, what = time.monotonic() + _IN_FORCE_S, "step_time" if self.generates else "queue_depth"
         wanted = {pool: found[what] for pool, found in user_config.items() if pool in POOLS and what in (found or {})}
-        heard: dict[str, dict[str, Any]] = {}
         while True:
-            info = self.info()["windve"]
-            heard[info["router"]] = {pool: found[what] for pool, found in info["pools"].items() if pool in wanted}
-            missing = [
-                name
-                for name in self._routers()
-                if not heard.get(name, {}).items()
-                >= {pool: value for pool, value in wanted.items() if pool in info["pools"]}.items()
-            ]
-            if not missing:
+            for said in self.hear_routers().values():
+                shown = {pool: found[what] for pool, found in said["pools"].items() if pool in wanted}
+                if not shown.items() <= wanted.items():
+                    break
+            else:
                 return
-            if info["config_problem"] or time.monotonic() > ends:
-                reason = info["config_problem"] or f"of Router {missing[0]}, /info shows {heard.get(missing[0])}"
+            if said["config_problem"] or time.monotonic() > ends:
+                reason = said["config_problem"] or f"of Router {said['router']}, /info shows {shown}"
                 raise CalibrationFailed(f"the application did not apply the result: {reason}")
             time.sleep(0.02)
+
+    def hear_routers(self) -> dict[str, dict[str, Any]]:
+        """What each Router that Serve lists says in `/info`, under `windve`. Raises CalibrationFailed."""
+        ends, heard = time.monotonic() + _IN_FORCE_S, dict[str, dict[str, Any]]()
+        while missing := (names := set(self._routers())) - heard.keys():
+            if time.monotonic() > ends:
+                raise CalibrationFailed(f"Router {missing.pop()} does not answer")
+            said = self.info()["windve"]  # a connection gets any Router
+            heard[said["router"]] = said
+        return {name: heard[name] for name in names}
 
     def _routers(self) -> list[str]:
         """The names of the Routers that serve, as Serve lists them."""

@@ -46,7 +46,7 @@ class Application:
     generates = False
 
     def __init__(self, **router):
-        self.router, self.tried, self.restored = router, [], 0
+        self.router, self.tried, self.restored, self.heard = router, [], 0, 0
 
     def router_config(self):
         return {"slo_s": 1.0, **self.router}
@@ -61,6 +61,11 @@ class Application:
         }  # fmt: skip
         windve = {"config_problem": None, "kind": "embedding", "emulated": True}
         return {"model_id": "m", "max_input_length": 512, "windve": {**windve, "pools": pools}}
+
+    def hear_routers(self):
+        """A Router that has refused 500 queries since the last time, in 0.2 s."""
+        self.heard += 1
+        return {"one": {"router_cpu_s": 0.2 * self.heard, "busy_answers": 500 * self.heard, "pools": {}}}
 
     def try_out(self, changes, note=None):
         self.tried.append({pool: changes["user_config"][pool]["queue_depth"] for pool in CURVES})
@@ -181,6 +186,7 @@ def test_depths_costs_and_what_was_proved_are_written(calibrate, tmp_path):
     made = found.report(None, WrittenReport(applied=True))
     report.show(console, made)
     assert "Cost of a query by its length" in console.file.getvalue()
+    assert made.router_request_s == pytest.approx(0.0004)
     page = report.write(tmp_path / "report", made)
     assert "stream of mixed lengths" in page.read_text()
     assert CalibrationReport.parse(page.with_name("report.json").read_bytes(), "it") == made

@@ -16,6 +16,7 @@ from deployments.errors import SettingsError
 REPORT = json.loads((Path(__file__).parents[1] / "kit" / "calibration_report.json").read_text())
 REPORT["application"]["emulated"] = True
 REPORT["pools"]["accelerator"]["fine_tuned"] = 96  # as in the paper
+REPORT["router_request_s"] = 0.0008
 REPORT["pools"]["cpu"] |= {"fine_tuned": 22, "cores": 48}
 ASKED = ["--peak", "1000", "--average", "400", "--price", "2000"]
 CPU, ACCELERATOR = ("pools", "cpu"), ("pools", "accelerator")
@@ -75,6 +76,8 @@ def test_the_papers_best_case(planned):
     assert found["cores"]["least_cores"] == 10
     assert [row["cores"] for row in found["cores"]["rows"]] == [24, 48, 72, 96, 192]
     assert found["cpu_helps"] is True
+    per_core = 22 / (22 * 0.0858 + 0.32) / 48
+    assert found["queries_per_s_of_a_core"] == {"cpu_pool": pytest.approx(per_core), "router": pytest.approx(1250)}
 
 
 def test_the_tables_lead_with_the_conclusion(planned):
@@ -85,7 +88,13 @@ def test_the_tables_lead_with_the_conclusion(planned):
     )
     text = "\n".join(lines)
     assert plan.EMULATED in text
-    for title in ("What to buy", "How much the CPU can add", "(Eq. 23)", "EXTRAPOLATED, not measured"):
+    for title in (
+        "What to buy",
+        "How much the CPU can add",
+        "(Eq. 23)",
+        "EXTRAPOLATED, not measured",
+        "What a core brings",
+    ):
         assert title in text
     assert "nears 18.6 % (peak)" in text
     assert "The tuned depths pass the limit" in text

@@ -191,6 +191,23 @@ def test_what_a_later_version_adds_is_ignored():
     assert typed(made) == typed(changed(None))
 
 
+@pytest.mark.parametrize(
+    ("request_s", "cores", "rows"),
+    [
+        (0.0005, 10, ["0.974", "2,000"]),  # 19 / (19 * 0.0858 + 0.32) / 10
+        (None, 1, ["9.74", "\N{EN DASH}"]),
+        (0.05, None, ["\N{EN DASH}", "20"]),
+        (None, None, None),
+    ],
+)
+def test_it_says_what_a_core_brings(request_s, cores, rows):
+    made = changed(lambda made: made["pools"]["cpu"].update(cores=cores)) | {"router_request_s": request_s}
+    text = shown(made)
+    assert ("What a core brings" in text) == (rows is not None)
+    if rows is not None:
+        assert [*row(text, "in the CPU pool, at its depth"), *row(text, "in a Router, at least")] == rows
+
+
 def test_the_terminal_has_the_tables_of_the_paper():
     made = changed(None)
     made["pools"]["accelerator"]["stress_depth"] = 91

@@ -1,0 +1,23 @@
+"""What a core brings to the CPU pool, and to a Router. Pure."""
+
+from __future__ import annotations
+
+from calibration.report.report_model import CalibrationReport
+from calibration.report.tables import DASH, Sheet
+from deployments.hardware.device_detector import CPU
+
+
+def core_worth(report: CalibrationReport) -> dict[str, float | None]:
+    """Queries per second and core, one per request at a Router. None if the report does not tell."""
+    pool, request_s, of_pool = report.pools.get(CPU), report.router_request_s, None
+    if pool and pool.curve and pool.cores and (depth := pool.fine_tuned or pool.estimate):
+        of_pool = depth / max(1e-9, pool.curve.latency_s(depth, report.settings.shape)) / pool.cores
+    return {"cpu_pool": of_pool, "router": 1 / request_s if request_s else None}
+
+
+def core_worth_sheet(report: CalibrationReport) -> Sheet | None:
+    rates = core_worth(report).values()
+    shown = [DASH if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates]
+    rows = list(zip(("in the CPU pool, at its depth", "in a Router, at least"), shown, strict=True))
+    note = "A Router's: by its CPU time in the streams, background work included; HAProxy's is not in it."
+    return Sheet("What a core brings", ["one core", "queries/s"], rows, note) if any(rates) else None
