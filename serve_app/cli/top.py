@@ -201,7 +201,7 @@ def _read(address: str, key: str | None) -> Snapshot:
 def read_haproxy(address: str, door: Mapping[str, Any]) -> HAProxy | None:
     """What the HAProxy of this host counts."""
     host, port = urlsplit(address).hostname or "", door.get("haproxy_metrics_port")
-    if port is None:
+    if not isinstance(port, int):
         return None
     where = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
     try:
