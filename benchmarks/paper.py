@@ -117,7 +117,7 @@ def replay(scratch: Path, scale: float, *, noisy: bool, echo: Echo) -> dict[str,
                 report = service.calibrate(scratch, *words)
                 for pool, device in ((ACCELERATOR, accelerator), (CPU, cpu)):
                     told = report["pools"][pool]
-                    keys = ("regression_depth", "estimate", "stress_depth", "fine_tuned", "queries", "stress_queries")
+                    keys = ("estimate", "stress_depth", "depth", "queries", "stress_queries")
                     column = {key: told.get(key) for key in keys}
                     column["late"] = None if noisy else report["verification"]["pools"][pool]["late"]
                     column["samples"] = told["samples"]
@@ -206,7 +206,7 @@ def _table_three(rows: Sequence[dict[str, Any]]) -> Sheet:
     columns = {
         "SLO": "{slo_s:g} s", "device": "{device}", "paper: regression": "{paper[0]}",
         "paper: stress test": "{paper[1]}", "paper: fine-tuned": "{paper[2]}", "ours: estimate": "{estimate}",
-        "noisy": "{noisy}", "ours: stress test": "{stress_depth}", "ours: fine-tuned": "{fine_tuned}", "true": "{true}",
+        "noisy": "{noisy}", "ours: stress test": "{stress_depth}", "ours: verified": "{depth}", "true": "{true}",
     }  # fmt: skip
     return table("Table III: queue depths (noisy: 3 % noise, 5 % outliers of 2 to 4 times)", columns, rows)
 
@@ -230,7 +230,7 @@ def _table_one(found: dict[str, Any]) -> Sheet:
     rows = []
     for (accelerator, cpu, gains), slo_s in product(PAIRS, SLOS):
         both = [found[f"{device.name} {slo_s:g}"] for device in (accelerator, cpu)]
-        ours, true = [one["fine_tuned"] for one in both], [device.depth(slo_s) for device in (accelerator, cpu)]
+        ours, true = [one["depth"] for one in both], [device.depth(slo_s) for device in (accelerator, cpu)]
         rows.append({
             "accelerator": accelerator.name, "cpu": cpu.name, "slo_s": slo_s, "paper": gains[slo_s], "ours": ours,
             "gain": ratio(ours[1], ours[0]), "true": true, "true_gain": true[1] / true[0],

@@ -13,7 +13,7 @@ from deployments.errors import SettingsError
 
 if TYPE_CHECKING:
     from calibration.generation.generation_result import GenerationOptions
-    from calibration.result import CalibrationOptions
+    from calibration.report.report_model import CalibrationOptions
 
 _DEFAULT_OUT = Path("reports/calibration")
 _PROMPT_TOKENS, _ANSWER_TOKENS = 512, 128  # default means, if the model's context is long enough
@@ -42,9 +42,9 @@ def parser() -> argparse.ArgumentParser:
         prog="windve calibrate",
         description=(
             "Time planned runs on each pool of a running windve application, fit latency = alpha*C +\n"
-            "beta and the cost of a query by its length, fine-tune the queue depths with all pools loaded, verify\n"
-            "them, prove the SLO with streams above the capacity, write the result into the Serve config and\n"
-            "apply it. For an application that generates: measure planned steps, fit their times, prove both\n"
+            "beta and the cost of a query by its length, verify the queue depths with all pools loaded, prove the\n"
+            "SLO with streams above the capacity, write the result into the Serve config and apply it.\n"
+            "For an application that generates: measure planned steps, fit their times, prove both\n"
             "promises with streams, write and apply `step_time`. Writes a report (HTML, pictures, JSON).\n"
             "Calibrate when traffic is low: during a calibration, more client requests are refused."
         ),
@@ -98,7 +98,7 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         help="embeddings: also run a stress test in steps of N queries, for comparison",
     )
     add("--seed", type=int, default=0, help="seed of the random texts (default: %(default)s)")
-    add("--estimate-only", action="store_true", help="stop after the fit: no fine-tuning, no proof, write nothing")
+    add("--estimate-only", action="store_true", help="stop after the fit: no proof, write nothing")
 
 
 def _add_result(parser: argparse.ArgumentParser) -> None:
@@ -183,7 +183,7 @@ def generation_options(arguments: argparse.Namespace, context: int) -> Generatio
 
 def options(arguments: argparse.Namespace, configured_slo_s: float | None) -> CalibrationOptions:
     """Raises SettingsError that names the option."""
-    from calibration.result import CalibrationOptions
+    from calibration.report.report_model import CalibrationOptions
 
     slo_s = arguments.slo or configured_slo_s
     if not slo_s:

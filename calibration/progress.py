@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
+from rich.status import Status
+from rich.text import Text
 
 
 class Progress:
@@ -15,42 +15,23 @@ class Progress:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._live = console.is_terminal
-        self._bars = Bars(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            TextColumn("{task.fields[news]}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
+        self._stage = ""
+        self._live: Status | None = None
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        if not self._live:
+        self._stage = name
+        if not self.console.is_terminal:
             self.console.print(name)
             yield
             return
-        self._bars.start()
-        bar = self._bars.add_task(name, total=None, news="")
-        try:
+        with self.console.status(Text(name)) as self._live:
             yield
-        finally:
-            self._bars.remove_task(bar)
-            self._bars.stop()
-
-    def advance(self, done: int, total: int) -> None:
-        """Show how far a stage of known length is."""
-        if self._live:
-            self._bars.update(self._bars.task_ids[-1], completed=done, total=total, news=f"{done} of {total}")
-        else:
-            self.console.print(f"  {done} of {total}")
 
     def say(self, news: str) -> None:
         """Show what has just happened. On a terminal, the next message replaces it."""
-        if self._live:
-            self._bars.update(self._bars.task_ids[-1], news=news)
+        if self._live is not None:
+            self._live.update(Text(f"{self._stage}  {news}"))
         else:
             self.console.print(f"  {news}")
 

@@ -10,30 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from calibration.fit.curve import Shape
-from calibration.fit.latency_model import CONFIDENCE
-from calibration.fit.lengths import LengthSample
+from calibration.fit.curve import Curve
 from calibration.fit.levels import Aim
 from calibration.measure.burst import Burst
 from calibration.measure.sweep import Estimate
-from calibration.measure.way import Way
-from calibration.prove.fine_tune import Tuned
-from calibration.prove.proof import TuningStep, Verification
+from calibration.prove.proof import Verification
 from calibration.prove.stream import StreamProof
 from calibration.report.report_model import (
+    CalibrationOptions,
     CalibrationReport,
     CostReport,
     CpuOverflowReport,
     LatenciesReport,
-    LengthReport,
     PoolReport,
     RunResult,
     SampleReport,
-    SettingsReport,
     StreamReport,
-    TuningReport,
     VerificationReport,
-    WayReport,
     WrittenReport,
     utc,
 )
@@ -45,44 +38,30 @@ _PLACES_BEFORE_PROXY = 10  # it is at least this many times all depths together
 _DIGITS = 6  # significant digits of alpha and beta
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationOptions:
-    """The options of the calibration. `stress_step` 0: no stress test."""
-
-    slo_s: float
-    shape: Shape
-    tokens: int
-    most: int
-    seed: int
-    stress_step: int
-
-    @property
-    def aim(self) -> Aim:
-        return Aim(self.slo_s, self.shape, self.most)
-
-
 @dataclass(slots=True)
 class CalibrationResult(RunResult):
     """What was found. A run that fails leaves the rest empty."""
 
     options: CalibrationOptions
-    way: Way | None = None
+    way: Curve | None = None
     estimates: dict[str, Estimate] = field(default_factory=dict)
     stress: dict[str, tuple[int, int]] = field(default_factory=dict)
-    steps: list[TuningStep] = field(default_factory=list)
     bursts: list[Burst] = field(default_factory=list)
     costs: dict[str, CostModel] = field(default_factory=dict)
-    length_samples: dict[str, list[LengthSample]] = field(default_factory=dict)
+    lengths: list[int] = field(default_factory=list)
     streams: list[StreamProof] = field(default_factory=list)
     router_request_s: float | None = None
-    tuned: Tuned | None = None
     verification: Verification | None = None
     why_without_cpu: str | None = None
 
     @property
+    def aim(self) -> Aim:
+        return Aim(self.options.slo_s, self.options.shape, self.options.most)
+
+    @property
     def device_aim(self) -> Aim:
         """The aim of a device's own time: the SLO without the way."""
-        return replace(self.options.aim, slo_s=self.options.slo_s - (self.way.lone_s if self.way else 0.0))
+        return replace(self.aim, slo_s=self.options.slo_s - (self.way.beta_s if self.way else 0.0))
 
     @property
     def depths(self) -> dict[str, int]:
@@ -98,8 +77,8 @@ class CalibrationResult(RunResult):
         """The verification in one phrase."""
         proof = self.verification
         assert proof is not None
-        admitted, late = sum(proof.admitted.values()), sum(proof.late.values())
-        return f"{admitted - late} of {admitted} admitted queries within {self.options.slo_s:g} s"
+        in_time = proof.admitted - sum(proof.late.values())
+        return f"{in_time} of {proof.admitted} admitted queries within {self.options.slo_s:g} s"
 
     @property
     def proved(self) -> list[str]:
@@ -152,16 +131,12 @@ class CalibrationResult(RunResult):
         """The report. `problem`: why the calibration failed; None if it did not."""
         return CalibrationReport(
             **self.head(problem, written, proven=bool(self.verification)),
-            settings=SettingsReport(**asdict(self.options), confidence=CONFIDENCE),
-            way=None if self.way is None else WayReport(**asdict(self.way)),
+            settings=self.options,
+            way=self.way,
             pools={pool: self._pool(pool) for pool in self.pools},
             cpu_overflow=CpuOverflowReport(
                 used=bool(self.depths.get(CPU)) and ACCELERATOR in self.depths, reason=self.why_without_cpu
             ),
-            fine_tuning=[
-                TuningReport(**asdict(step), accelerator=step.depths.get(ACCELERATOR), cpu=step.depths.get(CPU))
-                for step in self.steps
-            ],
             verification=self._verification(),
             streams=[
                 StreamReport(
@@ -179,65 +154,50 @@ class CalibrationResult(RunResult):
     def _pool(self, pool: str) -> PoolReport:
         members = self.pools[pool]["replicas"].values()
         cores = min((len(member["cores"]) for member in members if member.get("cores")), default=None)
-        found = PoolReport(**self.pool_head(pool), cores=cores, fine_tuned=self.depths.get(pool))
+        found = PoolReport(**self.pool_head(pool), cores=cores, depth=self.depths.get(pool))
         if pool in self.estimates:
             self._add_estimate(found, self.estimates[pool])
         return found
 
     def _add_estimate(self, found: PoolReport, estimate: Estimate) -> None:
         """Add what was measured on the pool alone."""
-        line, aim, pool = estimate.line, self.device_aim, estimate.pool
+        line, pool = estimate.line, estimate.pool
         outliers = line.outliers if line else frozenset()
         found.samples = [
             SampleReport(**asdict(sample), outlier=index in outliers) for index, sample in enumerate(estimate.samples)
         ]
-        found.queries, found.estimate, found.regression_depth = estimate.queries, estimate.depth, 0
+        found.queries, found.estimate = estimate.queries, estimate.depth
         if pool in self.stress:
             found.stress_depth, found.stress_queries = self.stress[pool]
         if line is not None:
             curve = line.curve
             highest = max(sample.concurrency for sample in estimate.samples)
             found.alpha_s, found.beta_s, found.r2, found.noise = curve.alpha_s, curve.beta_s, line.r2, line.noise
-            found.regression_depth = curve.depth(aim.slo_s, aim.shape, aim.most)
             found.cost = self._cost(pool)
             found.band = [
                 (concurrency, curve.latency_s(concurrency) - margin_s, curve.latency_s(concurrency) + margin_s)
                 for concurrency in np.linspace(1, highest, 24).tolist()
                 for margin_s in [line.margin_s(concurrency)]
             ]
-        if pool == CPU:
-            found.note = self.why_without_cpu
 
     def _cost(self, pool: str) -> CostReport | None:
         cost = self.costs.get(pool)
         if cost is None:
             return None
-        samples = [LengthReport(**asdict(sample)) for sample in self.length_samples[pool]]
-        measured = (sample.tokens for of_pool in self.length_samples.values() for sample in of_pool)
-        lengths = sorted({self.options.tokens, *measured})
-        by_tokens = [(tokens, cost.cost_s(tokens)) for tokens in lengths]
-        return CostReport(**asdict(cost), samples=samples, by_tokens=by_tokens)
+        return CostReport(**asdict(cost), by_tokens=[(tokens, cost.cost_s(tokens)) for tokens in self.lengths])
 
     def _verification(self) -> VerificationReport | None:
         proof = self.verification
         if proof is None:
             return None
-        admitted = sum(proof.admitted.values())
-        busy = sum(burst.busy for burst in proof.bursts)
-        latencies_s = {
-            pool: [latency for burst in proof.bursts for latency in burst.latencies_s[pool]] for pool in proof.admitted
-        }
         return VerificationReport(
             bursts=len(proof.bursts),
-            queries=admitted + busy + proof.failed,
-            admitted=admitted,
-            busy=busy,
-            failed=proof.failed,
-            within_slo=admitted - sum(proof.late.values()),
+            admitted=proof.admitted,
+            busy=sum(burst.busy for burst in proof.bursts),
             share=proof.share,
             pools={
-                pool: LatenciesReport(admitted=count, late=proof.late[pool], **_quantiles(latencies_s[pool]))
-                for pool, count in proof.admitted.items()
+                pool: LatenciesReport(admitted=len(found), late=proof.late[pool], **_quantiles(found))
+                for pool, found in proof.latencies_s.items()
             },
         )
 

@@ -1,4 +1,4 @@
-"""Runs a calibration: measures each pool alone, fine-tunes with all pools loaded, verifies, proves streams."""
+"""Runs a calibration: measures each pool alone, verifies with all pools loaded, proves streams."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from contextlib import closing
 
 from calibration.fit.latency_model import Sample
 from calibration.fit.lengths import fit_cost, other_lengths
-from calibration.fit.levels import Aim, limit_s
+from calibration.fit.levels import Aim
 from calibration.measure.planned import PlannedBursts
 from calibration.measure.sweep import Estimate, measure_length, stress_test, sweep
 from calibration.measure.traffic import Traffic
-from calibration.measure.way import measure_way
+from calibration.measure.way import measure_way, most_at_once, most_rate
 from calibration.progress import Progress
-from calibration.prove.fine_tune import fine_tune
 from calibration.prove.in_force import trying_out
-from calibration.prove.proof import Load, TuningStep, tune, verify
+from calibration.prove.proof import Load, verify
 from calibration.prove.stream import OVERLOAD, Stream, prove, request_cost_s
-from calibration.result import CalibrationOptions, CalibrationResult
+from calibration.report.report_model import CalibrationOptions
+from calibration.result import CalibrationResult
 from calibration.service.application import Application, CalibrationFailed
 from calibration.service.live_pools import check_replicas, notes_on_pools
 from calibration.service.replicas import Replicas
@@ -72,12 +72,10 @@ class Calibration:
             await traffic.prepare(self.result.info["max_input_length"])
             try:
                 await self._measure(traffic, runs)
-                if not estimate_only:
-                    await self._tune(runs, self._usable_estimates())
             finally:
                 await replicas.release()
             if not estimate_only:
-                await self._prove(traffic)
+                await self._prove(traffic, self._usable_estimates())
                 await asyncio.to_thread(check_replicas, application, self.result.pools)
 
     async def _measure(self, traffic: Traffic, runs: PlannedBursts) -> None:
@@ -85,28 +83,27 @@ class Calibration:
         with self._progress.stage("measuring the way to the devices"):
             self.result.way = way = await measure_way(traffic, runs, first)
         self._progress.done(
-            f"the way: {1000 * way.lone_s:.3g} ms for one query, at most about {way.rate:.0f} queries/s"
+            f"the way: {1000 * way.beta_s:.3g} ms for one query, at most about {1 / way.alpha_s:.0f} queries/s"
         )
         if self.result.device_aim.slo_s <= 0:
             raise CalibrationFailed(
                 f"an SLO of {self.result.options.slo_s:g} s cannot be met: the way to the device and back alone takes "
-                f"{way.lone_s:.3g} s"
+                f"{way.beta_s:.3g} s"
             )
         for pool in self.result.pools:
             await self._sweep(runs, pool)
         self._usable_estimates()
         await self._measure_lengths(runs)
 
-    async def _prove(self, traffic: Traffic) -> None:
+    async def _prove(self, traffic: Traffic, depths: Mapping[str, int]) -> None:
         """Prove the depths with ordinary traffic while they are in force."""
-        assert self.result.tuned is not None
-        assert self.result.way is not None
-        options = self.result.options
+        way, options = self.result.way, self.result.options
+        assert way is not None
         replicas = {name: pool["live_replicas"] for name, pool in self.result.pools.items()}
-        load = Load(traffic, replicas, self.result.way.most_at_once(options.slo_s))
-        if (places := sum(depth * replicas[pool] for pool, depth in self.result.tuned.depths.items())) > load.most:
+        load = Load(traffic, replicas, most_at_once(way, options.slo_s))
+        if (places := sum(depth * replicas[pool] for pool, depth in depths.items())) > load.most:
             self.result.note(
-                f"the devices take {places} queries at once, but the way to them only about {self.result.way.rate:.0f} "
+                f"the devices take {places} queries at once, but the way to them only about {1 / way.alpha_s:.0f} "
                 "a second: the proof sends as many as come through; add Routers (num_replicas) or cores for them"
             )
         async with trying_out(self._application, self.result.note) as try_out:
@@ -114,7 +111,7 @@ class Calibration:
             async def put_in_force(depths: Mapping[str, int]) -> None:
                 await try_out(self.result.changes_for(depths))
 
-            await self._verify(load, put_in_force)
+            await self._verify(load, depths, put_in_force)
             if self._router.admission == "deadline":
                 await self._prove_streams(traffic, replicas)
 
@@ -153,17 +150,16 @@ class Calibration:
 
     async def _measure_lengths(self, runs: PlannedBursts) -> None:
         """Measure the cost of a query by its length, on each pool that has a line."""
-        aim, tokens = self.result.options.aim, self.result.options.tokens
+        aim, tokens = self.result.aim, self.result.options.tokens
         lined = {pool: estimate for pool, estimate in self.result.estimates.items() if estimate.line is not None}
         with self._progress.stage("measuring queries of other lengths"):
-            lengths = other_lengths(tokens, self.result.info["max_input_length"])
+            others = other_lengths(tokens, self.result.info["max_input_length"])
+            self.result.lengths = sorted([*others, tokens])
             for pool, estimate in lined.items():
                 assert estimate.line is not None
-                samples = self.result.length_samples.setdefault(pool, [])
-                for length in lengths:
-                    samples += await measure_length(runs, estimate, length, aim)
+                samples = {length: await measure_length(runs, estimate, length, aim) for length in others}
                 self.result.costs[pool] = cost = fit_cost(samples, estimate.line.curve, tokens)
-                shown = ", ".join(f"{1000 * cost.cost_s(n):.3g} ms at {n}" for n in sorted([*lengths, tokens]))
+                shown = ", ".join(f"{1000 * cost.cost_s(n):.3g} ms at {n}" for n in self.result.lengths)
                 self._progress.done(f"{pool}: a query costs by its tokens {shown}")
 
     def _usable_estimates(self) -> dict[str, int]:
@@ -182,41 +178,15 @@ class Calibration:
                 )
         return {pool: estimate.depth for pool, estimate in self.result.estimates.items()}
 
-    async def _tune(self, runs: PlannedBursts, estimates: Mapping[str, int]) -> None:
-        def on_step(step: TuningStep) -> None:
-            self.result.steps.append(step)
-            held = ", ".join(
-                f"{pool} {depth} {'holds' if step.held[pool] else 'late'} ({step.slowest_s[pool]:.3f} s)"
-                for pool, depth in step.depths.items()
-                if depth
-            )
-            self._progress.say(held)
-
-        with self._progress.stage("fine-tuning, all pools loaded"):
-            aim = self.result.device_aim
-            limits_s = {pool: limit_s(found.samples, aim) for pool, found in self.result.estimates.items()}
-            tuned = await tune(runs, fine_tune(estimates, self.result.options.most), limits_s, on_step)
-        self.result.tuned = tuned
-        for note in tuned.notes:
-            self.result.note(note)
-        first = next(iter(tuned.depths))
-        if not tuned.depths[first]:
-            raise CalibrationFailed(
-                f"the {first} pool misses an SLO of {self.result.options.slo_s:g} s even with one query when all pools "
-                "are loaded: increase --slo"
-            )
-        if tuned.depths.get(CPU) == 0 and ACCELERATOR in tuned.depths:
-            self.result.leave_cpu_out(tuned.notes[0] if tuned.notes else "no query on it met the SLO under load")
-        self._progress.done("fine-tuned: " + _depths_text(tuned.depths))
-
-    async def _verify(self, load: Load, put_in_force: Callable[[Mapping[str, int]], Awaitable[None]]) -> None:
-        assert self.result.tuned is not None
+    async def _verify(
+        self, load: Load, depths: Mapping[str, int], put_in_force: Callable[[Mapping[str, int]], Awaitable[None]]
+    ) -> None:
         with self._progress.stage("verifying, with more queries than slots"):
-            depths, advance = self.result.tuned.depths, self._progress.advance
-            self.result.verification = await verify(load, depths, self.result.options.aim, put_in_force, advance)
+            aim, say = self.result.aim, self._progress.say
+            self.result.verification = await verify(load, depths, aim, put_in_force, say)
         if self.result.depths.get(CPU) == 0 and ACCELERATOR in self.result.depths:
             self.result.leave_cpu_out("no query on it met the SLO in the verification")
-        self._progress.done(f"verified: {self.result.verified}")
+        self._progress.done(f"verified: {_depths_text(self.result.depths)}, {self.result.verified}")
 
     async def _prove_streams(self, traffic: Traffic, replicas: Mapping[str, int]) -> None:
         """Prove the SLO with streams of equal and of mixed lengths, more than the pools can answer."""
@@ -225,7 +195,7 @@ class Calibration:
         capacity = sum(
             self.result.estimates[pool].queries_per_second(depth) * replicas[pool] for pool, depth in depths.items()
         )
-        rate = min(OVERLOAD * capacity, way.most_rate)
+        rate = min(OVERLOAD * capacity, most_rate(way))
         before = await asyncio.to_thread(self._application.hear_routers)
         for name, mixed in (("stream", False), ("stream of mixed lengths", True)):
             stream = Stream(name, rate, options.tokens, mixed)

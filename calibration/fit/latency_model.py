@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from calibration.fit.curve import Curve, Shape
 
-CONFIDENCE = 0.985  # one-sided: one of forty calibrations estimates too large a depth, before fine-tuning
+CONFIDENCE = 0.985  # one-sided: how sure a sweep is of its line when it ends
 NOT_LINEAR = 0.07  # relative distance from the line beyond which a level does not fit a line
 _CONSISTENT = 0.7  # share of the samples that the first line is drawn through
 _FAR = 4.0  # an outlier is this many standard deviations from the first line
@@ -57,21 +56,6 @@ class Fit:
         """Half of the confidence interval of the line at `concurrency`, s."""
         where = np.array([concurrency, 2.0 if shape == "steady" else 1.0])
         return self.quantile * math.sqrt(max(0.0, float(where @ self.covariance @ where)))
-
-    def safe_depth(self, slo_s: float, shape: Shape = "burst", most: int = 100_000) -> int:
-        """As `Curve.depth`, for the upper bound of the confidence interval."""
-        return int(self.exact_depth(slo_s, shape, most, parts=1))
-
-    def exact_depth(self, slo_s: float, shape: Shape, most: int, *, margin: bool = True, parts: int = 10**6) -> float:
-        """The largest concurrency, up to `most`, at which the line meets the SLO, to 1/`parts` of a query. With
-        `margin`, the upper bound of the confidence interval must meet it.
-        """
-
-        def latency_s(part: int) -> float:
-            at = part / parts
-            return self.curve.latency_s(at, shape) + (self.margin_s(at, shape) if margin else 0.0)
-
-        return bisect_right(range(1, most * parts + 1), slo_s, key=latency_s) / parts
 
 
 def fit(samples: Sequence[Sample]) -> Fit:

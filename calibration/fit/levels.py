@@ -23,6 +23,7 @@ CLIMB = 6  # most times that a level is larger than the previous one
 _SURE_SHARE = 0.02  # of the depth: the width of the interval at which the sweep ends
 _SURE_QUERIES = 0.5
 _ENOUGH, _ENOUGH_CHEAP, _CHEAP = 4, 8, 16  # samples; at a small depth, more samples cost little
+_NEAR = 0.85  # of a level: a burst of so many is as informative
 _REPEATS = 2  # samples of a level off the line before bisection replaces the line
 
 
@@ -79,6 +80,12 @@ def next_level(samples: Sequence[Sample], aim: Aim) -> int | None:
     return _by_the_line(samples, highest, aim)
 
 
+def deepest(samples: Sequence[Sample], aim: Aim) -> int:
+    """The deepest that a line may say: it tells nothing of levels far above those that were tried."""
+    highest = max(sample.concurrency for sample in samples)
+    return min(aim.most, max(highest + 1, int(highest / _NEAR)))
+
+
 def _by_the_line(samples: Sequence[Sample], highest: int, aim: Aim) -> int | None:
     fitted = fit(samples)
     target = _target(fitted, aim)
@@ -130,15 +137,16 @@ def _target(fitted: Fit, aim: Aim) -> int:
 
 def _close(level: int, target: int) -> bool:
     """Whether a burst at `level` is as informative as one at `target`."""
-    return level >= min(0.85 * target, target - 1)
+    return level >= min(_NEAR * target, target - 1)
 
 
 def _sure(samples: Sequence[Sample], fitted: Fit, aim: Aim) -> bool:
     depth = fitted.curve.depth(aim.slo_s, aim.shape, aim.most)
     if len(samples) - len(fitted.outliers) < (_ENOUGH_CHEAP if depth < _CHEAP else _ENOUGH):
         return False
-    exact, safe = (fitted.exact_depth(aim.slo_s, aim.shape, aim.most, margin=margin) for margin in (False, True))
-    return safe >= aim.most or exact - safe <= max(_SURE_QUERIES, _SURE_SHARE * depth)
+    exact = min(float(aim.most), fitted.curve.unrounded_depth(aim.slo_s, aim.shape)) if fitted.curve.rises else depth
+    at = exact - max(_SURE_QUERIES, _SURE_SHARE * depth)
+    return at <= 0 or fitted.curve.latency_s(at, aim.shape) + fitted.margin_s(at, aim.shape) <= aim.slo_s
 
 
 def _where_it_helps(samples: Sequence[Sample], target: int) -> int:

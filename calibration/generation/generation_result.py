@@ -105,7 +105,7 @@ class GenerationResult(RunResult):
         if (fit := self.fits.get(pool)) is not None:
             found.step_time, found.host_time = fit.settings()["step_time"], fit.settings().get("host_time")
             found.num_cpu_blocks = self.room(pool).num_cpu_blocks
-            found.overlaps = list(map(_overlap, self.overlaps(pool)))
+            found.overlaps = [OverlapReport.model_validate(one) for one in self.overlaps(pool)]
             found.median_error, found.worst_error, found.noise = fit.median_error, fit.worst_error, fit.noise
             found.steps = [
                 StepReport(
@@ -118,12 +118,6 @@ class GenerationResult(RunResult):
                 for one in fit.measured
             ]
         return found
-
-
-def _overlap(found: Overlap) -> OverlapReport:
-    names = OverlapReport.model_fields.keys() - {"linear_to_attention"}
-    shown = {name: getattr(found, name) for name in names}
-    return OverlapReport(**shown, linear_to_attention=found.t_gl / found.t_ga)
 
 
 def _proof(proof: PromiseProof) -> ProofReport:

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from calibration.generation.overlap import largest_ratio
-from calibration.generation.step_report_model import GenerationCalibrationReport, OverlapReport, ProofReport
+from calibration.generation.step_report_model import GenerationCalibrationReport, ProofReport
 from calibration.report.plots import DOTS_PER_INCH, GREY, INK, LABEL_BOX, SLO, canvas, plain_axes, png
 from calibration.report.tables import POOLS
 
@@ -46,30 +45,6 @@ def steps(report: GenerationCalibrationReport, name: str) -> bytes:
         f"{100 * (pool.worst_error or 0):.0f} % (worst)",
         loc="left", fontsize=12, fontweight="bold", color=INK,
     )  # fmt: skip
-    return png(figure, legend=True)
-
-
-def overlaps(found: Sequence[OverlapReport], name: str) -> bytes:
-    """The bound of APEX's inequality (6), with the device and its host at several answer lengths. Both axes are
-    logarithmic.
-    """
-    figure, axes = canvas(height_in=5.0)
-    places = [one.linear_to_attention for one in found]
-    ratios = np.geomspace(min(0.5, *places) / 1.5, 1.5 * max(4.0, *places), 200)
-    bound = [largest_ratio(float(ratio), 1.0) for ratio in ratios]
-    low = 0.7 * min(1.0, *(one.ratio for one in found))
-    axes.plot(ratios, bound, color=INK, linewidth=1.6, label="bound of (6)")
-    axes.fill_between(ratios, low, bound, color=_COLOURS[2], alpha=0.12, linewidth=0, label="two batches pay")
-    for place, one in enumerate(found):
-        axes.scatter(
-            [one.linear_to_attention], [one.ratio], s=300 - 50 * place, marker=_MARKS[place],
-            color=_COLOURS[0 if one.pays else 3], edgecolors="white", zorder=4, label=f"{one.context} tokens an answer",
-        )  # fmt: skip
-    _logarithmic(axes)
-    axes.set(xlim=(ratios[0], ratios[-1]), ylim=(low, 2 * max(*bound, *(one.ratio for one in found))))
-    axes.set_xlabel("linear layers over attention, both on the accelerator (time)")
-    axes.set_ylabel("attention: accelerator over host (speed)")
-    axes.set_title(f"{name}: does the host's attention pay?", loc="left", fontsize=12, fontweight="bold", color=INK)
     return png(figure, legend=True)
 
 

@@ -20,10 +20,6 @@ def write(folder: Path, report: GenerationCalibrationReport) -> Path:
         f"steps-{name}.png": (f"Predicted over measured steps, {POOLS[name]}", step_plots.steps(report, name))
         for name in _measured(report)
     }
-    for name, pool in _measured(report).items():
-        if pool.overlaps:
-            alt = f"Where a host's attention pays, {POOLS[name]}"
-            pictures[f"overlap-{name}.png"] = (alt, step_plots.overlaps(pool.overlaps, POOLS[name]))
     promises = step_plots.promises(report)
     if promises is not None:
         pictures["promises.png"] = ("First tokens and paces beside the promise", promises)

@@ -44,7 +44,6 @@ class OverlapReport(ReportPart):
 
     context: int
     ratio: float  # N_G / N_C
-    linear_to_attention: float  # T_gl / T_ga
     largest_ratio: float  # the right side of (6)
     pays: bool
     alone_rate: float

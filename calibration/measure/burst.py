@@ -11,7 +11,7 @@ class Burst:
     in seconds.
     """
 
-    stage: str  # way, sweep, stress test, 10 tokens (a length), fine-tune, verify, stream
+    stage: str  # way, sweep, stress test, 10 tokens (a length), verify, stream
     at: float
     depths: dict[str, int]
     sent: int

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from calibration.measure.burst import Burst
@@ -22,25 +20,15 @@ class PlannedBursts:
     tokens: int
     _warm: set[tuple[str, PlannedBatch]] = field(default_factory=set)  # whose first run, which pays for more, is done
 
-    async def run(self, stage: str, sizes: Mapping[str, int], tokens: int | None = None) -> Burst:
-        """Time a run of so many queries on each pool, all at the same time. Raises CalibrationFailed."""
-        sent = sum(sizes.values())
-        at, pools = time.time(), [pool for pool, size in sizes.items() if size]
-        batches = [PlannedBatch(sizes[pool], tokens or self.tokens) for pool in pools]
-        for pool, batch in zip(pools, batches, strict=True):  # apart, so that the timed runs begin together
-            if (pool, batch) not in self._warm:
-                await self._seconds(pool, batch)
-                self._warm.add((pool, batch))
-        seconds = await asyncio.gather(*map(self._seconds, pools, batches))
-        found = {pool: [round(one, 6)] for pool, one in zip(pools, seconds, strict=True)}
-        burst = Burst(stage, at, dict(sizes), sent, 0, 0, found)
-        self.bursts.append(burst)
-        return burst
-
     async def seconds(self, stage: str, pool: str, size: int, tokens: int | None = None) -> float:
-        """Seconds of a run of `size` queries on one pool while the others time nothing."""
-        burst = await self.run(stage, {pool: size}, tokens)
-        return burst.latencies_s[pool][0]
+        """Seconds of a run of `size` queries on one pool while the others time nothing. Raises CalibrationFailed."""
+        at, batch = time.time(), PlannedBatch(size, tokens or self.tokens)
+        if (pool, batch) not in self._warm:
+            await self._seconds(pool, batch)
+            self._warm.add((pool, batch))
+        seconds = round(await self._seconds(pool, batch), 6)
+        self.bursts.append(Burst(stage, at, {pool: size}, size, 0, 0, {pool: [seconds]}))
+        return seconds
 
     async def _seconds(self, pool: str, batch: PlannedBatch) -> float:
         found = await self.replicas.time(pool, batch, warm_up=False)

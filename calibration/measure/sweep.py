@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibration.fit.latency_model import Fit, Sample, cover, fit, misfit, scatter
-from calibration.fit.lengths import LengthSample, next_concurrency
-from calibration.fit.levels import Aim, bounds, limit_s, next_level
+from calibration.fit.lengths import next_concurrency
+from calibration.fit.levels import Aim, bounds, deepest, limit_s, next_level
 from calibration.measure.planned import PlannedBursts
 from calibration.service.application import CalibrationFailed
 
@@ -42,7 +42,7 @@ class Estimate:
         """The smallest SLO that one query meets, in seconds."""
         if self.line is None:
             return self.lone_s * (2 if aim.shape == "steady" else 1)
-        return max(self.lone_s, self.line.curve.latency_s(1, aim.shape) + self.line.margin_s(1, aim.shape))
+        return max(self.lone_s, self.line.curve.latency_s(1, aim.shape))
 
 
 async def sweep(runs: PlannedBursts, pool: str, aim: Aim, on_sample: Callable[[list[Sample]], None]) -> Estimate:
@@ -72,20 +72,16 @@ def estimated(pool: str, samples: Sequence[Sample], aim: Aim, queries: int) -> E
         depth = bounds(samples, aim).holds
         above = cover(samples, depth, limit_s(samples, aim)) if depth else None
         return replace(found, line=above, depth=depth, bent=odd.problem)
-    depth = line.safe_depth(aim.slo_s, aim.shape, aim.most)
-    if not depth and line.curve.depth(aim.slo_s, aim.shape, aim.most):
-        depth = 1  # the line allows it, but its upper bound does not; fine-tuning decides
-    return replace(found, line=line, depth=depth)
+    return replace(found, line=line, depth=line.curve.depth(aim.slo_s, aim.shape, deepest(samples, aim)))
 
 
-async def measure_length(runs: PlannedBursts, estimate: Estimate, tokens: int, aim: Aim) -> list[LengthSample]:
+async def measure_length(runs: PlannedBursts, estimate: Estimate, tokens: int, aim: Aim) -> list[Sample]:
     """Measure a few runs of queries of another length on a pool whose line is known."""
     assert estimate.line is not None
-    samples: list[LengthSample] = []
+    samples: list[Sample] = []
     line, times = estimate.line.curve, tokens / runs.tokens
     while (level := next_concurrency(samples, times, line, estimate.depth, aim.most)) is not None:
-        seconds = await runs.seconds(f"{tokens} tokens", estimate.pool, level, tokens)
-        samples.append(LengthSample(tokens, level, seconds))
+        samples.append(Sample(level, await runs.seconds(f"{tokens} tokens", estimate.pool, level, tokens)))
     return samples
 
 

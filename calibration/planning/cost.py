@@ -128,7 +128,7 @@ class Bound:
     """Eq. 19 for one instance: `limit` is alpha_acc / alpha_cpu, `measured` is C_cpu / C_acc by the calibrated depths.
 
     Both count all replicas. `premise`: whether Eq. 15 holds, beta_cpu > beta_acc; only then is `limit` a bound. Depths
-    tuned on the device may still exceed it if they are off the fitted line, as the paper's own do (22 / 96 = 0.229
+    verified on the device may still exceed it if they are off the fitted line, as the paper's own do (22 / 96 = 0.229
     against 0.21).
     """
 

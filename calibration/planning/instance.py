@@ -87,15 +87,15 @@ def _check_calibrated(path: Path, report: CalibrationReport) -> None:
 
 
 def _pool(report: CalibrationReport, name: str) -> PoolCapacity | None:
-    """The pool with its curve and tuned depth; None if there is no curve."""
+    """The pool with its curve and depth; None if there is no curve."""
     found = report.pools.get(name)
     if found is None:
         return None
-    if found.curve is None and found.fine_tuned:
+    if found.curve is None and found.depth:
         raise SettingsError(f"REPORT.pools.{name}", "has a depth but no alpha_s and beta_s")
     if found.curve is not None and not found.curve.latency_s(1):
         raise SettingsError(f"REPORT.pools.{name}", "has a curve that takes no time")
-    return PoolCapacity(found.curve, found.fine_tuned or 0, found.replicas) if found.curve else None
+    return PoolCapacity(found.curve, found.depth or 0, found.replicas) if found.curve else None
 
 
 def _cpu_idle(report: CalibrationReport, cpu: PoolCapacity | None) -> str | None:

@@ -250,7 +250,7 @@ def _bound_notes(bound: Bound, accelerator: PoolCapacity, cpu: PoolCapacity) -> 
     elif bound.below:
         yield f"The limit holds: no SLO, however loose, lets this CPU add more than {percent(bound.limit)}."
     else:
-        yield "The tuned depths pass the limit: they were measured and lie off the fitted lines,"
+        yield "The verified depths pass the limit: they were measured and lie off the fitted lines,"
         yield "as the paper's own do (22 / 96 is 22.9 %, against 21 %)."
 
 
@@ -271,8 +271,8 @@ def _slos(plan: CapacityPlan) -> Sheet:
 def _slos_notes(plan: CapacityPlan) -> Iterator[str]:
     instance, cpu = plan.instance, plan.instance.cpu
     alone_s = cpu.curve.latency_s(1, instance.shape) if cpu else 0.0
-    tuned = " + ".join(f"{pool.capacity:,}" for pool in (instance.accelerator, cpu) if pool is not None)
-    yield f"One instance, by the fitted curves; tuned at {instance.slo_s:g} s: {tuned}."
+    verified = " + ".join(f"{pool.capacity:,}" for pool in (instance.accelerator, cpu) if pool is not None)
+    yield f"One instance, by the fitted curves; verified at {instance.slo_s:g} s: {verified}."
     if instance.helper is None and alone_s > instance.slo_s:
         yield f"The CPU answers a first query from an SLO of {alone_s:.3g} s on (Eq. 11)."
     gains = [row.gain for row in plan.slos if row.gain is not None]

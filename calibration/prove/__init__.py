@@ -1,1 +1,1 @@
-"""Tests with all pools loaded: fine-tuning, verification, and the proof by streams."""
+"""Tests with all pools loaded: verification, and the proof by streams."""

@@ -1,5 +1,5 @@
-"""Loads all pools together: fine-tuning by planned runs at the same time, and the verification by ordinary traffic
-while the depths are in force. Nothing is written if that fails.
+"""The verification: ordinary traffic on all pools together while the depths are in force. Nothing is written if it
+fails.
 """
 
 from __future__ import annotations
@@ -10,59 +10,18 @@ from dataclasses import dataclass
 
 from calibration.fit.levels import Aim
 from calibration.measure.burst import Burst
-from calibration.measure.planned import PlannedBursts
 from calibration.measure.traffic import Traffic
-from calibration.prove.fine_tune import Held, Tuned, Tuning, step_down
 from calibration.service.application import CalibrationFailed
 
 REQUIRED = 0.99  # share of the admitted queries that must meet the SLO
-_DECIDED = 2  # bursts that must agree, because one slow burst proves nothing
 _QUERIES, _FEWEST_BURSTS, _MOST_BURSTS = 200, 5, 30  # of a verification
 _OVERLOAD = 0.1  # more queries than slots, so that the verification includes refusals
 _POLISHED = 2  # most times that depths that hold are reduced so that no query at all is late
-_ATTEMPTS = 7  # at smaller and smaller depths
+_ATTEMPTS = 8  # at smaller and smaller depths
+_STEP = 100  # the first step down is 1/100 of a depth
 _STEADY_PROOF = 10  # its length, in SLOs
 _SHORTEST_WINDOW_S = 3.0
 _STEADY_CLIENTS, _STEADY_PAUSE = 0.5, 0.25  # more clients than slots; a client's pause, in SLOs
-
-
-@dataclass(frozen=True, slots=True)
-class TuningStep:
-    """One trial of fine-tuning, for the report."""
-
-    depths: Mapping[str, int]
-    slowest_s: Mapping[str, float]
-    held: Held
-
-
-async def tune(
-    runs: PlannedBursts, tuning: Tuning, limits_s: Mapping[str, float], on_step: Callable[[TuningStep], None]
-) -> Tuned:
-    """Run the trials that `tuning` asks for. `limits_s`: by pool, the longest that a run may take."""
-    try:
-        depths = next(tuning)
-        while True:
-            step = await _try(runs, depths, limits_s)
-            on_step(step)
-            depths = tuning.send(step.held)
-    except StopIteration as done:
-        tuned: Tuned = done.value
-        return tuned
-
-
-async def _try(runs: PlannedBursts, depths: Mapping[str, int], limits_s: Mapping[str, float]) -> TuningStep:
-    """Repeat a trial until each pool has held or failed often enough."""
-    open_pools = [pool for pool, depth in depths.items() if depth]
-    good, bad, slowest = (dict.fromkeys(open_pools, 0), dict.fromkeys(open_pools, 0), dict.fromkeys(open_pools, 0.0))
-    while any(max(good[pool], bad[pool]) < _DECIDED for pool in open_pools):
-        burst = await runs.run("fine-tune", depths)
-        for pool in open_pools:
-            (latency_s,) = burst.latencies_s[pool]
-            slowest[pool] = max(slowest[pool], latency_s)
-            if max(good[pool], bad[pool]) < _DECIDED:
-                (good if latency_s <= limits_s[pool] else bad)[pool] += 1
-    held = {pool: good.get(pool, 0) >= _DECIDED or not depth for pool, depth in depths.items()}
-    return TuningStep(dict(depths), slowest, held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +55,26 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The last run at the final depths. `late[pool]` of `admitted[pool]` queries were answered after the SLO."""
+    """The last run at the final depths. `latencies_s`: of admitted queries; `late`: those answered after the SLO."""
 
     depths: dict[str, int]
     bursts: tuple[Burst, ...]
-    admitted: dict[str, int]
+    latencies_s: dict[str, list[float]]
     late: dict[str, int]
+
+    @property
+    def admitted(self) -> int:
+        return sum(map(len, self.latencies_s.values()))
 
     @property
     def share(self) -> float:
         """The share of the admitted queries that met the SLO."""
-        admitted = sum(self.admitted.values())
-        return 1 - sum(self.late.values()) / admitted if admitted else 0.0
-
-    @property
-    def failed(self) -> int:
-        return sum(burst.failed for burst in self.bursts)
+        return 1 - sum(self.late.values()) / self.admitted if self.admitted else 0.0
 
     def late_pools(self) -> list[str]:
         """The pools that miss REQUIRED. If only their sum misses it: all pools with late queries."""
         allowed = 1 - REQUIRED
-        late = [pool for pool, count in self.late.items() if count > allowed * self.admitted[pool]]
+        late = [pool for pool, count in self.late.items() if count > allowed * len(self.latencies_s[pool])]
         return late or ([pool for pool, count in self.late.items() if count] if 1 - self.share > allowed else [])
 
 
@@ -125,7 +83,7 @@ async def verify(
     depths: Mapping[str, int],
     aim: Aim,
     put_in_force: Callable[[Mapping[str, int]], Awaitable[None]],
-    on_burst: Callable[[int, int], None],
+    say: Callable[[str], None],
 ) -> Verification:
     """Put these depths in force, and send more load than they admit. If too many queries are late, reduce the late
     pool's depth and repeat. If REQUIRED holds but a few are late, reduce it once or twice more.
@@ -136,9 +94,9 @@ async def verify(
     good: list[Verification] = []
     for attempt in range(_ATTEMPTS):
         await put_in_force(depths)
-        verification = await _verify_once(load, depths, aim, on_burst)
-        if verification.failed:
-            raise CalibrationFailed(f"{verification.failed} queries failed in the verification: nothing was written")
+        verification = await _verify_once(load, depths, aim, say)
+        if failed := sum(burst.failed for burst in verification.bursts):
+            raise CalibrationFailed(f"{failed} queries failed in the verification: nothing was written")
         late = verification.late_pools()
         if not late:
             good.append(verification)
@@ -158,15 +116,18 @@ async def verify(
     )
 
 
-async def _verify_once(
-    load: Load, depths: dict[str, int], aim: Aim, on_burst: Callable[[int, int], None]
-) -> Verification:
+def step_down(depth: int, attempt: int) -> int:
+    """The smaller depth to verify after attempt number `attempt` (0, 1, ...) was late. The steps grow."""
+    return max(0, depth - max(1, depth // _STEP) * (1 << max(0, attempt - 1)))
+
+
+async def _verify_once(load: Load, depths: dict[str, int], aim: Aim, say: Callable[[str], None]) -> Verification:
     wanted = max(_FEWEST_BURSTS, min(_MOST_BURSTS, math.ceil(_QUERIES / load.places(depths))))
     planned = 1 if aim.shape == "steady" else wanted
     bursts: list[Burst] = []
     for number in range(planned):
         bursts.append(await load.send(depths, aim))
-        on_burst(number + 1, planned)
+        say(f"{number + 1} of {planned}")
         found = _sum_up(depths, bursts, aim)
         if aim.shape == "burst" and sum(found.late.values()) > (1 - REQUIRED) * load.places(depths) * planned:
             break  # further bursts cannot make up for it
@@ -175,9 +136,5 @@ async def _verify_once(
 
 def _sum_up(depths: dict[str, int], bursts: list[Burst], aim: Aim) -> Verification:
     by_pool = {pool: [latency for burst in bursts for latency in burst.latencies_s[pool]] for pool in depths}
-    return Verification(
-        depths=dict(depths),
-        bursts=tuple(bursts),
-        admitted={pool: len(latencies) for pool, latencies in by_pool.items()},
-        late={pool: len(latencies) - aim.within(latencies) for pool, latencies in by_pool.items()},
-    )
+    late = {pool: len(latencies) - aim.within(latencies) for pool, latencies in by_pool.items()}
+    return Verification(dict(depths), tuple(bursts), by_pool, late)

@@ -10,7 +10,7 @@ from deployments.hardware.device_detector import CPU
 def core_worth(report: CalibrationReport) -> dict[str, float | None]:
     """Queries per second and core, one per request at a Router. None if the report does not tell."""
     pool, request_s, of_pool = report.pools.get(CPU), report.router_request_s, None
-    if pool and pool.curve and pool.cores and (depth := pool.fine_tuned or pool.estimate):
+    if pool and pool.curve and pool.cores and (depth := pool.depth or pool.estimate):
         of_pool = depth / max(1e-9, pool.curve.latency_s(depth, report.settings.shape)) / pool.cores
     return {"cpu_pool": of_pool, "router": 1 / request_s if request_s else None}
 

@@ -7,7 +7,6 @@ and Ito's, which color-blind people can distinguish. Line styles, markers and ha
 from __future__ import annotations
 
 import io
-import math
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ def fit(report: CalibrationReport, name: str) -> bytes:
     """Figure 4 for one pool: latency in s over concurrency, the fitted line, the SLO, and the chosen depth."""
     pool, settings = report.pools[name], report.settings
     figure, axes = canvas(height_in=5.0)
-    edge = 1.1 * max([sample.concurrency for sample in pool.samples] + [pool.fine_tuned or 0, 3])
+    edge = 1.1 * max([sample.concurrency for sample in pool.samples] + [pool.depth or 0, 3])
     top = max([1.18 * settings.slo_s] + [1.08 * sample.latency_s for sample in pool.samples])
     axes.set(xlim=(0, edge), ylim=(0, top))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -58,11 +57,10 @@ def verification(report: CalibrationReport) -> bytes | None:
     if not taken:
         return None
     slo_s = report.settings.slo_s
-    edges = _bins(np.concatenate(list(taken.values())), slo_s)
     figure = Figure(figsize=(8.0, 1.6 + 1.5 * len(taken)), dpi=DOTS_PER_INCH, layout="constrained")
     rows = figure.subplots(len(taken), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (name, latencies) in zip(rows, taken.items(), strict=True):
-        _histogram(axes, name, np.asarray(latencies), edges, slo_s)
+        _histogram(axes, name, np.asarray(latencies), slo_s)
     rows[-1].set_xlabel("latency of a query, as its client saw it (s)")
     rows[0].set_title(
         f"Verification: {len(bursts)} bursts at the final depths{_emulated(report)}",
@@ -131,8 +129,8 @@ def _slo(axes: Axes, slo_s: float) -> None:
 
 
 def _depth(axes: Axes, pool: PoolReport, edge: float) -> None:
-    """A vertical line at the fine-tuned depth, or at the estimate if there was no fine-tuning."""
-    word, depth = ("depth", pool.fine_tuned) if pool.fine_tuned is not None else ("estimate", pool.estimate)
+    """A vertical line at the depth, or at the estimate if it was not verified."""
+    word, depth = ("depth", pool.depth) if pool.depth is not None else ("estimate", pool.estimate)
     if depth is None:
         return
     axes.axvline(depth, color=DEPTH, linewidth=1.8, linestyle=(0, (1, 1.2)), zorder=3)
@@ -144,23 +142,14 @@ def _depth(axes: Axes, pool: PoolReport, edge: float) -> None:
     )  # fmt: skip
 
 
-def _bins(latencies_s: Floats, slo_s: float) -> Floats:
-    """Bin edges in s; the SLO is one of them. They begin at 0, or just below the fastest query if none was fast."""
-    quickest_s, slowest_s = float(latencies_s.min()), float(latencies_s.max())
-    start_s = 0.0 if quickest_s < 0.5 * slo_s else max(0.0, min(1.3 * quickest_s - 0.3 * slo_s, 0.9 * slo_s))
-    width_s = (slo_s - start_s) / BINS_TO_SLO
-    end_s = max(slo_s + 0.15 * (slo_s - start_s), min(slowest_s, LATEST * slo_s))
-    edges: Floats = start_s + width_s * np.arange(BINS_TO_SLO + math.ceil((end_s - slo_s) / width_s) + 1)
-    return edges
-
-
-def _histogram(axes: Axes, name: str, latencies_s: Floats, edges: Floats, slo_s: float) -> None:
-    """Queries per bin, with late ones hatched, and a title with the numbers."""
+def _histogram(axes: Axes, name: str, latencies_s: Floats, slo_s: float) -> None:
+    """Queries per bin, with late ones hatched, and a title with the numbers. The SLO is an edge of two bins."""
     plain_axes(axes)
+    edges = (slo_s / BINS_TO_SLO * np.arange(LATEST * BINS_TO_SLO + 1)).tolist()
     shown = np.clip(latencies_s, edges[0], edges[-1])
     late = latencies_s > slo_s
-    _bars(axes, shown[~late], edges, color=COLOURS[name], edgecolor="white", linewidth=0.6)
-    _bars(axes, shown[late], edges, color="white", edgecolor=OUTLIER, hatch="////", linewidth=1.0)
+    axes.hist(shown[~late], edges, color=COLOURS[name], edgecolor="white", linewidth=0.6)
+    axes.hist(shown[late], edges, color="white", edgecolor=OUTLIER, hatch="////", linewidth=1.0)
     axes.axvline(slo_s, color=SLO, linewidth=1.4, linestyle=(0, (6, 3)), zorder=3)
     axes.annotate(
         f"SLO {slo_s:g} s", (slo_s, 0.95), xycoords=("data", "axes fraction"), xytext=(5, 0),
@@ -169,20 +158,10 @@ def _histogram(axes: Axes, name: str, latencies_s: Floats, edges: Floats, slo_s:
     if (beyond := int((latencies_s > edges[-1]).sum())) > 0:
         words = f"{beyond} beyond"
         axes.text(0.995, 0.5, words, transform=axes.transAxes, ha="right", color=OUTLIER, fontweight="bold")
-    p50_s, p99_s, slowest_s = np.quantile(latencies_s, (0.5, 0.99, 1))
-    axes.text(
-        0, 1.03, f"{POOLS[name]}: {len(latencies_s)} queries, {int(late.sum())} late; "
-        f"p50 {p50_s:.3f} s, p99 {p99_s:.3f} s, slowest {slowest_s:.3f} s",
-        transform=axes.transAxes, va="bottom", color=INK, fontsize=10.5,
-    )  # fmt: skip
+    words = f"{POOLS[name]}: {len(latencies_s)} queries, {int(late.sum())} late"
+    axes.text(0, 1.03, words, transform=axes.transAxes, va="bottom", color=INK, fontsize=10.5)
     axes.set(xlim=(edges[0], edges[-1]), ylabel="queries")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
-
-
-def _bars(axes: Axes, latencies_s: Floats, edges: Floats, **style: Any) -> None:
-    """The bins that are not empty."""
-    counts, _ = np.histogram(latencies_s, edges)
-    axes.bar(edges[:-1][counts > 0], counts[counts > 0], np.diff(edges)[counts > 0], align="edge", **style)
 
 
 def _titles(axes: Axes, device: str, equation: str) -> None:
@@ -201,11 +180,8 @@ def _equation(pool: PoolReport) -> str:
 
 def _devices(report: CalibrationReport, pool: PoolReport) -> str:
     """The first device's name and the number of others. Characters that the font may lack become question marks."""
-    first, *others = pool.devices or ["no device"]
-    latin = str(first).encode("latin-1", "replace").decode("latin-1")
-    name = "".join(sign if sign.isprintable() else "?" for sign in latin)
-    short = name if len(name) <= 64 else name[:61] + "..."
-    return short + (f" and {len(others)} more" if others else "") + _emulated(report)
+    name = pool.devices_in_words.encode("latin-1", "replace").decode("latin-1")
+    return name[:72] + _emulated(report)
 
 
 def _emulated(report: CalibrationReport) -> str:

@@ -5,7 +5,6 @@ terminal. It renders a `CalibrationReport`; None is shown as a dash.
 from __future__ import annotations
 
 import math
-from html import escape
 from pathlib import Path
 
 from rich.console import Console
@@ -74,28 +73,26 @@ def _pools(report: CalibrationReport) -> dict[str, PoolReport]:
 
 def _depth(pool: PoolReport) -> str:
     """The depth, with the number of replicas if there are several."""
-    depth = number(pool.fine_tuned)
+    depth = number(pool.depth)
     return depth if pool.replicas == 1 else f"{pool.replicas} x {depth}"
 
 
 def _depths(report: CalibrationReport) -> Sheet | None:
-    """Table III, with the estimate besides the paper's two methods."""
+    """Table III: the estimate and the depth that was verified, beside the paper's stress test."""
     pools = _pools(report)
     if all(pool.estimate is None for pool in pools.values()):
         return None
     columns = ["queue depth", *(f"{POOLS[name]}: {pool.devices_in_words}" for name, pool in pools.items())]
     rows = [
-        ["linear regression", *(number(pool.regression_depth) for pool in pools.values())],
         ["stress test", *(number(pool.stress_depth) for pool in pools.values())],
         ["estimate", *(number(pool.estimate) for pool in pools.values())],
-        ["fine-tuned", *(number(pool.fine_tuned) for pool in pools.values())],
+        ["verified", *(number(pool.depth) for pool in pools.values())],
     ]
     if report.way is not None:
-        rows.append(["the way, ms", *(f"{1000 * report.way.lone_s:.3g}" for _ in pools)])
+        rows.append(["the way, ms", *(f"{1000 * report.way.beta_s:.3g}" for _ in pools)])
     several = any(pool.replicas > 1 for pool in pools.values())
     title = f"Queue depths at {report.settings.slo_s:g} s" + (", per replica" if several else "")
-    notes = [f"{POOLS[name]}: {text(pool.note)}" for name, pool in pools.items() if pool.note]
-    return Sheet(title, columns, rows, "; ".join(notes), styles={3: "bold"})
+    return Sheet(title, columns, rows, styles={2: "bold"})
 
 
 def _gain(report: CalibrationReport) -> Sheet | None:
@@ -122,9 +119,10 @@ def _verification(report: CalibrationReport) -> Sheet | None:
         for name, pool in ((name, seen.pools[name]) for name in POOLS if name in seen.pools)
     ]
     share = DASH if seen.share is None else f"{math.floor(1000 * seen.share + 1e-6) / 10:.1f} %"
+    in_time = seen.admitted - sum(pool.late for pool in seen.pools.values())
     caption = (
-        f"{seen.bursts} bursts, {seen.queries} queries: {seen.within_slo} of {seen.admitted} admitted "
-        f"within the SLO ({share}), {seen.busy} refused, {seen.failed} failed"
+        f"{seen.bursts} bursts, {seen.admitted + seen.busy} queries: {in_time} of {seen.admitted} admitted within the "
+        f"SLO ({share}), {seen.busy} refused"
     )
     return Sheet("Verification", ["pool", "admitted", "late", *_QUANTILES], rows, caption)
 
@@ -163,22 +161,6 @@ def _cost(report: CalibrationReport) -> Sheet | None:
     return Sheet("Cost of a query by its length", columns, rows, "; ".join(formulas))
 
 
-def _fine_tuning(report: CalibrationReport) -> Sheet | None:
-    steps, names = report.fine_tuning, list(_pools(report))
-    if not steps:
-        return None
-    columns = ["step", *(f"{POOLS[name]} {what}" for name in names for what in ("depth", "slowest, s", "SLO"))]
-    rows = []
-    for count, step in enumerate(steps, 1):
-        row = [f"{count}"]
-        for name in names:
-            depth = step.accelerator if name == ACCELERATOR else step.cpu
-            held = DASH if name not in step.held else "held" if step.held[name] else "missed"
-            row += [number(depth), seconds(step.slowest_s.get(name)), held]
-        rows.append(row)
-    return Sheet("Fine-tuning" + (", both pools loaded" if len(names) > 1 else ""), columns, rows)
-
-
 def _curves(report: CalibrationReport) -> Sheet | None:
     """The measurements and the fit (Eq. 12), one column per pool."""
     pools = _pools(report)
@@ -208,11 +190,9 @@ def _curve(pool: PoolReport) -> dict[str, str]:
 
 def _findings(report: CalibrationReport, pictures: Pictures) -> list[str]:
     """The findings for the page, in HTML."""
-    reason = text(report.cpu_overflow.reason) if report.cpu_overflow.reason else ""
-    sheets = (_verification(report), _streams(report), _fine_tuning(report), _curves(report), _cost(report))
+    sheets = (_verification(report), _streams(report), _curves(report), _cost(report))
     return [
         *map(html_table, (_depths(report), _gain(report), core_worth_sheet(report))),
-        f"<p>No heterogeneous computing: {escape(reason)}</p>\n" if reason not in verdict(report) else "",
         html_pictures(pictures),
         *map(html_table, sheets),
     ]

@@ -38,7 +38,7 @@ Seconds = Annotated[float, Field(strict=True, ge=0, le=MOST, allow_inf_nan=False
 class ReportPart(BaseModel):
     """A part of a report. Keys of later versions are ignored."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", from_attributes=True)
 
 
 class ApplicationReport(ReportPart):
@@ -76,8 +76,8 @@ class MachineReport(ReportPart):
         )
 
 
-class SettingsReport(ReportPart):
-    """The options of the calibration. `confidence`: of the fitted line's upper bound."""
+class CalibrationOptions(ReportPart):
+    """The options of the calibration. `stress_step` 0: no stress test."""
 
     slo_s: Annotated[Seconds, Field(gt=0)]
     shape: Shape
@@ -85,14 +85,6 @@ class SettingsReport(ReportPart):
     most: int
     seed: int
     stress_step: int
-    confidence: float
-
-
-class WayReport(ReportPart):
-    """Seconds of the way to the device and back: of a lone query, and of each further one that comes with it."""
-
-    lone_s: Seconds
-    query_s: Seconds
 
 
 class SampleReport(ReportPart):
@@ -103,22 +95,12 @@ class SampleReport(ReportPart):
     outlier: bool
 
 
-class LengthReport(ReportPart):
-    """One burst of queries of another length than the sweep's."""
-
-    tokens: int
-    concurrency: int
-    latency_s: float
-
-
 class CostReport(ReportPart):
-    """Device seconds of a query of n tokens: `query_s + token_s * n + token2_s * n^2`, plus `beta_s` per batch."""
+    """Device seconds of a query of n tokens: `query_s + token_s * n + token2_s * n^2`, besides beta."""
 
     query_s: float
     token_s: float
     token2_s: float
-    beta_s: float | None = None
-    samples: list[LengthReport]
     by_tokens: list[tuple[int, float]]  # tokens, seconds per query
 
 
@@ -140,8 +122,8 @@ class PoolHead(ReportPart):
 class PoolReport(PoolHead):
     """One pool: its replicas, its curve (Eq. 12), and the queue depths per replica.
 
-    `cores`: of the replica with the fewest. `band`: the fitted line's confidence interval. `fine_tuned`: None if the
-    pool was not tuned, 0 if it takes no queries.
+    `cores`: of the replica with the fewest. `band`: the fitted line's confidence interval. `depth`: that was
+    verified; None without a verification, 0 if the pool takes no queries.
     """
 
     cores: Count | None = None
@@ -149,15 +131,13 @@ class PoolReport(PoolHead):
     beta_s: Seconds | None = None
     r2: float | None = None
     noise: float | None = None
-    regression_depth: int | None = None
     estimate: int | None = None
     stress_depth: int | None = None
     stress_queries: int | None = None
     cost: CostReport | None = None
-    fine_tuned: Depth | None
+    depth: Depth | None
     samples: list[SampleReport] = []
     queries: int = 0
-    note: str | None = None
     band: list[Band] = []
 
     @property
@@ -171,15 +151,6 @@ class CpuOverflowReport(ReportPart):
 
     used: bool
     reason: str | None
-
-
-class TuningReport(ReportPart):
-    """One step of fine-tuning: each pool's depth, its slowest query, and whether it `held` the SLO."""
-
-    accelerator: int | None = None
-    cpu: int | None = None
-    slowest_s: dict[str, float]
-    held: dict[str, bool]
 
 
 class LatenciesReport(ReportPart):
@@ -196,11 +167,8 @@ class VerificationReport(ReportPart):
     """The last run at the final depths: all queries, and the latencies of each pool."""
 
     bursts: int
-    queries: int
     admitted: int
     busy: int
-    failed: int
-    within_slo: int
     share: float | None
     pools: dict[str, LatenciesReport]
 
@@ -305,11 +273,10 @@ class CalibrationReport(ReportHead):
     emulated_means = (
         "The devices are EMULATED: the depths are true of the emulated curves, not of this machine's devices."
     )
-    settings: SettingsReport
-    way: WayReport | None = None
+    settings: CalibrationOptions
+    way: Curve | None = None  # to the device and back: of a query, and of each other one that comes with it
     pools: dict[str, PoolReport]
     cpu_overflow: CpuOverflowReport
-    fine_tuning: list[TuningReport]
     verification: VerificationReport | None
     streams: list[StreamReport] = []
     router_request_s: Seconds | None = None
@@ -338,7 +305,7 @@ class CalibrationReport(ReportHead):
         pool = self.pools.get(name)
         if pool is None or (name == CPU and ACCELERATOR in self.pools and not self.cpu_overflow.used):
             return 0
-        return (pool.fine_tuned or 0) * pool.replicas
+        return (pool.depth or 0) * pool.replicas
 
 
 def utc(seconds: float) -> str:

@@ -20,8 +20,7 @@ from calibration.progress import Progress
 from calibration.prove import in_force
 from calibration.prove.in_force import trying_out
 from calibration.report import report
-from calibration.report.report_model import CalibrationReport, WrittenReport
-from calibration.result import CalibrationOptions
+from calibration.report.report_model import CalibrationOptions, CalibrationReport, WrittenReport
 from calibration.run import Calibration
 from calibration.service.application import CalibrationFailed
 from calibration.service.serve_config import edit
@@ -84,14 +83,10 @@ class Runs:
         alpha_s, beta_s = CURVES[pool]
         return beta_s + alpha_s * size * (0.2 + 0.8 * tokens / self.tokens)
 
-    async def run(self, stage, sizes, tokens=None):
-        found = {pool: [self.seconds_of(pool, size, tokens or self.tokens)] for pool, size in sizes.items() if size}
-        burst = Burst(stage, 0.0, dict(sizes), sum(sizes.values()), 0, 0, found)
-        self.bursts.append(burst)
-        return burst
-
     async def seconds(self, stage, pool, size, tokens=None):
-        return (await self.run(stage, {pool: size}, tokens)).latencies_s[pool][0]
+        found = self.seconds_of(pool, size, tokens or self.tokens)
+        self.bursts.append(Burst(stage, 0.0, {pool: size}, size, 0, 0, {pool: [found]}))
+        return found
 
 
 class Replicas:
@@ -151,7 +146,7 @@ def calibrate(monkeypatch):
         monkeypatch.setattr(in_force, "PutBack", lambda _: contextlib.nullcontext(SimpleNamespace(tries=None)))
         for name, fake in (("PlannedBursts", runs), ("Traffic", Traffic), ("Replicas", Replicas)):
             monkeypatch.setattr(calibration.run, name, fake)
-        options = CalibrationOptions(slo_s, "burst", 75, most, 0, 0)
+        options = CalibrationOptions(slo_s=slo_s, shape="burst", tokens=75, most=most, seed=0, stress_step=0)
         work = Calibration(application, options, Progress(Console(file=io.StringIO())))
         try:
             asyncio.run(work.measure(**more))
@@ -231,14 +226,14 @@ def test_an_estimate_is_not_proved(calibrate):
     found = calibrate(Application(), estimate_only=True)
     made = found.report(None, WrittenReport())
     assert made.pools["cpu"].cost.by_tokens[1] == (75, pytest.approx(0.0858, rel=1e-3))
-    assert (made.outcome, made.verification, made.pools["cpu"].fine_tuned) == ("estimated", None, None)
+    assert (made.outcome, made.verification, made.pools["cpu"].depth) == ("estimated", None, None)
     assert (found.verification, found.streams) == (None, [])
 
 
 def test_the_way_is_no_part_of_a_device_and_leaves_less_depth(calibrate, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "WAY_S", 0.5)
     found = calibrate(Application())
-    assert found.way.lone_s == pytest.approx(0.5)
+    assert found.way.beta_s == pytest.approx(0.5)
     assert found.estimates["accelerator"].line.curve.alpha_s == pytest.approx(0.018, rel=1e-3)
     assert found.depths == {"accelerator": int((2.0 - 0.5 - 0.27) / 0.018), "cpu": int((2.0 - 0.5 - 0.32) / 0.0858)}
 

@@ -3,17 +3,18 @@
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_fine_tune import drive
 
 from calibration.fit.curve import Shape
 from calibration.fit.latency_model import Sample, fit
-from calibration.fit.levels import Aim, next_level
+from calibration.fit.levels import Aim, deepest, next_level
 from calibration.measure.sweep import estimated
+from calibration.prove.proof import _ATTEMPTS, step_down
 from calibration.service.application import CalibrationFailed
 
 NOISE, OUTLIERS, SEEDS = 0.03, 0.05, 100
@@ -36,8 +37,8 @@ class Column:
         return self.alpha_s * concurrency + self.beta_s
 
     def is_good(self, estimate):
-        """Within 5 % or one query of the truth, and never above."""
-        return self.depth - max(1, 0.05 * self.depth) <= estimate <= self.depth
+        """Within 5 % or one query of the truth."""
+        return abs(estimate - self.depth) <= max(1, 0.05 * self.depth)
 
 
 def noisy(latency_s, seed):
@@ -84,9 +85,9 @@ def queries(samples):
 
 
 @columns
-def test_without_noise_the_estimate_is_near_and_never_above(column):
+def test_without_noise_the_estimate_is_exact(column):
     samples = sweep(column.latency_s, Aim(column.slo_s))
-    assert column.is_good(fit(samples).safe_depth(column.slo_s))
+    assert estimated("cpu", samples, Aim(column.slo_s), 0).depth == column.depth
     if column.depth >= 80:
         assert queries(samples) <= stress_queries(column.depth) / 3
 
@@ -99,17 +100,17 @@ def test_all_columns_together_cost_a_third_of_stress_tests_at_most(figure):
 
 
 @columns
-def test_with_noise_and_outliers_it_is_near_and_not_above_in_95_of_100(column, figure):
+def test_with_noise_and_outliers_it_is_near_in_95_of_100(column, figure):
     estimates, spent = [], 0
     for seed in range(SEEDS):
         samples = sweep(noisy(column.latency_s, seed), Aim(column.slo_s))
-        estimates.append(fit(samples).safe_depth(column.slo_s))
+        estimates.append(fit(samples).curve.depth(column.slo_s, most=deepest(samples, Aim(column.slo_s))))
         spent += queries(samples)
     good = sum(map(column.is_good, estimates))
     above = sum(estimate > column.depth for estimate in estimates)
     figure(
         f"estimator, {NOISE:.0%} noise, {OUTLIERS:.0%} outliers, {column}: {good} of {SEEDS} good, {above} above, "
-        f"{SEEDS - good - above} below, {spent / SEEDS:.0f} queries on average"
+        f"{spent / SEEDS:.0f} queries on average"
     )
     assert good >= 0.95 * SEEDS
 
@@ -162,7 +163,7 @@ def test_noise_and_outliers_do_not_hide_the_depth_of_what_is_on_no_line(name, fi
         off.append(found.depth / true_depth(BENT[name], 2.2) - 1)
     near = sum(abs(by) <= 0.15 for by in off)
     figure(f"estimator, {name}, noisy: {near} of 20 within 15 %, from {min(off):+.0%} to {max(off):+.0%}")
-    assert near >= 18  # fine-tuning finds the rest
+    assert near >= 18  # the verification finds those that are too large
 
 
 STEPS = st.lists(st.tuples(st.integers(1, 64), st.floats(0, 0.5)), max_size=12)
@@ -170,8 +171,8 @@ STEPS = st.lists(st.tuples(st.integers(1, 64), st.floats(0, 0.5)), max_size=12)
 
 @settings(max_examples=100, deadline=None)
 @given(steps=STEPS, lone_s=st.floats(0.01, 0.99), alpha_s=st.floats(0.001, 0.2), shape=st.sampled_from(Shape.__args__))
-def test_any_device_whose_time_grows_with_work_ends_with_its_depth(steps, lone_s, alpha_s, shape):
-    """Runs of concurrency that end in a jump, then a slope; fine-tuned by bursts, whatever the shape was."""
+def test_any_device_whose_time_grows_with_work_ends_with_a_depth_that_holds(steps, lone_s, alpha_s, shape):
+    """Runs of concurrency that end in a jump, then a slope; verified by bursts, whatever the shape was."""
 
     def latency_s(level):
         taken_s, left = lone_s, level - 1
@@ -185,9 +186,8 @@ def test_any_device_whose_time_grows_with_work_ends_with_its_depth(steps, lone_s
     found = estimated("cpu", sweep(latency_s, aim), aim, 0)
     if shape == "burst" or 2 * lone_s < 0.9:
         assert found.depth >= 1
-        tuned, _ = drive({"cpu": found.depth}, lambda tried: {"cpu": latency_s(tried["cpu"]) <= 1})
-        true = true_depth(latency_s, 1)
-        assert true - max(1, 0.01 * true) <= tuned.depths["cpu"] <= true
+        tried = list(accumulate(range(_ATTEMPTS - 1), step_down, initial=found.depth))
+        assert any(depth and latency_s(depth) <= 1 for depth in tried)
 
 
 @pytest.mark.parametrize(("off", "is_refused"), [(0.23, False), (0.245, True)])

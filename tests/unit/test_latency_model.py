@@ -153,13 +153,6 @@ def test_one_query_more_than_the_depth_misses_the_slo(alpha_s, beta_s, slo_s, sh
     assert alpha_s * (depth + 1) + waits >= slo_s * (1 - 1e-9)
 
 
-@few
-@given(ANY_SAMPLES, st.floats(0.01, 100), SHAPES, st.integers(1, 3000))
-def test_the_safe_depth_is_never_above_the_depth(samples, slo_s, shape, most):
-    found = fit(samples)
-    assert 0 <= found.safe_depth(slo_s, shape, most) <= found.curve.depth(slo_s, shape, most) <= most
-
-
 @pytest.mark.parametrize(
     "factors", [[1.0] * 5, [1.0, 3.0, 1.0, 1.0, 1.0], [1.02, 0.98, 1.01, 0.99, 1.0]], ids=["on", "outlier", "noise"]
 )
@@ -233,11 +226,6 @@ def test_the_margin_is_a_side_of_the_confidence_interval(shape):
     deviation_s = math.sqrt(where @ np.linalg.inv(columns.T @ columns) @ where * variance)
     assert found.margin_s(30, shape) == pytest.approx(student.ppf(0.985, 5) * deviation_s, rel=1e-4)
     assert found.noise == pytest.approx(math.sqrt(residuals @ residuals / 3), rel=1e-4)
-    latency_s = V100.alpha_s * 30 + (2 if shape == "steady" else 1) * V100.beta_s
-    assert found.exact_depth(latency_s, shape, 2048, margin=False) == pytest.approx(30, abs=0.5)
-    side_s = found.curve.latency_s(30, shape) + found.margin_s(30, shape)
-    assert found.exact_depth(side_s, shape, 2048) == pytest.approx(30, abs=2e-6)
-    assert (found.safe_depth(side_s, shape), found.safe_depth(side_s - 1e-6, shape)) == (30, 29)
 
 
 def test_of_three_samples_one_tells_the_noise():
@@ -245,13 +233,6 @@ def test_of_three_samples_one_tells_the_noise():
     found = fit(samples)
     off = [sample.latency_s / found.curve.latency_s(sample.concurrency) - 1 for sample in samples]
     assert found.noise == pytest.approx(math.hypot(*off))
-
-
-def test_a_depth_is_exact_to_a_millionth_of_a_query():
-    line = Fit(V100, 1.0, 0.0, frozenset(), np.zeros((2, 2)), 0.0)
-    assert line.exact_depth(V100.latency_s(3.1234567), "burst", 5) == 3.123456
-    assert line.exact_depth(9.0, "burst", 5) == 5
-    assert line.safe_depth(1e9) == 100_000
 
 
 def test_what_the_line_explains():

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.fit.curve import Curve
-from calibration.fit.lengths import LengthSample, fit_cost, next_concurrency, other_lengths
+from calibration.fit.latency_model import Sample
+from calibration.fit.lengths import fit_cost, next_concurrency, other_lengths
 
 TOKENS = 75
 V100 = Curve(0.018, 0.27)
@@ -23,14 +24,13 @@ def seconds(line, shares, tokens):
 
 
 def measured(line, shares, depth, lengths=(10, 225), most=2048, noise=lambda: 1.0):
-    samples = []
+    samples = {}
     for length in lengths:
-        own = []
+        own = samples[length] = []
         while (level := next_concurrency(own, length / TOKENS, line, depth, most)) is not None:
             assert level <= most
             taken_s = (line.beta_s + level * seconds(line, shares, length)) * noise()
-            own.append(LengthSample(length, level, taken_s))
-        samples += own
+            own.append(Sample(level, taken_s))
     return samples
 
 
@@ -59,15 +59,15 @@ def test_with_noise_and_a_slow_burst_it_is_near():
     for seed in range(20):
         chance = np.random.default_rng(seed)
         samples = measured(V100, SHARES["of each some"], 96, noise=lambda by=chance: 1 + 0.03 * by.standard_normal())
-        slow = samples[-1]
-        samples[-1] = LengthSample(slow.tokens, slow.concurrency, 3 * slow.latency_s)
+        slow = samples[225][-1]
+        samples[225][-1] = Sample(slow.concurrency, 3 * slow.latency_s)
         cost = fit_cost(samples, V100, TOKENS)
         for tokens in (10, 225):
             assert cost.cost_s(tokens) == pytest.approx(seconds(V100, SHARES["of each some"], tokens), rel=0.2)
 
 
 def test_where_no_other_length_was_measured_it_is_in_proportion_to_the_tokens():
-    cost = fit_cost([], V100, TOKENS)
+    cost = fit_cost({10: [], 225: []}, V100, TOKENS)
     assert cost.cost_s(150) == pytest.approx(2 * V100.alpha_s)
 
 
@@ -95,14 +95,14 @@ def test_a_device_whose_time_does_not_grow_is_not_asked():
 def test_what_is_sent_of_another_length(found, times, depth, most, level):
     """`found`: queries, and what each cost, times alpha."""
     line = Curve(0.015625, 0.25)  # exact in floats
-    samples = [LengthSample(10, count, line.beta_s + count * cost * line.alpha_s) for count, cost in found]
+    samples = [Sample(count, line.beta_s + count * cost * line.alpha_s) for count, cost in found]
     assert next_concurrency(samples, times, line, depth, most) == level
 
 
 @pytest.mark.parametrize(("tokens", "cost", "counts_as"), [(50, 0.3, 0.3), (10, 0.02, 0.05)])
 def test_errors_weigh_by_their_share_of_the_cost_and_of_a_twentieth_of_alpha_at_least(tokens, cost, counts_as):
     """A share q for the query itself brings the one length nearer to its cost, and the other away from it."""
-    samples = [LengthSample(tokens, 1, cost), LengthSample(200, 1, 4.2)]
+    samples = {tokens: [Sample(1, cost)], 200: [Sample(1, 4.2)]}
     squared = np.array([(tokens / 100) ** 2, 4.0])
     weights = 1 / np.array([counts_as, 4.2])
     slopes, wanted = (1 - squared) * weights, (np.array([cost, 4.2]) - squared) * weights
@@ -111,8 +111,10 @@ def test_errors_weigh_by_their_share_of_the_cost_and_of_a_twentieth_of_alpha_at_
     assert (found.query_s, found.token_s, 100**2 * found.token2_s) == pytest.approx((q, 0, 1 - q), rel=1e-4)
 
 
-SAMPLES = st.lists(
-    st.builds(LengthSample, st.sampled_from([10, 225]), st.integers(1, 500), st.floats(1e-3, 100)), min_size=1
+SAMPLES = st.dictionaries(
+    st.sampled_from([10, 225]),
+    st.lists(st.builds(Sample, st.integers(1, 500), st.floats(1e-3, 100)), min_size=1),
+    min_size=1,
 )
 
 

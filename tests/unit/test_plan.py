@@ -15,9 +15,9 @@ from deployments.errors import SettingsError
 
 REPORT = json.loads((Path(__file__).parents[1] / "kit" / "calibration_report.json").read_text())
 REPORT["application"]["emulated"] = True
-REPORT["pools"]["accelerator"]["fine_tuned"] = 96  # as in the paper
+REPORT["pools"]["accelerator"]["depth"] = 96  # as in the paper
 REPORT["router_request_s"] = 0.0008
-REPORT["pools"]["cpu"] |= {"fine_tuned": 22, "cores": 48}
+REPORT["pools"]["cpu"] |= {"depth": 22, "cores": 48}
 ASKED = ["--peak", "1000", "--average", "400", "--price", "2000"]
 CPU, ACCELERATOR = ("pools", "cpu"), ("pools", "accelerator")
 IDLE = (("cpu_overflow",), {"used": False, "reason": "cpu_overflow is false."})
@@ -97,12 +97,12 @@ def test_the_tables_lead_with_the_conclusion(planned):
     ):
         assert title in text
     assert "nears 18.6 % (peak)" in text
-    assert "The tuned depths pass the limit" in text
+    assert "The verified depths pass the limit" in text
     assert max(map(len, lines)) <= 100
     assert "\x1b" not in text
 
 
-@pytest.mark.parametrize("changes", [[], [((*CPU, "fine_tuned"), 0)], [((*CPU, "beta_s"), 0.1)], [(CPU, ...), IDLE]])
+@pytest.mark.parametrize("changes", [[], [((*CPU, "depth"), 0)], [((*CPU, "beta_s"), 0.1)], [(CPU, ...), IDLE]])
 def test_a_terminal_of_100_columns_is_wide_enough(planned, changes):
     narrow, wide = (planned(changed(*changes), width=width) for width in (100, 300))
     assert narrow[narrow.index("What to buy") :] == wide[wide.index("What to buy") :]
@@ -112,7 +112,7 @@ def test_a_folder_is_as_good_as_the_file(planned):
     assert planned(target=".").splitlines()[:2] == planned().splitlines()[:2]
 
 
-NO_HELP = (((*CPU, "fine_tuned"), 0), ((*CPU, "beta_s"), 2.2))
+NO_HELP = (((*CPU, "depth"), 0), ((*CPU, "beta_s"), 2.2))
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ NO_HELP = (((*CPU, "fine_tuned"), 0), ((*CPU, "beta_s"), 2.2))
         ([], ["--price", "1999.5", "--currency", "[red]USD\x1b[0m"], "(3,999 [red]USD"),
         ([], ["--peak", "1", "--average", "0.5"], "the CPU's help saves nothing (1 device either way)"),
         ([], ["--peak", "10"], "deploy for the average"),
-        ([((*CPU, "fine_tuned"), 19)], [], "lets this CPU add more than 21.0 %"),
+        ([((*CPU, "depth"), 19)], [], "lets this CPU add more than 21.0 %"),
         ([((*CPU, "beta_s"), 0.1)], [], "The premise does not hold"),
         ([((*ACCELERATOR, "alpha_s"), 0.0)], [], "does not rise"),
         (NO_HELP, [], "The CPU answers a first query from an SLO of 2.29 s on (Eq. 11)."),
         (NO_HELP, [], "By it, the CPU meets the SLO from 56 cores on."),
-        ([((*CPU, "fine_tuned"), 0), ((*CPU, "beta_s"), 99.0)], [], "no number of cores"),
+        ([((*CPU, "depth"), 0), ((*CPU, "beta_s"), 99.0)], [], "no number of cores"),
         ([((*CPU, "cores"), None)], [], "of its cores on"),
     ],
 )
@@ -153,7 +153,7 @@ def test_an_instance_is_all_replicas_of_the_report(planned):
 
 
 def test_steady_traffic(planned):
-    report = changed((("settings", "shape"), "steady"), ((*ACCELERATOR, "fine_tuned"), 81), ((*CPU, "fine_tuned"), 15))
+    report = changed((("settings", "shape"), "steady"), ((*ACCELERATOR, "depth"), 81), ((*CPU, "depth"), 15))
     found = as_json(planned, report)
     assert found["average"]["alone"]["each"] == pytest.approx(81 / (81 * 0.018 + 0.54))
     assert (found["slos"][1]["accelerator"], found["slos"][1]["cpu"]) == (81, 15)
@@ -169,15 +169,15 @@ def test_steady_traffic(planned):
         (changed((CPU, ...), (("cpu_overflow",), {"used": False, "reason": None})), "the report has no CPU pool"),
         (changed(IDLE), "cpu_overflow is false"),
         (changed((("cpu_overflow", "used"), False)), "it was not in use when the report was made"),
-        (changed(((*CPU, "fine_tuned"), 0), (("cpu_overflow", "used"), False)), "its queue depth is 0"),
-        (changed(((*CPU, "fine_tuned"), 0)), "its queue depth is 0"),
+        (changed(((*CPU, "depth"), 0), (("cpu_overflow", "used"), False)), "its queue depth is 0"),
+        (changed(((*CPU, "depth"), 0)), "its queue depth is 0"),
         (
-            changed(((*CPU, "fine_tuned"), 0), ((*CPU, "beta_s"), 2.2)),
+            changed(((*CPU, "depth"), 0), ((*CPU, "beta_s"), 2.2)),
             "a single query takes it up to 2.29 s, longer than the SLO of 2 s (Eq. 11)",
         ),
         (
             changed(
-                ((*CPU, "fine_tuned"), None),
+                ((*CPU, "depth"), None),
                 ((*CPU, "alpha_s"), None),
                 ((*CPU, "beta_s"), None),
                 (("cpu_overflow",), {"used": False, "reason": "one query took 3.1 s"}),
@@ -260,10 +260,10 @@ def test_numbers_that_cannot_be(planned, option, value):
         (changed(((*ACCELERATOR, "alpha_s"), None)), "pools.accelerator: has a depth but no alpha_s"),
         (changed(((*ACCELERATOR, "alpha_s"), -1)), "pools.accelerator.alpha_s: should be greater than or equal to 0"),
         (changed(((*ACCELERATOR, "alpha_s"), 0), ((*ACCELERATOR, "beta_s"), 0)), "takes no time"),
-        (changed(((*ACCELERATOR, "fine_tuned"), 1.5)), "fine_tuned: should be a valid integer, not 1.5"),
+        (changed(((*ACCELERATOR, "depth"), 1.5)), "depth: should be a valid integer, not 1.5"),
         (changed(((*ACCELERATOR, "replicas"), 0)), "replicas: should be greater than or equal to 1, not 0"),
-        (changed(((*ACCELERATOR, "fine_tuned"), 0)), "gives the accelerator depth 0 at an SLO of 2 s"),
-        (changed((ACCELERATOR, ...), ((*CPU, "fine_tuned"), 0)), "gives the CPU depth 0 at an SLO of 2 s"),
+        (changed(((*ACCELERATOR, "depth"), 0)), "gives the accelerator depth 0 at an SLO of 2 s"),
+        (changed((ACCELERATOR, ...), ((*CPU, "depth"), 0)), "gives the CPU depth 0 at an SLO of 2 s"),
     ],
 )
 def test_reports_that_cannot_be_planned_with(planned, report, problem):

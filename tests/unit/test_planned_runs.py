@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from calibration.fit.curve import Curve
 from calibration.measure import way
 from calibration.measure.burst import Burst
 from calibration.measure.planned import PlannedBursts
-from calibration.measure.way import Way, measure_way
+from calibration.measure.way import measure_way, most_at_once, most_rate
 from calibration.service import replicas as module
 from calibration.service.application import CalibrationFailed
 from calibration.service.replicas import Replicas
@@ -65,22 +66,20 @@ def test_a_planned_run_is_asked_for_until_it_is_timed(monkeypatch, ends, found, 
     assert len(handle.calls) == len(ends) + 1
 
 
-def test_a_first_run_of_a_size_is_no_measurement_and_pools_run_together():
+def test_a_first_run_of_a_size_is_no_measurement():
     bursts, asked = [], []
 
     async def time(pool, batch, *, warm_up):
         asked.append((pool, batch))
-        await asyncio.sleep(0)
         return [Timed(0.1 * len(asked))]
 
     runs = PlannedBursts(SimpleNamespace(time=time), bursts, 75)
-    found = asyncio.run(runs.run("fine-tune", {"accelerator": 4, "cpu": 2}))
-    a, c = ("accelerator", PlannedBatch(4, 75)), ("cpu", PlannedBatch(2, 75))
-    assert asked == [a, c, a, c]
-    assert found.latencies_s == {"accelerator": [0.4], "cpu": [0.4]}
-    assert asyncio.run(runs.seconds("sweep", "cpu", 2)) == pytest.approx(0.5)
-    assert asked[4:] == [c]
-    assert len(bursts) == 2
+    usual, longer = ("cpu", PlannedBatch(2, 75)), ("cpu", PlannedBatch(2, 225))
+    assert asyncio.run(runs.seconds("sweep", "cpu", 2)) == pytest.approx(0.2)
+    assert asyncio.run(runs.seconds("sweep", "cpu", 2)) == pytest.approx(0.3)
+    assert asyncio.run(runs.seconds("225 tokens", "cpu", 2, 225)) == pytest.approx(0.5)
+    assert asked == [usual, usual, usual, longer, longer]
+    assert len(bursts) == 3
 
 
 class World:
@@ -104,9 +103,9 @@ class World:
 @pytest.mark.parametrize(
     ("world", "found"),
     [
-        (World(), Way(pytest.approx(0.004), pytest.approx(0.001))),
-        (World(lone_s=-0.001, query_s=0.0), Way(0.0, way._LEAST_S)),  # the noise of a slow device
-        (World(room=15), Way(pytest.approx(0.004), way._LEAST_S)),  # it does not take so many
+        (World(), Curve(pytest.approx(0.001), pytest.approx(0.004))),
+        (World(lone_s=-0.001, query_s=0.0), Curve(way._LEAST_S, 0.0)),  # the noise of a slow device
+        (World(room=15), Curve(way._LEAST_S, pytest.approx(0.004))),  # it does not take so many
     ],
 )
 def test_the_way_is_what_a_client_waits_beyond_the_batch(world, found):
@@ -119,9 +118,9 @@ def test_a_closed_pool_has_no_way():
 
 
 def test_a_proof_is_no_larger_than_the_way_carries():
-    found = Way(0.004, 0.001)
-    assert (found.rate, found.most_at_once(2.0), found.most_rate) == pytest.approx((1000, 1000, 700))
-    assert found.most_at_once(1e-6) == 1
+    found = Curve(0.001, 0.004)
+    assert (most_at_once(found, 2.0), most_rate(found)) == pytest.approx((1000, 700))
+    assert most_at_once(found, 1e-6) == 1
 
 
 HERE = LocalService(1, "http://here", "127.0.0.1:6379", {})

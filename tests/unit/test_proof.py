@@ -1,4 +1,4 @@
-"""Fine-tuning and verification against devices that are formulas."""
+"""Verification against devices that are formulas."""
 
 import asyncio
 import itertools
@@ -8,8 +8,7 @@ import pytest
 from calibration.fit.levels import Aim
 from calibration.measure.burst import Burst
 from calibration.measure.sweep import sweep
-from calibration.prove.fine_tune import fine_tune
-from calibration.prove.proof import Load, tune, verify
+from calibration.prove.proof import Load, step_down, verify
 from calibration.service.application import CalibrationFailed
 
 V100, XEON = (0.018, 0.27), (0.0858, 0.32)
@@ -29,16 +28,8 @@ class Devices:
     def latency_s(self, alpha_s, beta_s, depth):
         return alpha_s * depth + beta_s
 
-    async def run(self, stage, sizes, tokens=None):
-        more, found = next(self.late), {}
-        for pool, size in sizes.items():
-            if size:
-                found[pool] = [self.latency_s(*self.curves[pool], size) + more]
-            more = 0.0
-        return Burst(stage, 0.0, dict(sizes), sum(sizes.values()), 0, 0, found)
-
     async def seconds(self, stage, pool, size, tokens=None):
-        return (await self.run(stage, {pool: size})).latencies_s[pool][0]
+        return self.latency_s(*self.curves[pool], size) + next(self.late)
 
     async def put_in_force(self, depths):
         self.in_force = dict(depths)
@@ -58,12 +49,6 @@ class Devices:
 def verified(devices, depths, aim=AIM, most=10_000):
     load = Load(devices, devices.replicas, most)
     return asyncio.run(verify(load, depths, aim, devices.put_in_force, lambda *_: None))
-
-
-def test_one_slow_burst_changes_nothing():
-    devices = Devices({"accelerator": V100}, late=[1.0])
-    tuned = asyncio.run(tune(devices, fine_tune({"accelerator": 94}, 2048), {"accelerator": 2.0}, lambda _: None))
-    assert tuned.depths == {"accelerator": 96}
 
 
 def test_depths_that_hold_are_verified_beyond_their_places():
@@ -128,3 +113,16 @@ def test_a_pool_too_slow_for_one_query_gets_no_depth():
 def test_one_query_at_once_may_be_the_most():
     estimate = asyncio.run(sweep(Devices({"cpu": XEON}), "cpu", Aim(2.0, most=1), lambda _: None))
     assert (estimate.depth, estimate.line) == (1, None)
+
+
+@pytest.mark.parametrize(("depth", "smaller"), [(0, 0), (1, 0), (2, 1), (99, 98), (200, 198), (1000, 990)])
+def test_a_late_depth_is_lowered_by_one_query_or_one_in_a_hundred(depth, smaller):
+    assert step_down(depth, attempt=0) == smaller
+
+
+def test_a_depth_that_stays_late_is_lowered_by_more_and_more():
+    depth, lowered = 100, []
+    for attempt in range(8):
+        depth = step_down(depth, attempt)
+        lowered.append(depth)
+    assert lowered == [99, 98, 96, 92, 84, 68, 36, 0]

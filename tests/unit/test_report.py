@@ -19,7 +19,7 @@ MADE = orjson.loads((Path(__file__).parents[1] / "kit" / "calibration_report.jso
 
 
 def unfitted(pool):
-    pool |= dict.fromkeys(("alpha_s", "beta_s", "r2", "noise", "regression_depth", "estimate", "fine_tuned", "cost"))
+    pool |= dict.fromkeys(("alpha_s", "beta_s", "r2", "noise", "estimate", "depth", "cost"))
     pool["band"] = []
 
 
@@ -27,9 +27,6 @@ def without(made, name):
     del made["pools"][name], made["verification"]["pools"][name]
     for burst in made["bursts"]:
         burst["latencies_s"] = {pool: taken for pool, taken in burst["latencies_s"].items() if pool != name}
-    for step in made["fine_tuning"]:
-        del step["slowest_s"][name], step["held"][name]
-        step[name] = None
     made["cpu_overflow"] = {"used": False, "reason": f"there is no {name} pool"}
 
 
@@ -39,14 +36,14 @@ accelerator_only = partial(without, name="cpu")
 
 def cpu_too_slow(made):
     unfitted(made["pools"]["cpu"])
-    made["pools"]["cpu"] |= {"fine_tuned": 0, "note": "one query alone takes 2.4 s"}
+    made["pools"]["cpu"] |= {"depth": 0}
     made["pools"]["cpu"]["samples"] = [{"concurrency": 1, "latency_s": 2.4, "outlier": False}]
     made["cpu_overflow"] = {"used": False, "reason": "the CPU cannot answer one query in time (Eq. 11)"}
 
 
 def refused(made):
     made |= {"outcome": "refused", "reason": "another client sends queries", "verification": None}
-    made |= {"fine_tuning": [], "streams": [], "bursts": [], "notes": []}
+    made |= {"streams": [], "bursts": [], "notes": []}
     made["written"] = {"config": None, "backup": None, "applied": False}
     for pool in made["pools"].values():
         unfitted(pool)
@@ -70,7 +67,7 @@ def steady(made):
     made["settings"] |= {"shape": "steady"}
     made["bursts"] = []
     for pool in made["pools"].values():
-        pool["fine_tuned"] = int((2 - 2 * pool["beta_s"]) / pool["alpha_s"])
+        pool["depth"] = int((2 - 2 * pool["beta_s"]) / pool["alpha_s"])
 
 
 def late(made):
@@ -176,13 +173,9 @@ def test_a_report_of_an_earlier_version_is_read():
     del made["streams"]
     for pool in made["pools"].values():
         del pool["stress_queries"], pool["band"], pool["cost"]
-    del made["fine_tuning"][0]["cpu"]
     read = typed(made)
     assert (read.streams, read.pools["cpu"].cost, read.pools["cpu"].band) == ([], None, [])
     assert shown(made).splitlines()[-1] == VARIANTS[None]
-    made = changed(None)
-    del made["pools"]["cpu"]["cost"]["beta_s"]
-    assert shown(made) == shown(changed(None))
 
 
 def test_what_a_later_version_adds_is_ignored():
@@ -212,10 +205,9 @@ def test_the_terminal_has_the_tables_of_the_paper():
     made = changed(None)
     made["pools"]["accelerator"]["stress_depth"] = 91
     text = shown(made)
-    assert row(text, "linear regression") == ["96", "20"]
     assert row(text, "stress test") == ["91", "–"]
-    assert row(text, "estimate") == ["94", "18"]
-    assert row(text, "fine-tuned") == ["95", "19"]
+    assert row(text, "estimate") == ["96", "19"]
+    assert row(text, "verified") == ["95", "19"]
     assert row(text, "with the CPU, queries at once") == ["95", "+", "19"]
     assert row(text, "hardware saved at peak load, up to (Eq. 6)") == ["16.7", "%"]
     assert row(text, "throughput gained at average load, up to (Eq. 5)") == ["+20.0", "%"]
@@ -228,7 +220,7 @@ def test_the_terminal_has_the_tables_of_the_paper():
 
 def test_the_page_has_the_numbers(tmp_path, plain):
     text = Page(report.write(tmp_path, typed(MADE)).read_text(encoding="utf-8")).text
-    numbers = "95 + 19|+20.0 %|16.7 %|0.018|0.99870|2.036|missed|570 of 570|23.5|240.2|1210"
+    numbers = "95 + 19|+20.0 %|16.7 %|0.018|0.99870|570 of 570|23.5|240.2|1210"
     words = "serve_app/config.yaml|memory, GiB|AMD EPYC|keeps its depth while the CPU works"
     for said in f"{numbers}|{words}".split("|"):
         assert said in text
@@ -236,7 +228,8 @@ def test_the_page_has_the_numbers(tmp_path, plain):
 
 def test_no_late_query_is_rounded_away():
     made = changed(None)
-    made["verification"] |= {"within_slo": 9999, "admitted": 10000, "share": 0.9999}
+    made["verification"] |= {"admitted": 10000, "share": 0.9999}
+    made["verification"]["pools"]["cpu"]["late"] = 1
     assert "9999 of 10000 admitted within the SLO (99.9 %)" in shown(made)
 
 
@@ -257,7 +250,7 @@ def test_foreign_text_stays_text(tmp_path, plain):
     made["written"]["config"] = foreign
     made["bursts"] = []
     for pool in made["pools"].values():
-        pool |= {"devices": [foreign, foreign], "engine": foreign, "note": foreign}
+        pool |= {"devices": [foreign, foreign], "engine": foreign}
     page = report.write(tmp_path, typed(made)).read_text(encoding="utf-8")
     assert "<script" not in page
     assert "\x1b" not in page

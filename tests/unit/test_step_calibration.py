@@ -328,8 +328,6 @@ def test_a_run_says_whether_the_host_pays(calibrate, tmp_path):
     assert (mean.ratio, mean.largest_ratio) == pytest.approx((truth.ratio, truth.largest_ratio), rel=0.1)
     assert found.overlaps("cpu") == []
     _, page, terminal = shown(found, tmp_path)
-    assert (tmp_path / "overlap-accelerator.png").stat().st_size > 1000
-    assert not (tmp_path / "overlap-cpu.png").exists()
     said = "two batches pay:" if truth.pays else "two batches do not pay:"
     for text in (page, terminal):
         assert f"At 208 tokens {said}" in text.replace("&lt;", "<")
