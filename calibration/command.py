@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
             "  windve calibrate --slo 1 --config serve_app/config.yaml --apply\n"
             "  windve calibrate --config serve_app/generation.yaml --apply     # an application that generates\n"
             "  ray job submit -- windve calibrate --slo 1 --apply\n"
-            "  windve calibrate --deploy serve.yaml --rayservice windve        # on a cluster without applications"
+            "  windve calibrate --deploy serve.yaml --rayservice windve        # in a KubeRay RayJob"
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -134,7 +134,7 @@ def _add_application(parser: argparse.ArgumentParser) -> None:
     add(
         "--rayservice",
         metavar="NAME",
-        help="with --deploy: finally print the kubectl command that writes the result to this RayService",
+        help="with --deploy, in a pod: write the result into this RayService of the pod's namespace",
     )
 
 

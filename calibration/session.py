@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import fcntl
+import json
 import os
 import resource
+import shlex
 import signal
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -27,8 +29,9 @@ from calibration.report.report_model import WrittenReport
 from calibration.result import CalibrationResult
 from calibration.run import Calibration
 from calibration.service.application import Application, CalibrationFailed, find_dashboard
-from calibration.service.config_file import ConfigFile, read_text, unified_diff, write_atomically
-from calibration.service.deployment import deploy, patch_command
+from calibration.service.config_file import ConfigFile, example, unified_diff, write_atomically
+from calibration.service.deployment import deploy
+from calibration.service.ray_service import RayService
 from deployments.errors import SettingsError, WindveError
 from serve_app.config.models import Args
 
@@ -40,12 +43,13 @@ Result = CalibrationResult | GenerationResult
 def calibrate(arguments: argparse.Namespace) -> None:
     """Raises WindveError if the calibration fails, KeyboardInterrupt or CancelledError if it is stopped."""
     console = Console(highlight=False, markup=False)  # names and paths may have brackets
+    service = RayService.beside_this_pod(arguments.rayservice) if arguments.rayservice is not None else None
     application = _find(arguments, console)
     check_options(arguments, generates=application.generates)
     config = ConfigFile.read(arguments.config, application) if arguments.config else None
-    if arguments.rayservice is not None:
-        _deployed(arguments, application).check(application)
-    session = _Session(arguments, application, config, console)
+    if service is not None:  # refused before anything is measured
+        service.change(application, example(application), dry_run=True)
+    session = _Session(arguments, application, config, service, console)
     with alone_in(arguments.out):
         if application.generates:
             session.calibrate_generation()
@@ -91,17 +95,14 @@ def _find(arguments: argparse.Namespace, console: Console) -> Application:
     return application
 
 
-def _deployed(arguments: argparse.Namespace, application: Application) -> ConfigFile:
-    return ConfigFile(arguments.deploy, read_text(arguments.deploy), application.name)
-
-
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """One run of the command. `config`: the file to write."""
+    """One run of the command. `config`: the file to write; `service`: the RayService to write."""
 
     arguments: argparse.Namespace
     application: Application
     config: ConfigFile | None
+    service: RayService | None
     console: Console
 
     def calibrate_embeddings(self) -> None:
@@ -147,7 +148,9 @@ class _Session:
             if arguments.apply:
                 application.check_unchanged()
             if self.config is not None:
-                self._write(self.config, application.placed(changes), written)
+                self._write(self.config, changes, written)
+            if self.service is not None:
+                self._write_service(self.service, changes, written)
             if arguments.apply and not arguments.dry_run:  # last, so that a killed run still leaves a valid file
                 application.apply(changes)
                 written.applied = True
@@ -157,9 +160,6 @@ class _Session:
             self._show(result, written, str(error))
             raise
         self._show(result, written)
-        if arguments.rayservice is not None:
-            edited = _deployed(arguments, application).edited(application.placed(changes))
-            print(patch_command(arguments.rayservice, edited))
 
     def _write(self, config: ConfigFile, changes: dict[str, Any], written: WrittenReport) -> None:
         """Show the change as a diff, and write it unless only the diff is asked for."""
@@ -169,6 +169,19 @@ class _Session:
             written.backup = str(write_atomically(config.path, config.text, edited))
             written.config = str(config.path)
             self.console.print(f"written: {config.path} (before: {written.backup})", soft_wrap=True)
+
+    def _write_service(self, service: RayService, changes: dict[str, Any], written: WrittenReport) -> None:
+        """Write the RayService unless only the diff is asked for. Prints the patch where it cannot be written."""
+        try:
+            after = service.change(self.application, changes, dry_run=self.arguments.dry_run)
+        except CalibrationFailed:
+            patch = json.dumps({"spec": {"serveConfigV2": service.edited(self.application, changes)}})
+            print(f"kubectl patch rayservice {service.name} --type merge -p {shlex.quote(patch)}")
+            raise
+        self.console.print(unified_diff(service.text, after, f"rayservice/{service.name}"), soft_wrap=True)
+        if not self.arguments.dry_run:
+            written.config = f"rayservice/{service.name}"
+            self.console.print(f"written: {written.config}; KubeRay applies it in place", soft_wrap=True)
 
     def _show(self, result: Result, written: WrittenReport, problem: str | None = None) -> None:
         """Write and show the report. `problem`: why the calibration failed."""

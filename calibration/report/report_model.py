@@ -185,7 +185,7 @@ class StreamReport(LatenciesReport):
 
 
 class WrittenReport(ReportPart):
-    """The file that the depths were written to, its backup, and whether they were `applied` to the application."""
+    """The file or RayService with the depths, its backup, and whether they were `applied` to the application."""
 
     config: str | None = None
     backup: str | None = None

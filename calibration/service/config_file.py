@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.service.application import Application
+from calibration.service.deployment import for_the_devices_there
 from calibration.service.serve_config import edit, router_application
 from calibration.service.yaml_text import FILE
 from deployments.errors import SettingsError
@@ -21,12 +22,12 @@ from deployments.errors import SettingsError
 _COST = {"query_s": 0.1, "token_s": 0.1, "token2_s": 0.1}
 _POOL = {"queue_depth": 1, "alpha_s": 0.1, "beta_s": 0.1, "cost": _COST}
 _RECORD = {"at": "now", "r2": {"cpu": 1.0}, "proved": ["bursts"]}
-_EXAMPLE = {  # changes of the kind that a calibration writes
+_EXAMPLE: dict[str, Any] = {
     "max_ongoing_requests": 1,
     "user_config": {"slo_s": 1.0, "accelerator": _POOL, "cpu": _POOL, "calibration": _RECORD},
 }
 _STEPS = {"step_time": {"beta_s": 0.1, "knee": 1}}
-_EXAMPLE_OF_STEPS = {"user_config": {"accelerator": _STEPS, "cpu": _STEPS}}
+_EXAMPLE_OF_STEPS: dict[str, Any] = {"user_config": {"accelerator": _STEPS, "cpu": _STEPS}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,36 +36,40 @@ class ConfigFile:
 
     path: Path
     text: str
-    application: str
+    application: Application
 
     @classmethod
     def read(cls, path: Path, application: Application) -> ConfigFile:
-        """Read the file before anything is measured. Raises SettingsError if it cannot be edited, or describes another
-        application than the running one.
-        """
-        found = cls(path, read_text(path), application.name)
-        found.check(application)
+        """Read the file before anything is measured. Raises SettingsError if it cannot be edited or written."""
+        found = cls(path, read_text(path), application)
+        found.edited(example(application))
         if not os.access(path.resolve().parent, os.W_OK):
             raise SettingsError(str(path), "cannot be written: no permission to write to its folder")
-        if router_application(found.text, found.application).get("args") != application.deployed.get("args"):
-            raise SettingsError(
-                "--config",
-                f"{path} describes another application than the running one (its args differ); use the file that "
-                "was deployed, or deploy this one first",
-            )
         return found
 
-    def check(self, application: Application) -> None:
-        """Raises SettingsError where what is found cannot be put into the text."""
-        self.edited(application.placed(_EXAMPLE_OF_STEPS if application.generates else _EXAMPLE))
-
     def edited(self, changes: Mapping[str, Any]) -> str:
-        """Raises SettingsError that names the file and the key."""
+        """Raises SettingsError that names the file and the key. The number of replicas may differ from the running."""
+        name = self.application.name
         try:
-            return edit(self.text, self.application, changes)
+            after = edit(self.text, name, self.application.placed(changes))
         except SettingsError as error:
             key = str(self.path) if error.key == FILE else f"{self.path}: {error.key}"
             raise SettingsError(key, error.problem) from None
+        if _args(router_application(self.text, name)) != _args(self.application.deployed):
+            raise SettingsError(
+                str(self.path),
+                "describes another application than the running one (its args differ); deploy the same to both",
+            )
+        return after
+
+
+def _args(application: Mapping[str, Any]) -> Any:
+    return for_the_devices_there({"applications": [application]})["applications"][0].get("args")
+
+
+def example(application: Application) -> dict[str, Any]:
+    """Changes of the kind that a calibration of the application writes: whether they can be written is tried first."""
+    return _EXAMPLE_OF_STEPS if application.generates else _EXAMPLE
 
 
 def unified_diff(before: str, after: str, name: str) -> str:

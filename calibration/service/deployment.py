@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,16 +61,3 @@ def all_run(applications: Mapping[str, Any], names: set[str]) -> bool:
             details = [about.get("message") or "" for about in (found, *(found.get("deployments") or {}).values())]
             raise CalibrationFailed(f"{name} did not start: {first_reason(details)}")
     return all(applications.get(name, {}).get("status") == "RUNNING" for name in names)
-
-
-def patch_command(rayservice: str, config: str) -> str:
-    """The shell command that writes this Serve config to a RayService. KubeRay applies the changes in place."""
-    return "\n".join(
-        (
-            f"kubectl patch rayservice {rayservice} --type merge --patch-file /dev/stdin <<'EOF'",
-            "spec:",
-            "  serveConfigV2: |",
-            textwrap.indent(config.rstrip("\n"), "    "),
-            "EOF",
-        )
-    )

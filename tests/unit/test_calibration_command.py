@@ -39,20 +39,13 @@ class Application(Formula):
         (["--config", str(ROOT / "serve_app/config.yaml")], "describes another application than the running one"),
         (["--config", str(ROOT / "Makefile")], "Makefile: "),
         (["--config", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+        (["--deploy", "a", "--rayservice", "b"], "--rayservice: requires a pod with a ServiceAccount's token in /var/"),
     ],
 )
 def test_bad_input_gets_one_sentence(monkeypatch, capsys, tmp_path, words, problem):
     monkeypatch.setattr("calibration.session._find", lambda *_: Application())
     refused(capsys, ["--out", str(tmp_path), *words], problem)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_config_that_cannot_be_handed_to_a_rayservice_is_refused(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("calibration.session._find", lambda *_: Application())
-    (tmp_path / "serve.yaml").write_text("applications: [{name: windve, import_path: serve_app.app:build}]")
-    words = ["--deploy", str(tmp_path / "serve.yaml"), "--rayservice", "windve", "--out", str(tmp_path / "out")]
-    refused(capsys, words, "serve.yaml: applications: the application windve has no deployment named Router in")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_dashboard_that_does_not_answer_is_named(monkeypatch, capsys):

@@ -1,6 +1,5 @@
-"""A config on a cluster of its own: with what is there, until it runs; and the command that takes the depths home."""
+"""A config on a cluster of its own: with what is there, until it runs."""
 
-import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,7 @@ import yaml
 from calibration import command
 from calibration.service import deployment
 from calibration.service.application import CalibrationFailed
-from calibration.service.deployment import all_run, deploy, for_the_devices_there, patch_command
+from calibration.service.deployment import all_run, deploy, for_the_devices_there
 from deployments.errors import SettingsError, WindveError
 
 CONFIG = """\
@@ -109,15 +108,6 @@ def test_replicas_follow_the_devices_there_and_all_else_stays():
     args = for_the_devices_there(config)["applications"][0]["args"]
     assert args == {"model": {"id": "x"}, "accelerator": {"device": "cuda"}, "cpu": {"instance_per": "machine"}}
     assert config == yaml.safe_load(CONFIG)
-
-
-def test_the_command_hands_kubectl_the_config_byte_for_byte(tmp_path):
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text('#!/bin/sh\nshift 5\ncat "$2" > "$OUT"\n')
-    kubectl.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OUT": str(tmp_path / "patch.yaml")}
-    subprocess.run(["/bin/sh", "-c", patch_command("windve", CONFIG)], env=environment, check=True)
-    assert yaml.safe_load((tmp_path / "patch.yaml").read_text()) == {"spec": {"serveConfigV2": CONFIG}}
 
 
 @pytest.mark.parametrize("words", [["--rayservice", "x"], ["--deploy", "a", "--rayservice", "x", "--estimate-only"]])

@@ -14,6 +14,8 @@ import yaml
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
 from calibration.command import check, parser
+from calibration.service import ray_service
+from calibration.service.ray_service import RayService
 from deployments.serve_adapter.local_ray import HAPROXY_RULES, PROXY_PORTS
 from k8s import serve_config
 from serve_app.config.service_config import args_of, check_config, router_config
@@ -225,8 +227,14 @@ def test_what_generates_runs_in_the_same_pods_with_a_config_of_its_own(device):
 def test_service_and_calibration_have_the_same_pods_and_the_same_config(overlay):
     job = f"{overlay}/calibration"
     for group in (head, worker):
-        assert group(overlay)["template"]["spec"] == group(job)["template"]["spec"]
-        assert group(overlay)["template"]["spec"]["containers"]
+        spec = copy.deepcopy(group(job)["template"]["spec"])
+        if group is head:  # may change the RayService
+            assert spec.pop("serviceAccountName") == one(job, "ServiceAccount")["metadata"]["name"]
+            volume = spec["volumes"].pop()
+            mount = spec["containers"][0]["volumeMounts"].pop()
+            assert volume["name"] == mount["name"] == "kubernetes"
+        assert group(overlay)["template"]["spec"] == spec
+        assert spec["containers"]
         for key in ("rayStartParams", "resources"):
             assert group(overlay).get(key) == group(job).get(key)
     text = serve_config.path(overlay).read_text()
@@ -451,10 +459,50 @@ def test_the_calibration_s_command_is_one_that_there_is(overlay):
     assert not re.search(r"[$;&|<>*'\"\\`]", job["entrypoint"]), "two shells read it: KubeRay's and Ray's"
     arguments = parser().parse_args(words[2:])
     check(arguments)
+    assert "--stress-step" in words, "to be set there"
     assert arguments.rayservice == one(overlay, "RayService")["metadata"]["name"]
     (mount,) = [each for each in container(head(overlay))["volumeMounts"] if each["name"] == "serve"]
     assert arguments.deploy == Path(mount["mountPath"]) / "serve.yaml"
     assert arguments.out.is_relative_to("/tmp")
+
+
+@of_each_calibrated
+def test_the_calibration_may_do_what_its_code_does_and_no_more(overlay, monkeypatch):
+    """The calls are those of the code; the files, those that it reads in the head's pod, where Ray starts it."""
+    name, calls = f"{overlay}/calibration", []
+    found = {"metadata": {"resourceVersion": "1"}, "spec": {}}
+    monkeypatch.setattr(RayService, "_call", lambda self, verb, *_: calls.append((self.url, verb)) or found)
+    monkeypatch.setattr(RayService, "edited", lambda *_: "")
+    service = RayService("windve", "/apis/ray.io/v1/namespaces/windve/rayservices/windve", ray_service._ACCOUNT)
+    service.change(None, {})
+    ((group, resource, resource_name),) = {(url.split("/")[2], *url.split("/")[-2:]) for url, _ in calls}
+    assert one(name, "Role")["rules"] == [
+        {
+            "apiGroups": [group],
+            "resources": [resource],
+            "resourceNames": [resource_name],
+            "verbs": [verb for _, verb in calls],
+        }
+    ]
+    assert resource_name == one(overlay, "RayService")["metadata"]["name"]
+
+    account, binding = one(name, "ServiceAccount")["metadata"]["name"], one(name, "RoleBinding")
+    assert binding["roleRef"]["name"] == one(name, "Role")["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account}]
+    assert account == head(name)["template"]["spec"]["serviceAccountName"]
+    assert not any(document["kind"].startswith("Cluster") for document in documents(name))
+
+    spec = head(name)["template"]["spec"]
+    (volume,) = [each for each in spec["volumes"] if each["name"] == "kubernetes"]
+    (mount,) = [each for each in container(head(name))["volumeMounts"] if each["name"] == "kubernetes"]
+    assert mount == {"name": "kubernetes", "mountPath": str(ray_service._ACCOUNT), "readOnly": True}
+    token, certificate, namespace = volume["projected"]["sources"]
+    assert token["serviceAccountToken"]["path"] == "token"
+    assert certificate["configMap"]["items"][0]["path"] == "ca.crt"
+    assert namespace["downwardAPI"]["items"][0]["path"] == "namespace"
+    for template in templates(name):
+        holds = "serviceAccountToken" in str(template["spec"].get("volumes"))
+        assert holds is (template is head(name)["template"]), "the workers and the submitter need none"
 
 
 @of_each_calibrated
@@ -463,7 +511,7 @@ def test_the_calibration_gives_its_devices_back(overlay):
     assert job["shutdownAfterJobFinishes"] is True
     assert job["ttlSecondsAfterFinished"] > 0
     assert job["activeDeadlineSeconds"] > 0
-    assert "backoffLimit" in job
+    assert job["backoffLimit"] == 0, "KubeRay deletes a failed try's log before the next"
     assert "runtimeEnvYAML" not in job  # nothing is installed or fetched when it starts
 
 
