@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from deployments.serve_adapter.autoscaling import UTILIZATION
-from deployments.serve_adapter.local_ray import PROXY_PORTS
+from deployments.serve_adapter.local_ray import haproxy_metrics_port
 from deployments.serve_adapter.replica_process import AsgiIngress, access_log_handler
 from deployments.serve_adapter.visits import VISITS
 from deployments.serving.haproxy_agent import HAProxyAgent, Situation
@@ -36,7 +35,6 @@ from serve_app.web.doorway import Doorway
 
 Deployed = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # of one model: pool -> name and handle of its deployment
 KNOWN_ROUTES = ALL_ROUTES.union(SHARED_ROUTES, OLLAMA_ABOUT, COMPLETIONS, CHATS, ("/burst",))  # by name in the log
-_METRICS_PORT = "RAY_SERVE_HAPROXY_METRICS_PORT"
 
 
 class ServiceIngress(AsgiIngress):
@@ -91,7 +89,7 @@ class ServiceIngress(AsgiIngress):
     def _about_process(self) -> dict[str, Any]:
         """What `/info` of each model shows of the process."""
         if door := self._door():
-            door["haproxy_metrics_port"] = int(os.environ.get(_METRICS_PORT, PROXY_PORTS[_METRICS_PORT]))
+            door["haproxy_metrics_port"] = haproxy_metrics_port()
         cpu_s = round(time.process_time(), 3)
         return {"router_busy": round(self._busy_share, 3), "router_cpu_s": cpu_s, "door": door}
 

@@ -94,6 +94,12 @@ def set_variables(scratch: Path, cores: int, free_port: Callable[..., int]) -> b
     return True
 
 
+def haproxy_metrics_port() -> int:
+    """Where the HAProxy of this host publishes its metrics."""
+    name = "RAY_SERVE_HAPROXY_METRICS_PORT"
+    return int(os.environ.get(name, PROXY_PORTS[name]))
+
+
 def accept_messages(largest: int) -> None:
     """Accept gRPC messages of up to `largest` bytes, instead of Serve's two gigabytes. It should be more than windve
     serves, so that windve itself can refuse larger requests with a clear error.

@@ -18,6 +18,9 @@ PRIVATE = {  # name -> (the file of Ray that has it, how it stands there, what w
     "actors": ("_private/worker.py", r"self\.actors = \{\}", "Serve's replica among them"),
     "_replica_impl": ("serve/_private/replica.py", r"self\._replica_impl: Replica = ", "that replica's state"),
     "_shutting_down": ("serve/_private/replica.py", r"self\._shutting_down = False", "Serve has told it to stop"),
+    "_direct_ingress_http_server": (
+        "serve/_private/replica.py", r"self\._direct_ingress_http_server = ", "its sockets"
+    ),
     "__serve_build_asgi_app__": ("serve/_private/replica.py", r'= "__serve_build_asgi_app__"', "an ingress's own ASGI"),
     "_method_handlers": ("serve/_private/grpc_util.py", r"\._method_handlers = ", "Serve puts its handlers there"),
     "curr_replicas": ("serve/_private/request_router/request_router.py", r"def curr_replicas\(", "which replicas live"),
