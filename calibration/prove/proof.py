@@ -97,6 +97,10 @@ async def verify(
         verification = await _verify_once(load, depths, aim, say)
         if failed := sum(burst.failed for burst in verification.bursts):
             raise CalibrationFailed(f"{failed} queries failed in the verification: nothing was written")
+        if not verification.admitted:
+            raise CalibrationFailed(
+                "no query of the verification was admitted (is another calibration running?): nothing was written"
+            )
         late = verification.late_pools()
         if not late:
             good.append(verification)

@@ -1,8 +1,8 @@
 """Puts an application's settings back if the calibration that tries others is killed.
 
-It is a process of its own: `python -m calibration.service.put_back`. The calibration writes each config that it tries
-to its standard input, and a last line when it has put the settings back itself. If the input ends without that line,
-the calibration has died.
+It is a process of its own, and no child of the calibration, because `ray job stop` ends all children of a job. The
+calibration writes each config that it tries to its standard input, and a last line when it has put the settings back
+itself. If the input ends without that line, the calibration has died.
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ from calibration.load import Address
 from calibration.service.application import Application
 
 _DONE = "done\n"
+_CODE = """
+import os, sys
+if os.fork():
+    os._exit(0)
+from calibration.service.put_back import watch
+watch(sys.stdin)
+"""
 _ARRIVES_S = 2.0  # for the last config that a killed calibration had sent
 
 
@@ -26,9 +33,10 @@ class PutBack:
     """The process, while settings are tried."""
 
     def __init__(self, application: Application) -> None:
-        command = [sys.executable, "-m", "calibration.service.put_back"]
+        command = [sys.executable, "-c", _CODE]
         # Its own session: what is sent to the calibration's process group does not reach it.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)  # noqa: S603
+        self._process.wait()  # it has forked
         self._tell(
             {
                 "name": application.name,
@@ -45,7 +53,6 @@ class PutBack:
         assert self._process.stdin is not None
         self._process.stdin.write(_DONE)
         self._process.stdin.close()
-        self._process.wait()
 
     def tries(self, config: Mapping[str, Any]) -> None:
         """Note a config that is put in force next."""
@@ -67,7 +74,3 @@ def watch(lines: Iterable[str]) -> None:
     application.tried += [json.loads(line) for line in others if line.endswith("\n")]
     time.sleep(_ARRIVES_S)
     application.restore()
-
-
-if __name__ == "__main__":
-    watch(sys.stdin)

@@ -52,7 +52,7 @@ class Door:
         if count < _ENOUGH and now < then + _LOOK_S:
             return
         self._measured = now, cpu_s, handled
-        if count and in_hand >= _SHORT * self.reads(slo_s):
+        if count > 0 and in_hand >= _SHORT * self.reads(slo_s):
             self.read_s += _LEARNING * ((cpu_s - cpu_then_s) / count - self.read_s)
 
     def describe(self, *, placed: int, room: float, slo_s: float) -> dict[str, Any]:

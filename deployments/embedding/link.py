@@ -42,7 +42,7 @@ class Link(ReplicaLink[View, Channel]):
     pool: Pool
     _progress_at: float  # loop time; set with the first report, like the next two
     _needs_s: float
-    _hangs: bool
+    hangs: bool
 
     def __init__(self, pool: Pool, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
         super().__init__(pool, replica, about, rank)
@@ -120,7 +120,7 @@ class Link(ReplicaLink[View, Channel]):
             self._note_progress()
 
     def _note_progress(self) -> None:
-        self._progress_at, self._hangs = asyncio.get_running_loop().time(), False
+        self._progress_at, self.hangs = asyncio.get_running_loop().time(), False
         self._needs_s = self.view.finish_s(self._progress_at, ())
 
     @property
@@ -149,8 +149,8 @@ class Link(ReplicaLink[View, Channel]):
             return
         quiet_s = asyncio.get_running_loop().time() - self._progress_at
         who = f"the {self.pool.name} pool's replica {self.view.replica}"
-        if not self._hangs:
-            self._hangs = True
+        if not self.hangs:
+            self.hangs = True
             logger.warning(
                 "%s has answered nothing for %.1f s, and needed %.1f s: its queries are offered elsewhere",
                 who, quiet_s, self._needs_s,

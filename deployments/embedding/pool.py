@@ -60,7 +60,11 @@ class Pool(ReplicaSet[Link]):
 
     @property
     def is_open(self) -> bool:
-        return self.config.queue_depth != 0 and not self.left_out and bool(self.live)
+        return self.may_answer and not self.left_out
+
+    @property
+    def may_answer(self) -> bool:
+        return self.config.queue_depth != 0 and bool(self.live)
 
     @property
     def by_count(self) -> bool:
@@ -80,12 +84,12 @@ class Pool(ReplicaSet[Link]):
     def room_now(self, now: float, tokens: float, enough: float = math.inf) -> float:
         """For how many queries of `tokens` tokens the replicas have room now. It counts as `capacity` does."""
         depth = self.config.queue_depth if self.by_count else None
-        links = _as_many(self.live if self.is_open else (), enough)
+        links = self.live if self.is_open else ()  # all, if it must be: the first of them fill first
         return _counted((link.view.room_now(now, tokens, self.policy["slo_s"], depth) for link in links), enough)
 
     def is_idle(self, now: float) -> bool:
         """Whether a replica is idle."""
-        return self.is_open and any(link.view.is_idle and not link.view.is_out(now) for link in self.live)
+        return self.is_open and any(link.view.is_idle and link.view.opens_s(now) <= 0 for link in self.live)
 
     @property
     def queries_per_s(self) -> float:
@@ -110,8 +114,9 @@ class Pool(ReplicaSet[Link]):
 
     @property
     def speed(self) -> Speed:
-        """How quick it is. Ejected replicas do nothing."""
-        return Speed(*self.latency_model, len(self.live) - len(self.ejected()))
+        """How quick it is. Replicas that are ejected or hang do nothing."""
+        out = {link.view.replica for link in self.ejected()} | {link.view.replica for link in self.live if link.hangs}
+        return Speed(*self.latency_model, len(self.live) - len(out))
 
     def soonest(
         self,

@@ -154,7 +154,8 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
     async def _place(self, request: Request) -> Answers:
         """Have replicas answer the request, and settle its charge."""
         placer = self._bulk if request.bulk else self._placer
-        self._usual.learn(len(request.ids), request.tokens)
+        if not request.bulk:  # it waits in a queue of its own, and needs no room
+            self._usual.learn(len(request.ids), request.tokens)
         self.placed += 1
         try:
             if request.charge is None:

@@ -114,7 +114,7 @@ class View(ReplicaView[ReplicaState]):
             return 0.0
         if depth is not None:
             return max(0.0, depth - state.in_flight - sum(count for _, count, _ in self._unseen))
-        if self.is_idle:
+        if self.is_idle and self.opens_s(now) <= 0:  # a replica whose runs are measured is idle, but not open
             return self.most_queries(tokens, slo_s)
         grown_s = (now - self.heard_at) / state.slowdown if state.room_grows else 0.0
         return max(0.0, state.room_s + grown_s - self._unseen_work) / max(1e-9, self.model.cost_s(round(tokens)))

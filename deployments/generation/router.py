@@ -85,8 +85,9 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
                 request.charge.failed(error)
             request.over(error)
             raise
-        self.placed += 1
-        pieces = self._pieces(request, placed)
+        is_first = not wanted.let_in  # a request counts once, whatever number of prompts it has
+        self.placed += is_first
+        pieces = self._pieces(request, placed, is_first=is_first)
         await anext(pieces)  # start it, so that closing it always frees the slot
         return pieces
 
@@ -111,7 +112,9 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
             wanted.record.streamed = streamed
         return GenerationRequest(wanted, texts, now, due, ends, streamed, charge)
 
-    async def _pieces(self, request: GenerationRequest, placed: Placed) -> AsyncGenerator[Piece, None]:
+    async def _pieces(
+        self, request: GenerationRequest, placed: Placed, *, is_first: bool
+    ) -> AsyncGenerator[Piece, None]:
         problem: BaseException | None = None
         try:
             yield _BEGUN
@@ -133,7 +136,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
             problem = asyncio.CancelledError() if isinstance(error, GeneratorExit) else error
             raise
         finally:
-            self.placed -= 1
+            self.placed -= is_first
             placed.link.call_off(placed.pending)
             over = None if request.is_over else problem
             if request.charge is not None:

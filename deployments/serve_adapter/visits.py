@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+_MOST_SOURCES = 1000  # more are counted as one: without HAProxy, clients could name any number of them
 HOLD_S = 0.05  # half of the time between two checks of a HAProxy
 
 Source = Hashable
@@ -28,6 +29,8 @@ class Visits:
     @contextmanager
     def visit(self, source: Source = None) -> Iterator[None]:
         """A request that is here meanwhile."""
+        if source not in self.entered and len(self.entered) >= _MOST_SOURCES:
+            source = None
         self.in_flight[source] += 1
         self.entered[source] += 1
         self.total += 1
@@ -50,6 +53,7 @@ class Visits:
         """Delay a refusal. Its request counts as gone, but HAProxy still counts it, and so sends no other in its place.
         If one place were given back at once, all that is asked would pass through it, to be refused here.
         """
+        source = source if source in self.entered else None
         self.total -= 1
         self.in_flight[source] -= 1
         try:

@@ -80,7 +80,7 @@ def may_eject_one(ejected: int, replicas: int) -> bool:
 
 
 class Ejections:
-    """One Router's ejections, over all its open `pools`."""
+    """One Router's ejections, over all its `pools` that may answer."""
 
     def __init__(self, pools: Mapping[str, ReplicaSet[Any]]) -> None:
         self._pools = pools
@@ -103,8 +103,8 @@ class Ejections:
             link.view.outlier.until = asyncio.get_running_loop().time()
 
     def _ejected(self) -> list[ReplicaLink[Any, Any]]:
-        return [link for pool in self._pools.values() if pool.is_open for link in pool.ejected()]
+        return [link for pool in self._pools.values() if pool.may_answer for link in pool.ejected()]
 
     @property
     def _live(self) -> int:
-        return sum(len(pool.live) for pool in self._pools.values() if pool.is_open)
+        return sum(len(pool.live) for pool in self._pools.values() if pool.may_answer)

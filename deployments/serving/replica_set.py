@@ -118,7 +118,12 @@ class ReplicaSet(ABC, Generic[L]):
 
     @property
     def is_open(self) -> bool:
-        """Whether any replica answers."""
+        """Whether it gets queries, and any replica answers."""
+        return self.may_answer
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether it would get queries if no other pool could answer."""
         return bool(self.live)
 
     def ejected(self) -> list[L]:

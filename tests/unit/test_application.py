@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import yaml
 
@@ -155,6 +156,19 @@ def test_what_a_killed_run_tried_is_put_back(monkeypatch, ended):
     told = [json.dumps(line) + "\n" for line in lines]
     put_back.watch([*told, "done\n"] if ended else [*told, '{"cut o'])
     assert (serve.application == before) is not ended
+
+
+def test_what_puts_it_back_is_no_child_of_the_run(monkeypatch):
+    found = Serve(monkeypatch, ONE).find()
+    before = {process.pid for process in psutil.process_iter()}
+    with put_back.PutBack(found):
+        (watcher,) = (
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if process.pid not in before and "put_back" in " ".join(process.info["cmdline"] or ())
+        )
+        assert watcher not in psutil.Process().children(recursive=True)
+    watcher.wait(30)
 
 
 def test_it_waits_until_every_router_shows_the_depths(monkeypatch):

@@ -208,3 +208,13 @@ def test_a_refusal_keeps_its_place_in_haproxy_and_needs_nothing_here():
     asyncio.run(ask(429))
     assert seen == [("meanwhile", 0, 0), ("http.response.start", 1, 1), ("http.response.body", 1, 1)]
     assert (visits.total, visits.in_flight[HERE], visits.entered[HERE]) == (0, 0, 2)
+
+
+def test_a_client_that_names_ever_new_proxies_takes_no_memory():
+    visits = Visits()
+    for number in range(1500):
+        with visits.visit(("http", b"%d" % number)):
+            pass
+    assert len(visits.entered) == 1001
+    assert visits.entered[None] == 500
+    assert visits.entered[("http", b"999")] == 1

@@ -126,3 +126,12 @@ def test_a_depth_that_stays_late_is_lowered_by_more_and_more():
         depth = step_down(depth, attempt)
         lowered.append(depth)
     assert lowered == [99, 98, 96, 92, 84, 68, 36, 0]
+
+
+def test_bursts_that_are_all_refused_verify_nothing():
+    class Leased(Devices):
+        async def burst(self, stage, depths, queries):
+            return Burst(stage, 0.0, dict(depths), queries, queries, 0, {pool: [] for pool in depths})
+
+    with pytest.raises(CalibrationFailed, match="no query of the verification was admitted"):
+        verified(Leased({"accelerator": V100}), {"accelerator": 96})

@@ -370,6 +370,15 @@ async def test_a_cpu_pool_that_adds_little_is_left_out_until_the_accelerator_is_
     assert pools_of([await ask(router)]) == {"cpu": 1}
 
 
+async def test_a_cpu_pool_that_was_left_out_answers_while_the_accelerator_hangs():
+    world = World({"accelerator": [Replica("a", (0.00011, 0.007))], "cpu": [Replica("c", (0.0147, 0.05))]})
+    router = await world.router()
+    assert router.pools["cpu"].left_out
+    router.pools["accelerator"].live[0].hangs = True
+    await asyncio.sleep(3)
+    assert not router.pools["cpu"].left_out
+
+
 async def test_the_papers_cpu_pool_is_used():
     router = await World({"accelerator": [Replica("a", V100)], "cpu": [Replica("c", XEON)]}).router()
     assert not router.pools["cpu"].left_out
