@@ -356,9 +356,11 @@ class Agent:
     def _accept(self):
         with contextlib.suppress(OSError):  # it is closed
             while True:
-                with self._listener.accept()[0] as connection:
-                    self.asked.append(connection.recv(256))
+                connection, _ = self._listener.accept()
+                with connection, contextlib.suppress(ConnectionError):  # HAProxy gives a check up after a while
+                    asked = connection.recv(256)
                     connection.sendall(b"maxconn:%d\n" % self.takes)
+                    self.asked.append(asked)
 
     def __enter__(self):
         return self
