@@ -115,8 +115,9 @@ class Pool(ReplicaSet[Link]):
     @property
     def speed(self) -> Speed:
         """How quick it is. Replicas that are ejected or hang do nothing."""
-        out = {link.view.replica for link in self.ejected()} | {link.view.replica for link in self.live if link.hangs}
-        return Speed(*self.latency_model, len(self.live) - len(out))
+        now = self._loop.time()
+        well = sum(not (link.hangs or link.view.outlier.is_ejected(now)) for link in self.live)
+        return Speed(*self.latency_model, well)
 
     def soonest(
         self,

@@ -112,9 +112,7 @@ def _at_once(answer: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, A
     async def call(request: Any, context: Any) -> bytes:
         reply = await answer(request, context)
         if context.code() in _RETRIED:
-            if context.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
-                await VISITS.hold(_source(context))
-            await context.abort(context.code(), context.details(), context.trailing_metadata())
+            await _end(context)
         return reply
 
     return call
@@ -133,9 +131,16 @@ def _with_its_status(answer: Callable[[Any, Any], AsyncGenerator[bytes, None]]) 
                 if message:
                     yield message
         if context.code() not in _GOOD:
-            await context.abort(context.code(), context.details(), context.trailing_metadata())
+            await _end(context)
 
     return call
+
+
+async def _end(context: Any) -> None:
+    """End the call with the error status that the context has."""
+    if context.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        await VISITS.hold(_source(context))
+    await context.abort(context.code(), context.details(), context.trailing_metadata())
 
 
 class _Timed:

@@ -10,6 +10,7 @@ import socket
 from abc import ABC, abstractmethod
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -34,10 +35,15 @@ def is_stopping() -> bool:
 
     It reads a private attribute of Serve's replica. False if there is none, or if Serve has changed.
     """
+    return any(getattr(replica, "_shutting_down", False) for replica in _replicas())
+
+
+def _replicas() -> list[Any]:
+    """Serve's replica in this process, in a list; empty if there is none, or if Serve has changed."""
     from ray._private.worker import global_worker
 
-    replicas = (getattr(actor, "_replica_impl", None) for actor in global_worker.actors.values())
-    return any(getattr(replica, "_shutting_down", False) for replica in replicas)
+    found = (getattr(actor, "_replica_impl", None) for actor in global_worker.actors.values())
+    return [replica for replica in found if replica is not None]
 
 
 def ingress_ports() -> dict[str, int]:
@@ -45,10 +51,7 @@ def ingress_ports() -> dict[str, int]:
 
     It reads private attributes of Serve's replica, as `is_stopping` does.
     """
-    from ray._private.worker import global_worker
-
-    for actor in global_worker.actors.values():
-        replica = getattr(actor, "_replica_impl", None)
+    for replica in _replicas():
         if not getattr(replica, "_user_callable_initialized", False):
             continue
         found = {"http": getattr(replica, "_http_port", None), "grpc": getattr(replica, "_grpc_port", None)}
@@ -62,10 +65,8 @@ async def accept_several() -> None:
     uvloop accepts one (libuv #3696). A Router short of CPU looks some 50 times a second. Of a few hundred requests that
     came at once on new connections, the last waited for more than 4 s, while later ones on older connections passed.
     """
-    from ray._private.worker import global_worker
-
-    for actor in global_worker.actors.values():
-        server = getattr(getattr(actor, "_replica_impl", None), "_direct_ingress_http_server", None)
+    for replica in _replicas():
+        server = getattr(replica, "_direct_ingress_http_server", None)
         if isinstance(server, uvicorn.Server) and server.started:
             await listen_again(server, _ACCEPTS - 1)
 

@@ -40,7 +40,7 @@ class HAProxyAgent:
         self.door, self._look = Door(visits), look
 
     async def listen(self, host: str) -> None:
-        """Listen at `host` once Serve's servers of this process do."""
+        """Listen at `host` once Serve's servers of this process do, and let its HTTP server accept quickly."""
         while not (ports := ingress_ports()):  # noqa: ASYNC110 - Serve offers no event for it
             await asyncio.sleep(_LOOK_S)
         await accept_several()

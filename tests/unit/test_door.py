@@ -4,13 +4,15 @@ import asyncio
 import math
 from contextlib import ExitStack
 
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.admission.door import SPARE, Door
 from deployments.embedding.request import UsualRequest
-from deployments.serve_adapter.visits import Visits
+from deployments.serve_adapter.grpc_handlers import PROXY, _at_once, _counted, _counted_stream, _with_its_status
+from deployments.serve_adapter.visits import VISITS, Visits
 from deployments.serving.haproxy_agent import HAProxyAgent, Situation
 from deployments.serving.metrics import ROUTER_GAUGES
 from serve_app.web.doorway import Doorway
@@ -218,3 +220,59 @@ def test_a_client_that_names_ever_new_proxies_takes_no_memory():
     assert len(visits.entered) == 1001
     assert visits.entered[None] == 500
     assert visits.entered[("http", b"999")] == 1
+
+
+class Refused:
+    """The context of a call that is refused, and what the Router counts when it ends."""
+
+    def __init__(self):
+        self.in_flight = []
+
+    def invocation_metadata(self):
+        return [(PROXY, "here")]
+
+    def code(self):
+        return grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def details(self):
+        return "busy"
+
+    def trailing_metadata(self):
+        return ()
+
+    def time_remaining(self):
+        return None
+
+    async def abort(self, *_):
+        self.in_flight.append(VISITS.in_flight["grpc", b"here"])
+
+
+async def answer_one(_request, _context):
+    return b""
+
+
+async def answer_many(_request, _context):
+    yield b""
+
+
+def test_a_refused_call_of_grpc_keeps_its_place_too():
+    async def meanwhile(call, context):
+        await asyncio.sleep(0.01)
+        context.in_flight.append(VISITS.in_flight["grpc", b"here"])
+        await call
+
+    async def one(context):
+        await _counted(_at_once(answer_one))(b"", context)
+
+    async def many(context):
+        assert [message async for message in _counted_stream(_with_its_status(answer_many))(b"", context)] == []
+
+    for call in (one, many):
+        context = Refused()
+
+        async def run(call=call, context=context):
+            await meanwhile(asyncio.ensure_future(call(context)), context)
+
+        asyncio.run(run())
+        assert context.in_flight == [0, 1]
+    assert VISITS.total == 0
