@@ -9,6 +9,7 @@ WindveError
 │   └── ContextExceeded     400  INVALID_ARGUMENT     prompt and answer together exceed the model's context
 ├── Unauthorized            401  UNAUTHENTICATED      the request has no API key, or an unknown one
 ├── WrongKind               400  FAILED_PRECONDITION  the route needs another kind of model
+├── WrongSpace              409  FAILED_PRECONDITION  the client expects the vectors of another model
 ├── Busy                    429  RESOURCE_EXHAUSTED   no replica has room before the deadline; says when to come back
 │   ├── OverShare           429  RESOURCE_EXHAUSTED   and the API key asks for more than its fair share
 │   └── OverQuota           429  RESOURCE_EXHAUSTED   the API key's quota is used up, whether or not there is room
@@ -94,6 +95,12 @@ class WrongKind(WindveError):
     status = 400
     grpc_status = "FAILED_PRECONDITION"
     code = "wrong_model_kind"
+
+
+class WrongSpace(WindveError):
+    status = 409
+    grpc_status = "FAILED_PRECONDITION"
+    code = "wrong_space"
 
 
 class Busy(WindveError):

@@ -21,7 +21,6 @@ K8S = Path(__file__).parent
 API_KEYS = "file:/run/secrets/windve/keys"  # where pods/*.yaml mount the Secret windve-api-keys
 _WAIT_FOR_NODES_S = 1800.0  # KubeRay hands the config to the head before the workers have pulled their images
 _POD_CPUS = 8  # at least, of each worker pod (pods/worker.yaml)
-_SHUTDOWN_S = 25.0  # Serve's draining, which pods/worker.yaml sets, and five seconds
 _GENERATES = "Qwen/Qwen2.5-0.5B-Instruct"  # each pod downloads it; the toy model would be trained by each pod again
 
 
@@ -91,7 +90,6 @@ def for_overlay(
     workers = replicas if isinstance(replicas, int) else replicas["max"]
     router["num_replicas"] = AUTO
     router["autoscaling_config"] = router_autoscaling(_POD_CPUS * workers)
-    router["graceful_shutdown_timeout_s"] = _SHUTDOWN_S
     if device == "none":
         user_config.pop("accelerator", None)
     router["user_config"] = (before and _calibrated(before["applications"][0], args)) or user_config

@@ -5,7 +5,6 @@ args of the Serve config -> Args -> a Plan for each model, by the cluster's devi
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,8 +52,7 @@ class Ingress(ServiceIngress, TeiCalls):
             for router in self.routers:
                 router.configure(configs[router.card.name])
             self.observer.configure(configs)
-            await asyncio.gather(*(router.joined() for router in self.routers))
-            self.guard()
+            await self.open_door()
 
     def every_router(self) -> Sequence[Router]:
         return list(self.routers)

@@ -34,6 +34,7 @@ from serve_app.web.cors import with_cors
 from serve_app.web.doorway import Doorway
 
 Deployed = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # of one model: pool -> name and handle of its deployment
+_OTHERS_S = 60.0  # for models whose replicas come later than the first's
 KNOWN_ROUTES = ALL_ROUTES.union(SHARED_ROUTES, OLLAMA_ABOUT, COMPLETIONS, CHATS, ("/burst",))  # by name in the log
 
 
@@ -73,9 +74,17 @@ class ServiceIngress(AsgiIngress):
         """What Serve's controller reads from this Router for autoscaling (see `autoscaling.KeepUtilization`)."""
         return {UTILIZATION: self._busy_share}
 
-    def guard(self) -> None:
-        """Tell HAProxy from now on how many requests this Router takes, and publish its door and how busy it is."""
+    async def open_door(self) -> None:
+        """Wait until replicas are reached, then tell HAProxy how many requests this Router takes, and publish its door
+        and how busy it is. Does nothing but once.
+
+        Serve sends no requests before this returns, and stops Routers of a former version only then. One model whose
+        replicas do not come holds up the others for a minute.
+        """
         if self._listening is None:
+            joining = [asyncio.create_task(router.joined()) for router in self.every_router()]
+            await asyncio.wait(joining, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(joining, timeout=_OTHERS_S)
             for router in self.every_router():
                 router.about_process = self._about_process
             publish_periodically(partial(self._publish, router_gauges(metrics)))

@@ -28,6 +28,10 @@ class StopSignal:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._hear)
 
+    def forget(self) -> None:
+        """Wait for another one."""
+        self._came = False
+
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
         self._came = True
 

@@ -27,7 +27,7 @@ _SHORT = 0.5  # of what it reads in time: with fewer in hand, the Router is not 
 _ENOUGH = 8  # requests for one measurement
 _LEARNING = 0.3  # weight of the newest measurement
 _LOOK_S = 1.0  # a measurement ends then, however few requests it has
-_QUIET_S = 10.0  # a proxy that has sent nothing for so long leaves its share of the room to others
+_QUIET_S = 2.0  # a proxy that has sent nothing for so long, as one that was replaced, leaves its share to others
 
 
 @dataclass(slots=True, eq=False)

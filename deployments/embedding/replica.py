@@ -23,6 +23,7 @@ from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.micro_batches import Lengths
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.outputs import Numbers, Outputs, Rows, join
+from deployments.models.space import space_of
 from deployments.models.sparse import pack
 from deployments.serving.replica import Replica
 from deployments.settings import Settings
@@ -46,6 +47,7 @@ class Embedder(Replica[Settings]):
 
     def _load(self, settings: Settings, device: str) -> tuple[Engine, ModelCard]:
         card = read_model_card(settings.model)
+        self._space = space_of(card)
         return create_engine(card, self._settings, device, len(self._cores)), card
 
     def _start(self) -> RunLoop:
@@ -67,7 +69,7 @@ class Embedder(Replica[Settings]):
         return f"{self._card.name} on {info.device}, {info.dtype} ({info.why})"
 
     def _describe(self) -> dict[str, Any]:
-        return {**asdict(self._engine.info), "warm_up": self._warm_up}
+        return {**asdict(self._engine.info), "space": self._space, "warm_up": self._warm_up}
 
     def _publish(self) -> None:
         self._metrics.publish(self._worker.state())

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -31,6 +30,7 @@ from deployments.hardware.device_detector import ACCELERATOR, CPU, Topology
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.outputs import TEXT, Outputs
+from deployments.models.space import space_of
 from deployments.models.text_pairs import Cuts
 from deployments.models.tokenising import ON_LOOP, estimated_tokens
 from deployments.models.tokenizer import Query, Token
@@ -41,7 +41,6 @@ from deployments.settings import Settings
 
 logger = logging.getLogger("ray.serve")
 
-_JOIN_S, _LOOK_S = 3.0, 0.01  # the longest wait for replicas at the start; how often it looks
 _TIMER_S = 0.001  # how much too early a timer may fire
 _AHEAD, _SPARE = 1.5, 8  # tokenize 1.5 times the queries that have room, plus 8: the room is an estimate
 
@@ -319,11 +318,6 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         """Whether a live replica has an open queue."""
         return self._placer.can_answer
 
-    async def joined(self) -> None:
-        """Wait until a replica is reached, at most until three seconds after the start. Then Serve sends requests."""
-        while not self.can_answer and time.time() < self.started + _JOIN_S:  # noqa: ASYNC110 - once, at the start
-            await asyncio.sleep(_LOOK_S)
-
     @property
     def live_pools(self) -> dict[str, bool]:
         """For each pool that is not closed, whether it has a live replica."""
@@ -364,7 +358,8 @@ def _context(settings: Settings) -> RouterContext[ModelCard, Encoder]:
     """The environment of the current Serve replica, with the model's tokenizer."""
     card = read_model_card(settings.model)
     fast = checked_tokenizer(card, settings.model.tokenizer, ask_once)
-    return RouterContext.of_serve(card, Encoder(card, auto_truncate=settings.limits.auto_truncate, fast=fast))
+    encoder = Encoder(card, auto_truncate=settings.limits.auto_truncate, fast=fast)
+    return RouterContext.of_serve(card, encoder, space_of(card))
 
 
 def _too_late(timeout_s: float) -> DeadlineExceeded:

@@ -135,6 +135,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             self._drop([query for queries in session.admitted.values() for query in queries.values()])
             session.admitted.clear()
             self._look()
+            self._idle.set()
 
     def _configure(self, session: QuerySession, settings: dict[str, Any]) -> None:
         """Apply a Router's settings. It sends them when it connects and whenever its config changes. A Router of an

@@ -18,6 +18,7 @@ from deployments.generation.step_loop import StepLoop
 from deployments.generation.step_run import StepWork, steps_in
 from deployments.generation.text.model_card import GenerationCard, read_generation_card
 from deployments.hardware.device_detector import CPU
+from deployments.models.space import space_of
 from deployments.serving.replica import Replica
 
 logger = logging.getLogger("ray.serve")
@@ -44,6 +45,7 @@ class Generator(Replica[GenerationSettings]):
 
     def _load(self, settings: GenerationSettings, device: str) -> tuple[StepEngine, GenerationCard]:
         card = read_generation_card(settings.model)
+        self._space = space_of(card.model)
         return create_step_engine(card, self._settings, device, len(self._cores), self._host_cores), card
 
     def _start(self) -> StepLoop:
@@ -67,6 +69,7 @@ class Generator(Replica[GenerationSettings]):
     def _describe(self) -> dict[str, Any]:
         return {
             **self._engine.describe(),
+            "space": self._space,
             "warm_up": asdict(self._measured),
             "host_warm_up": None if self._measured_host is None else asdict(self._measured_host),
         }

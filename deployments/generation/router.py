@@ -27,6 +27,7 @@ from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard, read_generation_card
 from deployments.generation.text.sampling import Picked
 from deployments.hardware.device_detector import CPU, Topology
+from deployments.models.space import space_of
 from deployments.models.tokenizer_cache import ask_once
 from deployments.models.tokenizer_check import checked_tokenizer
 from deployments.serving.router import BaseRouter, Handles, RouterContext
@@ -216,7 +217,8 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
 def _context(settings: GenerationSettings) -> RouterContext[GenerationCard, Tokenizer]:
     """The environment of the current Serve replica, with the model's tokenizer."""
     card = read_generation_card(settings.model)
-    return RouterContext.of_serve(card, checked_tokenizer(card.model, settings.model.tokenizer, ask_once))
+    tokenizer = checked_tokenizer(card.model, settings.model.tokenizer, ask_once)
+    return RouterContext.of_serve(card, tokenizer, space_of(card.model))
 
 
 def _spoken(request: GenerationRequest, new: list[NewToken]) -> Iterator[Piece]:

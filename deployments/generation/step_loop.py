@@ -129,6 +129,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         if session is not None:
             session.gone = True
             self.drop(list(session.admitted.values()), cut_off=True)
+            self._idle.set()
 
     def configure(self, session: GenerationSession, settings: dict[str, Any]) -> None:
         """Apply a Router's settings (`GenerationRouterConfig.policy`). Adjacent versions may send more or fewer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from deployments.errors import SettingsError, first_line
 from deployments.settings import ModelSettings
 
 _ALWAYS = ("*.json", "*.txt", "*.model", "*.jinja", "*.metadata", "LICENSE*", "sparse_linear.*", "colbert_linear.*")
+_PATHS = ("/", "./", "../", "~")
 
 
 def bad_model(problem: str) -> SettingsError:
@@ -27,9 +28,19 @@ def find_folder(settings: ModelSettings) -> tuple[Path, str | None]:
         raise SettingsError("args.model.revision", "only a model from the hub has revisions")
     if folder is not None:
         return folder, None
-    if settings.id.startswith(("/", "./", "../", "~")):
+    if settings.id.startswith(_PATHS):
         raise bad_model(f"there is no folder {settings.id}")
-    return _download(settings)
+    return _fetched(settings, _snapshot)
+
+
+def pinned(settings: ModelSettings) -> ModelSettings:
+    """The settings with the commit that their `revision` names now (None: the newest), so that all replicas load the
+    same, whenever they start. A model that is not from the hub has no revision. Raises SettingsError.
+    """
+    if _local(settings.id) is not None or settings.id.startswith(_PATHS):
+        return settings
+    _, revision = _fetched(settings, _fetch_config)
+    return settings.model_copy(update={"revision": revision})
 
 
 def _local(name: str) -> Path | None:
@@ -81,13 +92,13 @@ def _in_package(path: str) -> Path:
     return folder
 
 
-def _download(settings: ModelSettings) -> tuple[Path, str | None]:
+def _fetched(settings: ModelSettings, fetch: Callable[[ModelSettings], Path]) -> tuple[Path, str]:
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     name, hub = settings.id, constants.ENDPOINT
     try:
-        folder = _snapshot(settings)
+        folder = fetch(settings)
     except HFValidationError:
         raise bad_model(f"'{name}' is neither a folder nor a hub name") from None
     except GatedRepoError:
@@ -102,6 +113,12 @@ def _download(settings: ModelSettings) -> tuple[Path, str | None]:
         problem = f"could not be fetched from {hub} (HF_ENDPOINT names another): {first_line(error)}"
         raise bad_model(f"'{name}' is no folder here and {problem}") from None
     return folder, folder.name  # the snapshot's folder is named after its commit
+
+
+def _fetch_config(settings: ModelSettings) -> Path:
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(settings.id, revision=settings.revision, allow_patterns=["config.json"]))
 
 
 def _snapshot(settings: ModelSettings) -> Path:

@@ -21,7 +21,7 @@ from deployments.errors import InvalidInput
 from deployments.serve_adapter.visits import VISITS, Source
 
 _RETRIED = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
-PROXY = "x-windve-proxy"  # metadata: the host of the HAProxy that sent the call
+PROXY = "x-windve-proxy"  # metadata: host and process of the HAProxy that sent the call
 TIME_LEFT = "windve-time-left-ms"  # metadata: the time left to a stream's deadline, which Serve hides
 
 _GOOD = {None, 0, grpc.StatusCode.OK}  # gRPC's values before and after Serve has set the status

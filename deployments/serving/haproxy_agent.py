@@ -1,6 +1,6 @@
 """Tells HAProxy how many requests this Router takes at once, by HAProxy's agent checks.
 
-HAProxy connects to a port of the Router ten times a second, sends the name of its host, and sets the server's `maxconn`
+HAProxy connects to a port of the Router ten times a second, sends its host and process, and sets the server's `maxconn`
 to the number in the reply. `serve_adapter/haproxy.sh` writes the checks into HAProxy's config, and what becomes of a
 request that no Router takes.
 """
@@ -22,7 +22,7 @@ logger = logging.getLogger("ray.serve")
 
 PORTS = 1500  # the agent's port above the server's: beyond Serve's ports for HTTP, and for gRPC as windve sets them
 _LOOK_S = 0.05  # until the servers listen
-_LONGEST_NAME = 255  # bytes of a host's name
+_LONGEST_NAME = 300  # bytes of a host's name and a process number
 
 
 class Situation(NamedTuple):

@@ -32,7 +32,8 @@ class ReplicaLink(Generic[V, C]):
 
     States:
 
-    - `_task` is None: this Router does not understand the replica's version of the frames. Nothing is sent.
+    - `_task` is None: the replica serves another model than this Router, or this Router does not understand its version
+      of the frames. Nothing is sent.
     - `_channel` is None: connecting, with retries. Nothing is sent.
     - `_channel` is set, `view.state` is None: the replica was sent its policy and asked for its state.
     - Both are set: `is_live`. When the connection breaks, the link connects again.
@@ -61,7 +62,14 @@ class ReplicaLink(Generic[V, C]):
         self._watching = False
         self._wait_s = 0.0  # before the next attempt to connect
         self._task: asyncio.Task[None] | None = None
-        if speaks(about):
+        space = about.get("space", "")
+        if space != pool.space:
+            logger.warning(
+                "the %s pool's replica %s has the space %s, and this Router %s: it gets no requests, because its "
+                "vectors are another model's",
+                pool.name, replica, space or "of an older version", pool.space,
+            )  # fmt: skip
+        elif speaks(about):
             self._task = pool.spawn(self._connect())
         else:
             logger.error(

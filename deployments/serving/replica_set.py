@@ -22,16 +22,25 @@ logger = logging.getLogger("ray.serve")
 
 L = TypeVar("L", bound=ReplicaLink[Any, Any])
 
+_LINGER_S = 1.0  # at least: Serve tells of each pool at another time
+
 
 class ReplicaSet(ABC, Generic[L]):
     """A pool's replicas.
 
     `links`: the replicas that Serve lists, by replica id. `live`: those of them that are connected and have reported,
     preferred ones first. `policy`: the policy in force, as it is sent to replicas.
+
+    When a deployment changes, Serve stops replicas before new ones start. They end only when the Routers let go of
+    them. So one that Serve has stopped stays in `links` while `is_needed()` says that nothing else answers, but for at
+    most `patience_s`: a new replica may wait for its device.
     """
 
     link_type: type[L]
     channel_type: ClassVar[type[RouterChannel[Any, Any, Any]]]
+    space = ""  # of the vectors that clients get (`models/space.py`)
+    is_needed: Callable[[], bool] | None = None
+    patience_s = 5.0
 
     def __init__(
         self,
@@ -48,6 +57,7 @@ class ReplicaSet(ABC, Generic[L]):
         self.links: dict[str, L] = {}
         self.live: list[L] = []  # replicas that answer
         self._draining: dict[str, L] = {}
+        self._lingering: dict[str, float] = {}  # those of `links` that Serve does not list, and since when
         self._on_change = on_change
         self._deployment, self._handle, self._node = deployment, handle, node
         self._loop = asyncio.get_running_loop()
@@ -99,11 +109,13 @@ class ReplicaSet(ABC, Generic[L]):
         """Take Serve's list of live replicas. `died`: a replica that is certainly dead."""
         if set(members) != set(self.links):
             logger.info("the %s pool has %d live replicas", self.name, len(members))
-        for replica in set(self.links) - set(members):
-            link = self.links.pop(replica)
-            self._draining[replica] = link
-            if not link.drain():
-                del self._draining[replica]
+        self._lingering = {replica: at for replica, at in self._lingering.items() if replica not in members}
+        for replica in set(self.links) - set(members) - set(self._lingering):
+            if self.is_needed is not None and self.links[replica].is_live:
+                self._lingering[replica] = self._loop.time()
+                self._let_go_soon(replica)
+            else:
+                self._leave(replica)
         for links in (self.links, self._draining):
             if died in links:
                 links.pop(died).end()
@@ -115,6 +127,32 @@ class ReplicaSet(ABC, Generic[L]):
                 where = rank(replica, about.get("node"), node=self._node, router=self.router_id)
                 self.links[replica] = self.link_type(self, replica, about, where)
         self.changed()
+
+    def _leave(self, replica: str) -> None:
+        link = self._draining[replica] = self.links.pop(replica)
+        if not link.drain():
+            del self._draining[replica]
+
+    def _let_go_soon(self, replica: str) -> None:
+        self._loop.call_later(_LINGER_S, self._let_go, replica, context=contextvars.Context())
+
+    def _let_go(self, replica: str) -> None:
+        """Leave a lingering replica once it is not needed."""
+        if replica not in self._lingering or replica not in self.links:
+            self._lingering.pop(replica, None)
+            return
+        is_patient = self._loop.time() < self._lingering[replica] + self.patience_s
+        if is_patient and self.links[replica].is_live and self.is_needed is not None and self.is_needed():
+            self._let_go_soon(replica)
+        else:
+            del self._lingering[replica]
+            self._leave(replica)
+            self.changed()
+
+    @property
+    def is_staffed(self) -> bool:
+        """Whether any replica that Serve lists answers."""
+        return any(link.view.replica not in self._lingering for link in self.live)
 
     @property
     def is_open(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.errors import SettingsError
-from deployments.hardware.device_detector import Topology
+from deployments.hardware.device_detector import ACCELERATOR, CPU, Topology
 from deployments.serving.busy import BusyMeter
 from deployments.serving.metrics import Instruments, OfModel, publish_periodically
 from deployments.serving.replica_set import ReplicaSet
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 logger = logging.getLogger("ray.serve")
+
+_JOIN_S, _LOOK_S = 600.0, 0.01  # the longest wait for replicas at the start; how often it looks
 
 Handles = Mapping[str, tuple[str, "DeploymentHandle[Any]"]]  # by pool: the name of its deployment, and its handle
 
@@ -37,23 +39,26 @@ T = TypeVar("T")  # a tokenizer
 
 
 class RouterContext(NamedTuple, Generic[M, T]):
-    """A Router's environment: the names of its replica and node, Serve's metrics, the model's card and tokenizer."""
+    """A Router's environment: the names of its replica and node, Serve's metrics, the model's card, tokenizer and space
+    (`models/space.py`).
+    """
 
     replica: str
     node: str
     instruments: Instruments
     card: M
     tokenizer: T
+    space: str = ""
 
     @classmethod
-    def of_serve(cls, card: M, tokenizer: T) -> RouterContext[M, T]:
+    def of_serve(cls, card: M, tokenizer: T, space: str) -> RouterContext[M, T]:
         """The environment of the current Serve replica. Call it only inside one."""
         import ray
         from ray import serve
         from ray.serve import metrics
 
         node = ray.get_runtime_context().get_node_id()
-        return cls(serve.get_replica_context().replica_tag, node, OfModel(metrics, card.name), card, tokenizer)
+        return cls(serve.get_replica_context().replica_tag, node, OfModel(metrics, card.name), card, tokenizer, space)
 
 
 C = TypeVar("C")  # a `user_config`, typed
@@ -68,7 +73,7 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
 
     def __init__(self, settings: S, topology: Topology, handles: Handles, context: RouterContext[M, Any]) -> None:
         self.settings, self.topology = settings, topology
-        self.replica, self.card = context.replica, context.card
+        self.replica, self.card, self.space = context.replica, context.card, context.space
         self.config: C  # set by `reconfigure`
         self.config_problem: str | None = None
         self.started = time.time()
@@ -113,7 +118,7 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
 
     def _pool(self, name: str) -> P:
         deployment, handle = self._handles[name]
-        return self.pool_type(
+        pool = self.pool_type(
             name,
             deployment=deployment,
             handle=handle,
@@ -121,6 +126,13 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
             node=self._node,
             on_change=self._replicas_changed,
         )
+        pool.space, pool.is_needed = self.space, self._is_unstaffed
+        if name == CPU and ACCELERATOR in self._handles:
+            pool.patience_s = math.inf  # it answers while the accelerator changes its model
+        return pool
+
+    def _is_unstaffed(self) -> bool:
+        return not any(pool.is_staffed for pool in self.pools.values())
 
     @abstractmethod
     def _parse(self, user_config: Any) -> C:
@@ -140,6 +152,18 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
 
     def _replicas_changed(self) -> None:
         """Called when replicas join or leave, or start or stop answering."""
+
+    async def joined(self) -> None:
+        """Wait until a replica is reached, at most until ten minutes after the start. Only then does Serve send
+        requests to this Router, and stop those of a former version, whose replicas may serve another model.
+        """
+        while not self.can_answer and time.time() < self.started + _JOIN_S:  # noqa: ASYNC110 - once, at the start
+            await asyncio.sleep(_LOOK_S)
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether any replica answers."""
+        return any(pool.live for pool in self.pools.values())
 
     # --- status -------------------------------------------------------------------------------------------------------
 

@@ -86,6 +86,12 @@ class RouterSessions(ABC, Generic[S, R]):
             self._idle.clear()
             await self._idle.wait()
 
+    async def left(self) -> None:
+        """Wait until all admitted work has ended, and all Routers have let go (`ReplicaSet.patience_s`)."""
+        while self.is_busy or self._sessions:
+            self._idle.clear()
+            await self._idle.wait()
+
     def _session(self, connection: Connection) -> S:
         if (session := self._sessions.get(connection)) is None:
             session = self._sessions[connection] = self.session_type(connection)

@@ -18,6 +18,7 @@ from deployments.embedding.config import RouterConfig
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.models.model_files import read_model_card
+from deployments.models.model_folder import pinned
 from deployments.settings import (
     AcceleratorSettings,
     ApplicationSettings,
@@ -52,6 +53,7 @@ class ApplicationArgs(Protocol):
     def locating(self, name: str, /) -> AbstractContextManager[None]: ...
     def deployments(self) -> Mapping[str, Mapping[str, str]]: ...
     def find_models(self) -> None: ...
+    def pin_revisions(self) -> None: ...
     def router_configs(self, raw: Any, /) -> Mapping[str, object]: ...
 
 
@@ -114,6 +116,12 @@ class Args:
         for name, settings in self.models.items():
             with self.locating(name):
                 read_model_card(settings.model)
+
+    def pin_revisions(self) -> None:
+        """Replace the revision of each model from the hub by the commit it names now. Raises SettingsError."""
+        for name, settings in self.models.items():
+            with self.locating(name):
+                self.models[name] = settings.model_copy(update={"model": pinned(settings.model)})
 
     def by_model(self, of: Mapping[str, T]) -> ByModel[T]:
         """Look-up by any name of a model. `of`: one value per model, by the model's own name."""

@@ -29,12 +29,14 @@ from serve_app.config.models import ApplicationArgs
 REPLICA_ROUTER = RequestRouterConfig(request_router_class="deployments.serve_adapter.replica_router.ReplicaRouter")  # type: ignore[arg-type]
 
 Names = Mapping[str, str]  # of a pool's deployment
+_FINISH_S = 620.0  # for the requests of a Router that stops: a bulk request may take ten minutes by default
 
 
 def bind_application(args: ApplicationArgs, ingress: type, replica: type) -> Application:
     """Bind the Routers (class `ingress`) and the pools' replicas (class `replica`). Each Router gets `args` and, for
     each model, the topology and the pools' deployments. Waits for the nodes that `args` need. Raises SettingsError.
     """
+    args.pin_revisions()
     nodes, plans = plan_once_nodes_are_there(args, ray.nodes, time)
     parts, names = cpu_parts(args.models, plans), args.deployments()
     pools = {
@@ -54,6 +56,7 @@ def _router(ingress: type, nodes: Nodes) -> Deployment:
         max_constructor_retry_count=3,
         num_replicas=router_count(nodes),  # the default; the config may set it
         max_surge_percent=100,  # a new version answers before the old one stops
+        graceful_shutdown_timeout_s=_FINISH_S,
         health_check_period_s=1,  # finds a dead Router within a second
         ray_actor_options={"num_cpus": FRAMEWORK_CPUS},
     )(serve.ingress()(ingress))
@@ -81,7 +84,8 @@ def bind_pools(
             max_constructor_retry_count=3,
             **options,
         )(replica)
-        is_overflow = pool == CPU and ACCELERATOR in plan.topology.pools
+        if is_overflow := pool == CPU and ACCELERATOR in plan.topology.pools:
+            options["graceful_shutdown_timeout_s"] = _FINISH_S  # it answers while the accelerator changes its model
         bound[pool] = (names[pool], deployment.bind(pool, settings, device, parts, is_overflow=is_overflow))
     return bound
 

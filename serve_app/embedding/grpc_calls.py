@@ -41,6 +41,7 @@ from serve_app.rpc.calls import (
     set_status,
 )
 from serve_app.rpc.service import GrpcService
+from serve_app.web.admission_headers import SPACE
 
 Context = RayServegRPCContext
 _SCORING = ("reranker", "classifier")
@@ -75,6 +76,7 @@ def _stream(
 
         try:
             model = self.open_stream(name, grpc_context)
+            say(grpc_context, (SPACE, model.space), *self._emulated)
             async with aclosing(self.each(name, requests, answer, model, grpc_context)) as answers:
                 async for message in answers:
                     yield message
@@ -89,10 +91,10 @@ def _query(reply: Reply, **wanted: Any) -> Method:
     """A text or a pair that a device answers."""
 
     async def method(self: TeiCalls, model: ModelCalls, request: Any, context: Context) -> Message:
-        asked = self.asked_by(context)
+        asked = self.asked_by(context, model)
         asked.update(wanted)
         done = await model.query(request, asked)
-        self.say_pool(done, context)
+        self.say_pool(done, model, context)
         return reply(done, request, model.card)
 
     return method
@@ -103,15 +105,15 @@ def _query_in_stream(reply: Reply, **wanted: Any) -> Method:
     wanted["bulk"] = True
 
     async def method(self: TeiCalls, model: ModelCalls, request: Any, context: Context) -> Message:
-        done = await model.query(request, {**wanted, **self.asked_by(context)})
+        done = await model.query(request, {**wanted, **self.asked_by(context, model)})
         return reply(done, request, model.card)
 
     return method
 
 
 async def _rerank(self: TeiCalls, model: ModelCalls, request: RerankRequest, context: Context) -> Message:
-    done = await model.rank(request, self.asked_by(context))
-    self.say_pool(done, context)
+    done = await model.rank(request, self.asked_by(context, model))
+    self.say_pool(done, model, context)
     return rerank_response(done, request.texts, raw=request.raw_scores, return_text=request.return_text)
 
 
@@ -177,7 +179,7 @@ class TeiCalls(GrpcService):
 
     async def _rank(self, requests: AsyncIterator[Received], model: ModelCalls, context: Context) -> RerankResponse:
         """Rank the texts of a stream. Raises the error of the first bad request."""
-        asked = {"kinds": ("reranker",), "bulk": True, **self.asked_by(context)}
+        asked = {"kinds": ("reranker",), "bulk": True, **self.asked_by(context, model)}
 
         async def answer(request: Received) -> tuple[RerankStreamRequest, Embedded]:
             sent = self.checked(request)
@@ -194,7 +196,7 @@ class TeiCalls(GrpcService):
             raise EmptyInput("the stream contains no text; send at least one")
         first, texts = found[0][0], [sent.text for sent, _ in found]
         done = together([done for _, done in found])
-        self.say_pool(done, context)
+        self.say_pool(done, model, context)
         return rerank_response(done, texts, raw=first.raw_scores, return_text=first.return_text)
 
     def open_stream(self, call: str, context: Context) -> ModelCalls:
@@ -220,10 +222,10 @@ class TeiCalls(GrpcService):
             answer = self.observer.tracing_each(METHODS[call], headers_to_trace(context), answer)
         return in_order(requests, answer, model.window)
 
-    def asked_by(self, context: Context) -> dict[str, Any]:
-        asked = asked_by(context)
+    def asked_by(self, context: Context, model: ModelCalls) -> dict[str, Any]:
+        asked = asked_by(context, model.space)
         asked["client"] = self.let_in(context)
         return asked
 
-    def say_pool(self, done: Embedded, context: Context) -> None:
-        say(context, ("x-windve-pool", ",".join(done.pools)), *self._emulated)
+    def say_pool(self, done: Embedded, model: ModelCalls, context: Context) -> None:
+        say(context, ("x-windve-pool", ",".join(done.pools)), (SPACE, model.space), *self._emulated)

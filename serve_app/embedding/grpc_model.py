@@ -48,7 +48,7 @@ class ModelCalls:
     """The calls to one model. `asked`: fields of `Wanted` that the call and its metadata set."""
 
     def __init__(self, router: Router) -> None:
-        self._router, self.card = router, router.card
+        self._router, self.card, self.space = router, router.card, router.space
 
     @property
     def window(self) -> int:

@@ -69,7 +69,7 @@ def describe(router: Router) -> dict[str, Any]:
     members = [member for pool in pools.values() for member in pool["replicas"].values()]
     return {
         "model_id": card.name,
-        "model_sha": card.revision,
+        "model_sha": router.space,
         "model_dtype": members[0]["dtype"] if members else None,
         "served_model_name": card.name,
         "model_type": model_type(card),
@@ -88,6 +88,8 @@ def describe(router: Router) -> dict[str, Any]:
             "slo_s": config.slo_s,
             "kind": card.kind,
             "kinds": card.kinds,
+            "space": router.space,
+            "revision": card.revision,
             "dimension": card.dimension,
             "normalize": card.normalize,
             "parameters": card.parameters,

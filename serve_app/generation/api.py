@@ -154,7 +154,7 @@ class CompletionsApi(ModelApi):
         card = self._router.card
         about: dict[str, Any] = {
             "model_id": card.name,
-            "model_sha": card.model.revision,
+            "model_sha": self._router.space,
             "served_model_name": card.name,
             "model_type": {"generation": {}},
             "max_input_length": card.context,

@@ -39,7 +39,7 @@ class GenerationIngress(ServiceIngress, GenerationCalls):
         """Serve calls this with the `user_config` at the start, and again whenever it changes."""
         await self.router.reconfigure(user_config)
         self.observer.configure({self.router.card.name: self.router.config})
-        self.guard()
+        await self.open_door()
 
     def every_router(self) -> Sequence[GenerationRouter]:
         return [self.router]

@@ -27,6 +27,7 @@ from serve_app.observe.observer import Observer
 from serve_app.proto.generation_pb2 import ChatMessage, GenerateRequest, GenerateResponse, Token, Usage
 from serve_app.rpc.calls import CallScope, Received, asked_by, metadata_of, say
 from serve_app.rpc.service import GrpcService, is_live
+from serve_app.web.admission_headers import SPACE
 
 _OPTIONS = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "n")
 
@@ -51,7 +52,7 @@ class GenerationCalls(GrpcService):
     async def Generate(self, request: Received, grpc_context: RayServegRPCContext) -> AsyncGenerator[Message, None]:
         """Stream the answers. An error becomes the call's status, after an empty message (see `grpc_handlers`)."""
         with CallScope(self.observer, GENERATE, grpc_context) as scope:
-            say(grpc_context, *self._emulated)
+            say(grpc_context, (SPACE, self._router.space), *self._emulated)
             async with aclosing(self._answers(request, grpc_context, scope)) as answers:
                 async for message in answers:
                     yield message
@@ -84,7 +85,7 @@ class GenerationCalls(GrpcService):
         received = asyncio.get_running_loop().time()
         client = self.let_in(context)
         scope.came_from(client)
-        admission = asked_by(context)  # its wait ends here: what follows counts from `received`
+        admission = asked_by(context, self._router.space)  # its wait ends here: what follows counts from `received`
         parsed = self._parsed(self.checked(request), metadata_of(context, "model"))
         waited_s = admission.get("waited_s", 0.0)
         if (left_ms := metadata_of(context, TIME_LEFT)) is not None:

@@ -23,6 +23,7 @@ from serve_app.config.models import ApplicationArgs
 from serve_app.config.overrides import NONE, Overrides
 from serve_app.config.router_autoscaling import follow_load
 from serve_app.local.console import show_application, show_examples, show_machine, show_ports
+from serve_app.local.finish import finish_requests
 from serve_app.local.progress import Reporter, deployment_models, waits
 from serve_app.local.ray_environment import (
     LOOPBACK,
@@ -84,7 +85,7 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
                 stop.wait()
             finally:
                 service.withdraw()
-            console.print("stopping")
+            finish_requests(stop, console)
 
 
 def _read(path: Path, overrides: Overrides) -> dict[str, Any]:

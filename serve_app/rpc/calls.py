@@ -18,7 +18,7 @@ from deployments.errors import BodyTooLarge, Busy, InvalidInput, Unavailable, Wi
 from deployments.serve_adapter.visits import VISITS
 from serve_app.observe.facts import TracedRequest
 from serve_app.observe.observer import REQUEST_ID, Observer
-from serve_app.web.admission_headers import admission
+from serve_app.web.admission_headers import admission, check_space
 
 _LARGEST_DETAILS = 2_000  # bytes; each may become three in an HTTP/2 header, and clients accept 8 KiB of headers
 _UNAVAILABLE_RETRY_S = 1.0
@@ -61,9 +61,13 @@ def metadata_of(context: RayServegRPCContext, name: str) -> str | None:
     return next((value for key, value in context.invocation_metadata() if key == name), None)
 
 
-def asked_by(context: RayServegRPCContext) -> dict[str, Any]:
-    """What a call's metadata ask of admission, by the names of HTTP's headers. Raises InvalidInput."""
-    return admission(_headers_of(context))
+def asked_by(context: RayServegRPCContext, space: str) -> dict[str, Any]:
+    """What a call's metadata ask of admission, by the names of HTTP's headers. `space`: the model's. Raises
+    InvalidInput or WrongSpace.
+    """
+    headers = _headers_of(context)
+    check_space(headers, space)
+    return admission(headers)
 
 
 def _headers_of(context: RayServegRPCContext) -> dict[bytes, bytes]:

@@ -16,6 +16,7 @@ from deployments.errors import Unavailable, WindveError
 from serve_app.api_keys import ApiKeys
 from serve_app.observe.observer import ONE_MODEL, Observer
 from serve_app.version import VERSION
+from serve_app.web.admission_headers import SPACE, check_space
 from serve_app.web.asgi import PROBES, Answer, Asgi, Handler, HttpRequest, json_answer
 from serve_app.web.errors import NoRoute, WrongMethod
 from serve_app.web.fields import Rules
@@ -50,6 +51,10 @@ def health(live_pools: Mapping[str, bool]) -> dict[str, Any]:
 
 class Served(Protocol):
     """The part of a Router that these routes use."""
+
+    @property
+    def space(self) -> str:
+        """The name of the model's space (`models/space.py`)."""
 
     @property
     def started(self) -> float:
@@ -106,6 +111,7 @@ class ModelApi(DocumentedApi):
     ) -> None:
         super().__init__(api_keys, observer, emulated=emulated, has_page=has_page)
         self._rules, self._served = rules, router
+        self._space = SPACE.encode(), router.space.encode()
         self._routes: dict[tuple[str, str], Handler] = {
             **self._own_routes(),
             **{("GET", path): self.openai_models for path in MODELS},
@@ -131,8 +137,11 @@ class ModelApi(DocumentedApi):
         return any(known == path for _, known in self._routes)
 
     async def answer(self, request: HttpRequest) -> Answer:
+        """Each answer names the model's space. Raises WrongSpace before the body is read."""
         handler = self._routes.get((request.method, request.path)) or self._rare(request.method, request.path)
-        return await handler(request)
+        check_space(request.headers, self._served.space)
+        headers, body = await handler(request)
+        return [*headers, self._space], body
 
     def _rare(self, method: str, path: str) -> Handler:
         """The handler for HEAD and for `/v1/models/NAME`. Raises NoRoute, WrongMethod or WrongKind for all else."""

@@ -1,4 +1,6 @@
-"""Reads from a request's headers how long it may take, how urgent it is, and how long it has waited so far. Pure."""
+"""Reads from a request's headers how long it may take, how urgent it is, how long it has waited so far, and whose
+vectors its client expects. Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from deployments.errors import InvalidInput
+from deployments.errors import InvalidInput, WrongSpace
 from serve_app.observe.arrival import START, waited_s
 
 PRIORITY, TIMEOUT = "x-windve-priority", "x-request-timeout-ms"
-_PRIORITY, _TIMEOUT = PRIORITY.encode(), TIMEOUT.encode()
+SPACE, EXPECT_SPACE = "x-windve-space", "x-windve-expect-space"
+_PRIORITY, _TIMEOUT, _EXPECT_SPACE = PRIORITY.encode(), TIMEOUT.encode(), EXPECT_SPACE.encode()
 _TIMEOUT_DIGITS = 9  # eleven days
 
 
@@ -32,3 +35,13 @@ def admission(headers: Mapping[bytes, bytes], clock: Callable[[], float] = time.
             raise InvalidInput(f"the header {TIMEOUT} must be a whole number of milliseconds from 1, not '{given}'")
         asked["timeout_s"] = int(timeout) / 1000
     return asked
+
+
+def check_space(headers: Mapping[bytes, bytes], space: str) -> None:
+    """Raises WrongSpace if the client expects another space than the model's (`models/space.py`)."""
+    expected = headers.get(_EXPECT_SPACE)
+    if expected is not None and expected.decode("latin-1") != space:
+        raise WrongSpace(
+            f"{EXPECT_SPACE} is '{expected.decode('latin-1')}', but this model's space is {space}: its vectors do not "
+            "belong into the same index"
+        )

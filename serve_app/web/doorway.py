@@ -44,6 +44,6 @@ class Doorway:
 
 
 def _source(scope: Scope) -> Source:
-    """HTTP, and the host of the HAProxy that sent it."""
+    """HTTP, and the HAProxy that sent it."""
     start = next((value for name, value in scope["headers"] if name == START), b"")
     return "http", start.partition(b" ")[2]

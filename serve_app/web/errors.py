@@ -18,6 +18,7 @@ from deployments.errors import (
     Unavailable,
     UnknownModel,
     WindveError,
+    WrongSpace,
 )
 
 Headers = list[tuple[bytes, bytes]]
@@ -54,6 +55,7 @@ _TEI: tuple[tuple[type[WindveError], int, str], ...] = (
     (Unauthorized, 401, "Unauthorized"),
     (NoRoute, 404, "Validation"),
     (WrongMethod, 405, "Validation"),
+    (WrongSpace, 409, "Validation"),
     (Busy, 429, "Overloaded"),
     (DeadlineExceeded, 504, "Timeout"),
     (Unavailable, 503, "Unhealthy"),

@@ -427,10 +427,13 @@ def test_what_no_router_takes_is_refused_in_the_shape_of_the_routes_own_errors(f
     assert 250 <= int(answer.headers["retry-after-ms"]) < 1000
 
 
-def test_it_says_its_host_to_routers(tmp_path):
-    with backends([OK]) as (router,), Agent(router.port, 1) as agent, proxy(tmp_path, [router.port], 2):
+def test_it_says_its_host_and_process_to_routers(tmp_path):
+    with backends([OK]) as (router,), Agent(router.port, 1) as agent, proxy(tmp_path, [router.port], 2) as port:
         agent.wait()
-    assert set(agent.asked) == {socket.gethostname().encode() + b"\n"}
+        post(port, EMBED)
+        ((said,), (head, *_)) = set(agent.asked), [head for head in router.asked if b"x-request-start" in head]
+    assert re.fullmatch(rb"%b \d+\n" % socket.gethostname().encode(), said)
+    assert re.search(rb"^x-request-start: t=\d+ %b\r$" % said.strip(), head, re.MULTILINE)
 
 
 def test_a_key_leaves_a_part_of_the_places_to_others(tmp_path):

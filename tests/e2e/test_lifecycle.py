@@ -3,10 +3,12 @@
 import copy
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -14,9 +16,10 @@ import pytest
 import yaml
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
+from calibration.load import burst, request_bytes
 from deployments.hardware.affinity import read_cpu_shape
 from tests.kit import tei_wire
-from tests.kit.service import ROOT, free_port, load_yaml, one_at_a_time, running
+from tests.kit.service import ROOT, STOP_TIMEOUT_S, free_port, load_yaml, one_at_a_time, running, wait_until
 
 
 def stray_files():
@@ -44,13 +47,28 @@ def test_ctrl_c_takes_down_exactly_what_was_started(tmp_path):
         assert any("haproxy" in process.name() for process in service.family)
         watch = tei.watch(timeout=600)  # a client that watches the health does not hold the service up
         assert next(watch).status == HealthCheckResponse.SERVING
-        assert service.press_ctrl_c() == 0, service.log.read_text()
+        service.headers = {"authorization": "Bearer sk-shown-to-nobody"}
+        with ThreadPoolExecutor(1) as pool:
+            request = request_bytes({"inputs": "in time"}, "/embed", service.headers.items())
+            asked = pool.submit(burst, service.address, [request] * 40)  # a second's work
+            service.wait_for(lambda pools: in_flight(pools) == 40)
+            os.killpg(service.process.pid, signal.SIGINT)
+            wait_until(lambda: "in flight" in service.log.read_text(), "the end of new queries")
+            refused = service.ask("/embed", {"inputs": "too late"})
+            assert [reply.status for reply in asked.result()] == [200] * 40
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json()["error_type"] == "Unhealthy"
+        assert service.process.wait(STOP_TIMEOUT_S) == 0, service.log.read_text()
         assert health_told_last(watch) in {HealthCheckResponse.NOT_SERVING, grpc.StatusCode.UNAVAILABLE}
         assert service.leftovers() == []
         assert "Traceback" not in service.log.read_text()
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", service.port)) != 0
     assert stray_files() - before == set()
+
+
+def in_flight(pools):
+    return sum(replica["in_flight"] for pool in pools.values() for replica in pool["replicas"].values())
 
 
 def health_told_last(watch):

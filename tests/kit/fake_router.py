@@ -23,6 +23,7 @@ ANSWERS = {  # answers to the first query, the second, and so on; by output, or 
     "multi_vector": MULTI,
 }
 LABELS = {"reranker": ("LABEL_0",), "classifier": ("bad", "good", "so so")}
+SPACE = "5bace5bace5bace5"
 LIMITS = {"max_body_bytes": 1000, "max_inputs_per_request": 3}
 
 
@@ -47,7 +48,7 @@ class FakeRouter:
     `model`: settings.
     """
 
-    started, capacity, config_problem, load = 5.0, 4, None, 3
+    started, capacity, config_problem, load, space = 5.0, 4, None, 3, SPACE
 
     def __init__(self, kind="embedding", *, name="m", dimension=4, widths=None, error=None, model=None):
         self.settings = Settings.parse({"model": model or {"id": name}, "limits": LIMITS})

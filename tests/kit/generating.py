@@ -10,6 +10,7 @@ from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.sampling import Picked, Sampling
 from deployments.models.model_files import ModelCard
 from deployments.models.tokenizer_files import read_tokenizer
+from tests.kit.fake_router import SPACE
 from tests.kit.tiny_tokenizers import qwen
 
 ANSWER = "The overflow goes to the CPU 🐟, says the Router. Then all are answered."
@@ -27,7 +28,7 @@ class Generating:
     - `open`: generations that have a slot. `asked`: all requests. `heard`: how often replicas' states were refreshed.
     """
 
-    started = 5.0
+    started, space = 5.0, SPACE
 
     def __init__(self, folder: Path, *, context=400, template=TEMPLATE, temperature=0.7):
         if not (folder / "tokenizer.json").is_file():

@@ -20,7 +20,7 @@ from serve_app.observe.access_log import LineWriter, is_wanted
 from serve_app.observe.facts import EndedRequest, TracedRequest
 from serve_app.proto.tei_pb2 import EmbedRequest, EncodeRequest, PredictRequest
 from tests.kit.asgi_client import ask
-from tests.kit.fake_router import FakeRouter
+from tests.kit.fake_router import SPACE, FakeRouter
 from tests.kit.grpc_caller import Context, answer, incoming, stream, tei_calls
 from tests.kit.observed import observed
 from tests.kit.router_world import Replica, World
@@ -280,4 +280,4 @@ async def test_a_call_s_answer_carries_the_id_that_serve_or_the_client_gave(give
     context = Context(*given)
     context.trailing = {"request_id": "of-serve"}
     await tei_calls(FakeRouter()).Embed(EmbedRequest(inputs="a"), context)
-    assert context.trailing == {"x-request-id": told, "x-windve-pool": "cpu"}
+    assert context.trailing == {"x-request-id": told, "x-windve-pool": "cpu", "x-windve-space": SPACE}

@@ -106,7 +106,11 @@ class Client:
                     messages=messages,
                     text="".join(message.text for message in messages if not message.answer),
                     status=(await call.code(), await call.details()),
-                    told={key: value for key, value in await call.trailing_metadata() if key != "x-request-id"},
+                    told={
+                        key: value
+                        for key, value in await call.trailing_metadata()
+                        if key not in {"x-request-id", "x-windve-space"}
+                    },
                 )
 
         return asyncio.run(run())

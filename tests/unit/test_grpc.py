@@ -45,7 +45,7 @@ from serve_app.rpc import service as grpc_service
 from serve_app.rpc.calls import in_order, set_status
 from tests.kit import tei_wire
 from tests.kit.asgi_client import post
-from tests.kit.fake_router import FakeRouter, embedded
+from tests.kit.fake_router import SPACE, FakeRouter, embedded
 from tests.kit.grpc_caller import Context, answer, incoming, stream, tei_calls
 from tests.kit.virtual_time import virtual
 
@@ -467,7 +467,7 @@ def test_a_stream_of_texts_to_rerank_has_one_answer():
     assert (told.metadata.compute_tokens, told.metadata.compute_chars) == (14, 6)
     assert [queries for queries, _ in router.asked] == [[Pair("q", "x")], [Pair("p", "longer")]]
     assert [asked["bulk"] for _, asked in router.asked] == [True, True]
-    assert context.trailing == {"x-windve-pool": "cpu"}
+    assert context.trailing == {"x-windve-pool": "cpu", "x-windve-space": SPACE}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.embedding.api import HttpApi
 from serve_app.web.asgi import Asgi, ResponseStream
 from tests.kit.asgi_client import call, get, post
-from tests.kit.fake_router import VECTORS, FakeRouter
+from tests.kit.fake_router import SPACE, VECTORS, FakeRouter
 
 
 @pytest.mark.parametrize("root", ["", "/prefix"])
@@ -42,6 +42,20 @@ def test_what_a_route_asks_of_the_router_and_answers(root):
     times = [reply.headers[f"x-{name}-time"] for name in ("tokenization", "queue", "inference", "total")]
     assert times == ["1", "2", "3", "6"]
     assert (reply.headers["x-windve-pool"], reply.headers["x-compute-tokens"]) == ("cpu", "7")
+
+
+def test_every_answer_names_its_space_and_no_other_is_computed():
+    router = FakeRouter()
+    api = HttpApi(router)
+    assert post(api, "/embed", {"inputs": "a"}, headers=[(b"x-windve-expect-space", SPACE.encode())]).status == 200
+    for path in ("/embed", "/v1/embeddings"):
+        reply = post(api, path, b"not even JSON", headers=[(b"x-windve-expect-space", b"c0ffee")])
+        assert reply.status == 409
+        assert SPACE in str(reply.json)
+        assert "'c0ffee'" in str(reply.json)
+    assert len(router.asked) == 1
+    assert post(api, "/embed", {"inputs": "a"}).headers["x-windve-space"] == SPACE
+    assert get(api, "/v1/models").headers["x-windve-space"] == SPACE
 
 
 def test_similarity_is_of_unit_vectors():

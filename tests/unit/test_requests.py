@@ -349,9 +349,10 @@ HERE = socket.gethostname().encode()
     ("start", "waited_s"),
     [
         (b"t=1700000000250000 " + HERE, 0.75),
+        (b"t=1700000000250000 " + HERE + b" 4711", 0.75),
         (b"t=1700000009000000 " + HERE, 0.0),  # the clock was set back
         (b"t=1700000000250000 another-host", 0.0),  # whose clock may be another
-        (b"t=1700000000250000 " + HERE + b" ", 0.0),
+        (b"t=1700000000250000 " + HERE + b"-2 4711", 0.0),
         (b"t=1700000000250000", 0.0),
         (b"t=-5 " + HERE, 0.0),
         (b"t=" + b"9" * 17 + b" " + HERE, 0.0),
