@@ -148,6 +148,7 @@ class Embedder(Replica[Settings]):
         starts = np.cumsum(lengths) - lengths
         for output, rows in zip(outputs, found, strict=True):
             if output == "text" and self._card.kind == "embedding":
+                rows = rows[:, : self._card.dimension]  # noqa: PLW2901 - some models keep fewer (`truncate_dim`)
                 length: Rows = np.linalg.norm(rows, axis=1).astype(np.float32, copy=False)
                 norms *= length
                 unit = rows / np.maximum(length, np.finfo(np.float32).tiny)[:, None]

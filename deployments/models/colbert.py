@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.models.model_folder import bad_model, read_json
-from deployments.models.modules import module_config
+from deployments.models.modules import module_config, transformer_config
 
 Role = Literal["query", "document"]
 
@@ -100,7 +100,7 @@ def _pylate(about: Mapping[str, Any]) -> Late:
 
 def _sentence(folder: Path, about: Mapping[str, Any]) -> Late:
     """Read the format of sentence-transformers' MultiVectorEncoder."""
-    transformer = read_json(folder / "sentence_bert_config.json")
+    transformer = transformer_config(folder)
     mask = module_config(folder, "MultiVectorMask") or {}
     prompts = about.get("prompts") or {}
     filled = transformer.get("query_expansion") or {}

@@ -69,6 +69,7 @@ JUDGES: Mapping[str, Judge] = {
         instructed="instruction: {instruction}\n",
     ),
 }
+_CONVERTED = ("Qwen3ForSequenceClassification", "Qwen2ForSequenceClassification")  # the two words' rows are one head
 _NAMED = {"qwen3-reranker": "qwen3-reranker"} | dict.fromkeys(
     ("mxbai-rerank-base-v2", "mxbai-rerank-large-v2"), "mxbai-rerank-v2"
 )
@@ -81,17 +82,19 @@ def judge_of(settings: ModelSettings, config: Mapping[str, Any], modules: Contai
     """
     classes = config.get("architectures") or []
     is_causal = any(name.endswith("ForCausalLM") for name in classes)
+    may_have_one = is_causal or any(name in _CONVERTED for name in classes)
     wanted: str = settings.template
-    if wanted == "auto" and is_causal and "Pooling" not in modules and settings.kind in {"auto", "reranker"}:
+    if wanted == "auto" and may_have_one and "Pooling" not in modules and settings.kind in {"auto", "reranker"}:
         wanted = next((template for name, template in _NAMED.items() if name in settings.id.lower()), "auto")
     if wanted == "auto":
         if is_causal and (settings.kind == "reranker" or "LogitScore" in modules):
             known = " or ".join(JUDGES)
             raise SettingsError("args.model.template", f"the model's files do not say its prompt: set {known}")
         return None
-    if not is_causal:
+    if not may_have_one:
         named = " and ".join(classes) or "no architectures"
-        raise SettingsError("args.model.template", f"{wanted} needs a model ForCausalLM; this one is {named}")
+        also = " or ".join(_CONVERTED)
+        raise SettingsError("args.model.template", f"{wanted} needs a model ForCausalLM or {also}; this one is {named}")
     judge = JUDGES[wanted]
     return judge if settings.instruction is None else replace(judge, instruction=settings.instruction)
 

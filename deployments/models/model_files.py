@@ -13,7 +13,15 @@ from deployments.models.config_adapters import class_config
 from deployments.models.llm_reranker import Judge, judge_of
 from deployments.models.model_folder import bad_model, read_json, understood
 from deployments.models.model_kind import SCORING, kind_of
-from deployments.models.modules import check_modules, names_of, pooled_by, prompts_of, splade_pooling
+from deployments.models.modules import (
+    check_modules,
+    names_of,
+    pooled_by,
+    prompts_of,
+    splade_pooling,
+    transformer_config,
+    truncated_to,
+)
 from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.pickles import served_folder
 from deployments.models.projections import Projection, projections_of, score_of
@@ -93,15 +101,16 @@ def _card(settings: ModelSettings, folder: Path, revision: str | None) -> ModelC
     if not hidden or "vocab_size" not in text:
         raise bad_model(f"{folder}/config.json gives no hidden_size or vocab_size")
     after = _after(folder, config, kind, int(hidden), judge, alone=settings.kind != "auto")
-    sentence = read_json(folder / "sentence_bert_config.json")
+    sentence = transformer_config(folder)
     prompts, default_prompt_name = _prompts(folder, kind, settings.default_prompt_name)
     scores = kind in SCORING
+    dimension = _dimension(kind, labels, text, after) or int(hidden)
     return ModelCard(
         name=settings.served_name,
         folder=folder,
         revision=revision,
         model_type=str(config.get("model_type", "unknown")),
-        dimension=_dimension(kind, labels, text, after) or int(hidden),
+        dimension=truncated_to(folder, dimension) if kind == "embedding" else dimension,
         vocab_size=int(text["vocab_size"]),
         max_tokens=_max_tokens(folder, text, sentence, settings.max_tokens),
         pooling="last" if judge else _pooling(folder, kind, settings.pooling),
@@ -215,16 +224,8 @@ def _max_tokens(folder: Path, config: dict[str, Any], sentence: dict[str, Any], 
         if (padding := config.get("pad_token_id", 1)) is None:
             raise bad_model(f"{folder}/config.json gives no pad_token_id, behind which its positions begin")
         positions -= int(padding) + 1
-    limits = [
-        int(limit)
-        for limit in (
-            positions,
-            sentence.get("max_seq_length"),
-            read_json(folder / "tokenizer_config.json").get("model_max_length"),
-            wanted,
-        )
-        if limit
-    ]
+    saved = sentence.get("max_seq_length") or read_json(folder / "tokenizer_config.json").get("model_max_length")
+    limits = [int(limit) for limit in (positions, saved, wanted) if limit]
     if not limits:
         raise SettingsError("args.model.max_tokens", "the model's files do not say how long an input may be: set it")
     return min(limits)

@@ -12,6 +12,11 @@ from deployments.models.model_folder import bad_model, read_json
 _KNOWN = {
     "Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "Normalize", "MultiVectorMask", "LogitScore",
 }  # fmt: skip
+_PACKAGES = ("sentence_transformers.", "pylate.")  # a class of the model's own may have the same last word
+_CONFIGS = tuple(  # of the transformer, by what it was when it was saved; sentence-transformers takes the first
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 _ORDER = ("Pooling", "Dense", "Normalize")  # after the transformer
 _POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 _MODE = re.compile(
@@ -22,13 +27,30 @@ _MODE = re.compile(
 def check_modules(folder: Path) -> None:
     """Raises SettingsError if the model needs an unsupported module, or modules in an unsupported order."""
     modules = modules_of(folder)
-    unknown = [module for module in modules if module_name(module) not in _KNOWN]
+    unknown = [module for module in modules if not _is_known(module)]
     if unknown:
         raise bad_model(f"the model needs the module {unknown[0]['type']}, which is not supported")
     order = [module_name(module) for module in modules if module_name(module) in _ORDER]
     if order != sorted(order, key=_ORDER.index):
         raise bad_model(f"the model's modules {', '.join(order)} are not supported in this order")
     _check_features(folder, modules)
+
+
+def _is_known(module: dict[str, str]) -> bool:
+    return module["type"].startswith(_PACKAGES) and module_name(module) in _KNOWN
+
+
+def transformer_config(folder: Path) -> dict[str, Any]:
+    """What sentence-transformers saved about the transformer: its length, and whether it lowers case."""
+    return next(filter(None, (read_json(folder / name) for name in _CONFIGS)), {})
+
+
+def truncated_to(folder: Path, dimension: int) -> int:
+    """How many of an embedding's numbers the model keeps (`truncate_dim`). Raises SettingsError."""
+    kept = read_json(folder / "config_sentence_transformers.json").get("truncate_dim") or dimension
+    if not (isinstance(kept, int) and kept > 0):
+        raise bad_model(f"{folder}/config_sentence_transformers.json has truncate_dim {kept!r}")
+    return min(kept, dimension)
 
 
 def _check_features(folder: Path, modules: list[dict[str, str]]) -> None:
@@ -39,7 +61,7 @@ def _check_features(folder: Path, modules: list[dict[str, str]]) -> None:
         for key in ("module_input_name", "module_output_name"):
             if config.get(key, usual) not in {usual, None}:
                 raise bad_model(f"{module['path']} has {key} {config[key]!r}, and {usual} alone is served")
-    text = (read_json(folder / "sentence_bert_config.json").get("modality_config") or {}).get("text") or {}
+    text = (transformer_config(folder).get("modality_config") or {}).get("text") or {}
     method, taken = text.get("method") or "forward", text.get("method_output_name") or "last_hidden_state"
     if method != "forward" or taken not in ("last_hidden_state", "logits"):
         raise bad_model(f"the model's vectors are {taken} of {method}, which is not supported")

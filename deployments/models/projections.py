@@ -105,15 +105,17 @@ def opened(file: Path, framework: Literal["np", "pt"] = "np") -> Iterator[Any]:
 
 
 def score_of(folder: Path, config: Mapping[str, Any], hidden: int, words: tuple[str, str]) -> Projection:
-    """The projection to a language model's logit of one token minus that of another. Raises SettingsError."""
-    names = ["lm_head.weight", "model.embed_tokens.weight"]
+    """The projection to a language model's logit of one token minus that of another, which models that were converted
+    to a classifier hold ready. Raises SettingsError.
+    """
+    names = ["score.weight", "lm_head.weight", "model.embed_tokens.weight"]
     if not config.get("tie_word_embeddings", True):
         names.pop()
     parts = read_json(folder / SAFE_INDEX).get("weight_map")
     for name in names:
         file = folder / (parts.get(name, "") if parts else "model.safetensors")
         if file.is_file() and name in _tensors(file):
-            return Projection(file, hidden, 1, name, words=words)
+            return Projection(file, hidden, 1, name, words=None if name == names[0] else words)
     raise bad_model(f"{folder} holds no {' or '.join(names)}, which scores come from")
 
 

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from deployments.errors import InvalidInput, SettingsError
 from deployments.models.text_pairs import Cuts, Pair
@@ -89,6 +95,24 @@ def test_scores_are_the_authors_own_alone_and_in_a_batch(judge, engine):
     assert np.ptp(wanted) > 0.1  # else they would agree whatever is computed
     ids = Tokenizer(card).encode_pairs(PAIRS, Cuts(truncate=True))
     check_rows(engine_of(card, engine), ids, wanted[:, None], **EXACT)
+
+
+def test_one_that_was_converted_to_a_classifier_scores_as_it_did(judge, tmp_path):
+    """Such as tomaarsen/Qwen3-Reranker-0.6B-seq-cls: the rows of the two words have become a head with one label."""
+    template, source = judge
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    yes, no = (tokenizer.convert_tokens_to_ids(word) for word in WORDS[template])
+    rows = AutoModelForCausalLM.from_pretrained(source).lm_head.weight.detach()
+    model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=1)
+    model.score.weight.data = (rows[yes] - rows[no])[None].clone()
+    folder = tmp_path / f"{template}-base-v2"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    card = card_of(folder, template=template)
+    assert card_of(folder).judge == (card.judge if template == "qwen3-reranker" else None)  # known by its name
+    wanted = reference(source, template, PAIRS, card.max_tokens)
+    ids = Tokenizer(card).encode_pairs(PAIRS, Cuts(truncate=True))
+    check_rows(engine_of(card, "torch"), ids, wanted[:, None], **EXACT)
 
 
 def test_prompts_are_the_authors_own_at_any_length(judge):

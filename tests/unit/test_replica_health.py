@@ -1,12 +1,14 @@
-"""What a replica says when Serve asks whether it is healthy."""
+"""What a replica says when Serve asks whether it is healthy, and what it sends of a vector."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from deployments.embedding.replica import Embedder
+from deployments.models.outputs import TEXT
 
 
 def embedder(*, probe=lambda: None, problem=None, running_s=0.0):
@@ -39,3 +41,13 @@ def test_a_replica_is_healthy(how, problem):
     else:
         with pytest.raises((OSError, RuntimeError), match=problem):
             asyncio.run(checked)
+
+
+def test_a_model_that_keeps_fewer_numbers_sends_fewer():
+    """As sentence-transformers does: `truncate_dim`, of the vector before it is normalized."""
+    one = embedder()
+    one._card = SimpleNamespace(kind="embedding", dimension=2)
+    rows = np.array([[3.0, 4.0, 12.0], [0.6, 0.8, 0.0]], np.float32)
+    (unit,), norms = one._shape([rows], TEXT, np.array([5, 7]))
+    assert unit.tolist() == pytest.approx(np.array([[0.6, 0.8], [0.6, 0.8]]))
+    assert norms.tolist() == pytest.approx([5.0, 1.0])
