@@ -6,6 +6,7 @@ WindveError
 │   ├── EmptyInput          400  INVALID_ARGUMENT
 │   ├── UnknownModel        404  NOT_FOUND
 │   ├── BodyTooLarge        413  INVALID_ARGUMENT
+│   ├── Compressed          415  INVALID_ARGUMENT     the body is compressed
 │   └── ContextExceeded     400  INVALID_ARGUMENT     prompt and answer together exceed the model's context
 ├── Unauthorized            401  UNAUTHENTICATED      the request has no API key, or an unknown one
 ├── WrongKind               400  FAILED_PRECONDITION  the route needs another kind of model
@@ -79,6 +80,11 @@ class UnknownModel(InvalidInput):
 class BodyTooLarge(InvalidInput):
     status = 413
     code = "body_too_large"
+
+
+class Compressed(InvalidInput):
+    status = 415
+    code = "compressed"
 
 
 class ContextExceeded(InvalidInput):

@@ -22,7 +22,7 @@ from serve_app.embedding.document import document
 from serve_app.embedding.output_shapes import describe
 from serve_app.observe.observer import ONE_MODEL, Observer
 from serve_app.web.about import MODELS, NO_REPLICA, DocumentedApi, health, model_list
-from serve_app.web.asgi import Answer, Handler, HttpRequest, json_answer
+from serve_app.web.asgi import PROBES, Answer, Handler, HttpRequest, json_answer
 
 _PREFIX = "/models/"
 
@@ -58,17 +58,31 @@ class ModelsApi(DocumentedApi):
             return await handler(request)
         return await (await self._choose(request)).answer(request)
 
-    def _enter(self, request: HttpRequest) -> HttpApi:
-        """Select the model in the path, and remove its prefix from the path. Raises UnknownModel."""
-        rest = request.path.removeprefix(_PREFIX)
+    def route(self, path: str) -> str:
+        return self._split(path)[1] if path.startswith(_PREFIX) else path
+
+    def _is_open(self, request: HttpRequest) -> bool:
+        """A probe of a model needs no key either. Names that there are not get 401, as all else does."""
+        if not request.path.startswith(_PREFIX):
+            return super()._is_open(request)
+        name, rest = self._split(request.path)
+        return request.method in {"GET", "HEAD"} and rest in PROBES and name in self._apis.names
+
+    def _split(self, path: str) -> tuple[str, str]:
+        """(the model's name, the rest) of a path with a prefix."""
+        rest = path.removeprefix(_PREFIX)
         for name in sorted(self._apis.names, key=len, reverse=True):  # `a/b` before `a`
             if f"{rest}/".startswith(f"{name}/"):
-                request.path = rest.removeprefix(name) or "/"
-                request.root += _PREFIX + name
-                return self._apis.named(name)
-        name, _, path = rest.partition("/")
-        request.path = f"/{path}"  # the error has the form of this route's errors
-        return self._apis.named(name)
+                return name, rest.removeprefix(name) or "/"
+        name, _, rest = rest.partition("/")
+        return name, f"/{rest}"
+
+    def _enter(self, request: HttpRequest) -> HttpApi:
+        """Select the model in the path, and remove its prefix from the path. Raises UnknownModel."""
+        name, request.path = self._split(request.path)
+        api = self._apis.named(name)
+        request.root += _PREFIX + name
+        return api
 
     async def _choose(self, request: HttpRequest) -> HttpApi:
         """Select the model for a path without a prefix. Raises UnknownModel, InvalidInput or BodyTooLarge."""

@@ -75,7 +75,12 @@ class OpenAIRequest(RoleOptions, VllmOptions):
         "late_chunking_params": Unsupported(why="each text is embedded by itself"),
         "return_multivector": Unsupported((False,), "/v1/multi-vector gives a vector of each token"),
     }
-    other_names: ClassVar = {"normalized": "normalize", "use_activation": "normalize"}
+    other_names: ClassVar = {
+        "normalized": "normalize",
+        "use_activation": "normalize",
+        "output_dimension": "dimensions",
+        "output_dtype": "embedding_type",
+    }
 
     @property
     def purpose(self) -> InputType | None:

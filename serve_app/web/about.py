@@ -171,7 +171,8 @@ class ModelApi(DocumentedApi):
         return [self._model(name) for name in self._rules.names]
 
     def _model(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": int(self._served.started), "owned_by": "windve"}
+        started = int(self._served.started)
+        return {"id": name, "object": "model", "created": started, "owned_by": "windve", "root": self._rules.model}
 
     async def load(self, _: HttpRequest) -> Answer:
         """The answer of vLLM's `/load`."""

@@ -17,7 +17,7 @@ import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.admission.quota import Client
-from deployments.errors import BodyTooLarge, Defect, InvalidInput, WindveError
+from deployments.errors import BodyTooLarge, Compressed, Defect, InvalidInput, WindveError
 from serve_app.api_keys import ApiKeys
 from serve_app.observe.facts import TracedRequest
 from serve_app.observe.observer import Observer, request_id
@@ -70,10 +70,13 @@ class HttpRequest:
 
     async def body(self, largest: int) -> Any:
         """The body, to be parsed by a type of `requests.py`. Raises BodyTooLarge as soon as it exceeds `largest` bytes,
-        or if it has too many values.
+        or if it has too many values, and Compressed.
         """
         if self.content is not None:
             return self.content
+        coding = self.headers.get(b"content-encoding", b"identity").decode("latin-1")
+        if coding != "identity":
+            raise Compressed(f"the body is compressed ({coding}), which is not supported; send it as it is")
         problem = f"the body has more bytes than this server accepts ({largest}); send fewer texts at once"
         told = self.headers.get(b"content-length", b"")
         if told.isdigit() and int(told) > largest:
@@ -158,6 +161,10 @@ class Asgi(ABC):
     async def answer(self, request: HttpRequest) -> Answer:
         """Raises WindveError."""
 
+    def route(self, path: str) -> str:
+        """The path of a request without what selects the model."""
+        return path
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await _not_http(scope, receive, send)
@@ -176,7 +183,7 @@ class Asgi(ABC):
                 problem = await self._stream(request, headers, body, send)
         except WindveError as error:
             problem = error
-            status, headers, body = error_answer(error, request.path)
+            status, headers, body = error_answer(error, self.route(request.path))
         except ClientGone:
             self._observer.break_http(request.traced, request.method, request.path, asyncio.CancelledError())
             return
@@ -196,14 +203,15 @@ class Asgi(ABC):
         """Answer an unexpected error as a Defect, if no answer has begun. Serve then logs and counts the error."""
         self._observer.break_http(request.traced, request.method, request.path, error)
         if isinstance(error, Exception) and not begun:
-            status, headers, body = error_answer(Defect(_DEFECT), request.path)
+            status, headers, body = error_answer(Defect(_DEFECT), self.route(request.path))
             await send({"type": "http.response.start", "status": status, "headers": [*headers, *self._headers]})
             await send({"type": "http.response.body", "body": body})
 
     def _is_open(self, request: HttpRequest) -> bool:
         """Whether the request needs no key: a probe, or the page, which holds no secrets and asks for a key itself."""
-        is_page = self._has_page and request.path == "/" and request.method in {"GET", "HEAD"}
-        return is_page or request.path in PROBES
+        if request.method not in {"GET", "HEAD"}:
+            return False
+        return request.path in PROBES or (self._has_page and request.path == "/")
 
     @staticmethod
     def _let_in(request: HttpRequest, api_keys: ApiKeys) -> None:

@@ -10,6 +10,7 @@ import orjson
 from deployments.errors import (
     BodyTooLarge,
     Busy,
+    Compressed,
     DeadlineExceeded,
     Defect,
     EmptyInput,
@@ -51,6 +52,7 @@ _TEI: tuple[tuple[type[WindveError], int, str], ...] = (
     (EmptyInput, 400, "Empty"),
     (UnknownModel, 404, "Validation"),
     (BodyTooLarge, 413, "Validation"),
+    (Compressed, 415, "Validation"),
     (InvalidInput, 422, "Validation"),
     (Unauthorized, 401, "Unauthorized"),
     (NoRoute, 404, "Validation"),

@@ -115,6 +115,11 @@ def test_nim_s_types_on_openai_s_route(kind):
     assert [base64.b64decode(text) for text in encoded] == [row.tobytes() for row in numbers]
 
 
+def test_voyage_s_names_on_openai_s_route():
+    assert embeddings(output_dtype="int8", output_dimension=2) == embeddings(embedding_type="int8", dimensions=2)
+    assert len(embeddings(output_dimension=2)[0]) == 2
+
+
 def test_vllm_s_narrow_floats_on_openai_s_route():
     half = embeddings(encoding_format="base64", embed_dtype="float16", endianness="big")
     assert np.allclose([np.frombuffer(base64.b64decode(text), ">f2") for text in half], VECTORS, atol=1e-3)

@@ -58,6 +58,16 @@ def test_every_answer_names_its_space_and_no_other_is_computed():
     assert get(api, "/v1/models").headers["x-windve-space"] == SPACE
 
 
+@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/v2/embed", "/rerank"])
+def test_a_compressed_body_is_refused_as_such(path):
+    kind = "reranker" if path == "/rerank" else "embedding"
+    reply = post(HttpApi(FakeRouter(kind)), path, b"\x1f\x8b\x08", headers=[(b"content-encoding", b"gzip")])
+    assert reply.status == 415
+    assert "the body is compressed (gzip), which is not supported; send it as it is" in str(reply.json)
+    plain = post(HttpApi(FakeRouter()), "/embed", {"inputs": "a"}, headers=[(b"content-encoding", b"identity")])
+    assert plain.status == 200
+
+
 def test_similarity_is_of_unit_vectors():
     reply = post(HttpApi(FakeRouter()), "/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}})
     assert reply.json == pytest.approx([0.96])
@@ -156,7 +166,7 @@ def test_other_paths_and_methods(method, path, status, allow, sentence):
 def test_head_is_get_without_a_body():
     api = HttpApi(FakeRouter())
     got, head = (call(api, method, "/v1/models/m") for method in ("GET", "HEAD"))
-    assert got.json == {"id": "m", "object": "model", "created": 5, "owned_by": "windve"}
+    assert got.json == {"id": "m", "object": "model", "created": 5, "owned_by": "windve", "root": "m"}
     assert (head.status, head.body, head.headers) == (200, b"", got.headers)
     assert call(api, "HEAD", "/ping").status == 200
 

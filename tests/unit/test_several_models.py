@@ -322,3 +322,13 @@ def test_metrics_name_the_model():
     new, tagged = mock.call, mock.call().set_default_tags({"model": "m"})
     assert made.Counter.mock_calls == [new("c", "", ("pool", "model")), tagged]
     assert made.Gauge.mock_calls == [new("g", "", ("model",)), tagged]
+
+
+@pytest.mark.parametrize("prefix", ["", "/models/a", "/models/org/b"])
+def test_without_a_key_a_prefix_changes_neither_the_shape_nor_what_is_open(routers, prefix):
+    api = ModelsApi(routers, ApiKeys(["sk-one"]))
+    openai, tei = post(api, f"{prefix}/v1/embeddings", {"input": "x"}), post(api, f"{prefix}/embed", TEXT)
+    assert (openai.status, openai.json["error"]["code"]) == (401, "invalid_api_key")
+    assert (tei.status, tei.json["error_type"]) == (401, "Unauthorized")
+    assert [get(api, f"{prefix}{path}").status for path in ("/health", "/ping", "/info")] == [200, 200, 401]
+    assert get(api, "/models/nobody/health").status == 401
