@@ -32,7 +32,8 @@ import msgspec
 
 _MEMORY_S = 10.0
 _DIVIDE_S = 0.05  # between two divisions: more often would be a waste
-_CONTENDED = 0.01  # the device is contended if more than this share of the requested work is refused
+_CONTENDED = 0.01  # the device is contended if more than this share of the requested work is refused,
+_BUSY = 0.95  # and if more than this share of its capacity is asked for: room that is kept causes refusals too
 _SPARE = 2.0  # additional queries of the mean cost for which room is kept, because arrivals are uneven
 _MOST_NAMED = 32  # the most tenants that a replica names to Routers
 
@@ -72,13 +73,15 @@ class Account:
 
 @dataclass(slots=True, eq=False)
 class Shares:
-    """The accounts of one device. `level`: device seconds per weight, inf while nothing is refused.
+    """The accounts of one device. `level`: device seconds per weight, inf while nothing is refused. `capacity_rho`:
+    about what the device can do, in device seconds per second; 0: unknown.
 
     `has_under_share`: the level is finite, and some tenant asks for less. `under_share_rho`: device seconds per second
     that such tenants ask for. `over_share`: tenants over their share, by name, in the order in which they are served.
     `others_waiting_s`: their waiting device seconds.
     """
 
+    capacity_rho: float = 0.0
     level: float = math.inf
     has_under_share: bool = False
     under_share_rho: float = 0.0
@@ -86,6 +89,7 @@ class Shares:
     others_waiting_s: float = 0.0
     accounts: dict[str, Account] = field(default_factory=dict)
     _at: float = -math.inf
+    _since: float = -math.inf  # when the first of the tenants came that are there
 
     @property
     def has_level(self) -> bool:
@@ -97,6 +101,8 @@ class Shares:
         if now - self._at > _DIVIDE_S:
             self._divide(now)
         account = self.accounts.get(tenant.name)
+        if not self.accounts:
+            self._since = now
         if account is None:
             account = self.accounts[tenant.name] = Account(tenant.weight)
         account.weight, account.asked_at = tenant.weight, now
@@ -155,7 +161,9 @@ class Shares:
         left_s = sum(account.used_s for account in accounts)
         weights = sum(account.weight for account in accounts)
         offered_s = sum(account.offered_s for account in accounts)
-        contended = offered_s - left_s > _CONTENDED * offered_s
+        remembered_s = _MEMORY_S * -math.expm1((self._since - self._at) / _MEMORY_S)
+        is_busy = offered_s > _BUSY * self.capacity_rho * remembered_s
+        contended = is_busy and offered_s - left_s > _CONTENDED * offered_s
         self.level, self.under_share_rho = math.inf, 0.0
         for account in accounts:
             account.is_over_share = contended and account.offered_s * weights >= left_s * account.weight

@@ -57,9 +57,9 @@ class FairShareConfig(Strict):
     """Applies to clients with named API keys while they ask for more than the device can do."""
 
     # How much of each run clients over their share may use while a client under its share sends queries. Smaller: the
-    # latter's latency is lower, and so is the device's throughput, because runs are shorter. None: half as much work as
-    # beta, within 0.1 to 0.25 of a run.
-    max_batch_fraction: Share | None = None
+    # latter's latency is lower, and so is the device's throughput, because runs are shorter. At 1,
+    # runs are just so short that the latter's queries are in time.
+    max_batch_fraction: Share = 1.0
 
 
 class CalibrationRecord(Strict):

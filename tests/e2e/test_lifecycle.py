@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 import yaml
 from grpc_health.v1.health_pb2 import HealthCheckResponse
@@ -44,7 +45,7 @@ def test_ctrl_c_takes_down_exactly_what_was_started(tmp_path):
                       '-H "authorization: Bearer KEY"', "for Prometheus:", "for gRPC:"):  # fmt: skip
             assert words in shown
         assert "sk-shown" not in shown
-        assert any("haproxy" in process.name() for process in service.family)
+        wait_until(lambda: has_haproxy(service), "HAProxy")  # Serve may just replace it
         watch = tei.watch(timeout=600)  # a client that watches the health does not hold the service up
         assert next(watch).status == HealthCheckResponse.SERVING
         service.headers = {"authorization": "Bearer sk-shown-to-nobody"}
@@ -65,6 +66,11 @@ def test_ctrl_c_takes_down_exactly_what_was_started(tmp_path):
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", service.port)) != 0
     assert stray_files() - before == set()
+
+
+def has_haproxy(service):
+    children = psutil.Process(service.process.pid).children(recursive=True)
+    return any("haproxy" in process.name() for process in children)
 
 
 def in_flight(pools):

@@ -20,7 +20,7 @@ POLICY = {
     "slo_s": 1.0,
     "admission": "deadline",
     "bulk_share": 0.5,
-    "max_batch_fraction": None,
+    "max_batch_fraction": 1.0,
     "depth": None,
     "model": None,
 }

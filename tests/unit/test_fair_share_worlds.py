@@ -92,6 +92,25 @@ def test_a_quiet_tenant_is_served_in_time_beside_one_that_asks_ten_times_as_much
 
 
 @pytest.mark.parametrize(
+    ("load", "shares"),
+    [
+        pytest.param(Load(V100, 1.0, seconds=120), (0.4, 0.1), id="v100"),
+        pytest.param(Load(V100, 1.0, seconds=120), (0.5, 0.1), id="v100, more"),
+        pytest.param(Load(V100, 1.0, None, seconds=120), (0.4, 0.1), id="v100, answers at the end"),
+        pytest.param(Load(ATLAS, 1.0, seconds=60), (0.6, 0.1), id="atlas"),
+        pytest.param(Load(QUICK, 0.5, seconds=15), (0.8, 0.1), id="quick"),
+    ],
+)
+def test_below_the_capacity_names_change_nothing(load, shares):
+    """Room that is kept shortens runs, which would refuse more, which would keep more room."""
+    rates = {name: share * load.capacity for name, share in zip(("large", "small"), shares, strict=True)}
+    got, before = load.serve(rates), load.serve(rates, told_apart=False)[None]
+    assert got["large"].late == got["small"].late == 0
+    assert sum(one.answered for one in got.values()) >= 0.995 * before.answered
+    assert got["large"].admitted >= before.admitted - 0.01
+
+
+@pytest.mark.parametrize(
     "load",
     [
         pytest.param(Load(ATLAS, 1.0, mixed=True, seconds=40), id="mixed lengths"),

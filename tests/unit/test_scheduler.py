@@ -387,17 +387,18 @@ def of_tenant(name):
 @pytest.mark.parametrize(
     ("queue", "sharing", "ms"),
     [
-        # Half of beta is a sixth of the run's 600 ms. Two queries of the mean are kept room for.
-        (queue_of(), {}, 100 - 20),
-        (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.02)), {}, 0.1 * 780 - 20),  # a tenth of the run, at least
-        (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.3)), {}, 0.25 * 500 - 20),  # a quarter, at most
-        # So that a quiet query is in time after its start: 800 ms less two runs of 200 ms and a query.
-        (queue_of(max_batch_fraction=1.0, micro_batch_tokens=50), {}, 800 - 2 * 210 - 50 - 20),
-        (queue_of(max_batch_fraction=1.0), {"under_share_rho": 0.05}, 800 * 0.9 - 2 * 210 - 20 - 0.05 * 6),
-        (queue_of(max_batch_fraction=1.0), {"under_share_rho": 0.2}, 0.25 * 600 - 20 - 0.2 * 6),  # a quarter at least
+        # So that a quiet query is in time after its start: two such runs take 800 ms. Room is kept for two.
+        (queue_of(), {}, 400 - 210 - 20),
+        (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.02)), {}, 400 - 30 - 20),
+        (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.3)), {}, 0.25 * 500 - 20),  # a quarter of a run, at least
+        # Pass by pass: 800 ms less the passes that such a query needs.
+        (queue_of(micro_batch_tokens=50), {}, 800 - 2 * 210 - 50 - 20),
+        (queue_of(), {"under_share_rho": 0.01}, 400 * 0.98 - 210 - 20 - 0.01 * 6),
+        (queue_of(), {"under_share_rho": 0.2}, 0.25 * 600 - 20 - 0.2 * 6),
+        (queue_of(max_batch_fraction=0.2), {}, 0.2 * 600 - 20),
         (queue_of(max_batch_fraction=0.9, slowdown=2.0), {"mean_ms": 1}, 0.25 * 200 - 2),
         # What waits of the others counts, and room for their own deadline.
-        (admit(queue_of(max_batch_fraction=0.5), 0.0, query(50)), {"waiting_ms": 50}, 300 - 50 - 20),
+        (admit(queue_of(max_batch_fraction=0.5), 0.0, query(50)), {"waiting_ms": 50}, 190 - 50 - 20),
     ],
 )
 def test_tenants_above_their_share_leave_room_to_others(queue, sharing, ms):
@@ -413,7 +414,7 @@ def test_one_query_of_tenants_above_their_share_has_room_however_long():
     queue = shared(queue_of(), over_share=True, quiet=False)
     assert has_room(queue, 0.0, 1.0, 594 - 20, of_tenant("over_share"))
     queue.demand.shares.waits(queue.demand.shares.accounts["over_share"], 0.07)
-    assert has_room(queue, 0.0, 1.0, 100 - 70 - 20, of_tenant("over_share"))
+    assert has_room(queue, 0.0, 1.0, 190 - 70 - 20, of_tenant("over_share"))
 
 
 def test_a_quiet_tenant_goes_by_the_common_rule_without_those_who_will_come():

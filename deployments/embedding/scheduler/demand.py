@@ -13,9 +13,6 @@ from deployments.embedding.scheduler.state import ScheduledQuery
 
 # "Others" are the tenants over their share.
 _LEAST_OTHERS = 0.25  # of a run: a short SLO never limits the others to less
-# Without a setting, the others get half of beta per run, within these shares of a run. With more than half of beta, too
-# many queries of a tenant under its share would find no room on devices that answer at a run's end.
-_BETA_OTHERS, _SHORTEST_OTHERS, _LONGEST_OTHERS = 0.5, 0.1, 0.25
 _FADE_S = 0.01
 _RHO_S = 3.0  # the arrival rate is averaged over this time
 
@@ -69,6 +66,7 @@ class Demand:
         if not asked_s:
             return
         if tenant is not None:
+            self.shares.capacity_rho = self.limits.capacity_rho
             account = self.shares.account(now, tenant)
             for query in queries:
                 query.account = account
@@ -116,14 +114,12 @@ class Demand:
         """The most work of tenants over their share in one run. A query of a tenant under its share that comes just
         after the run has started must still be in time. They always get at least a part of each run.
         """
-        limits, beta_s, predictor = self.limits, self.limits.model.beta_s, self.limits.predictor
-        one_s = self.long_queries.mean_s
+        limits, predictor = self.limits, self.limits.predictor
+        one_s, most_s = self.long_queries.mean_s, limits.run_s
         slo_s = predictor.fill_s(limits.policy.slo_s) * (1 - 2 * self.shares.under_share_rho)
-        in_time_s = predictor.work_s(slo_s - predictor.seconds(one_s)) - one_s - limits.pass_s  # and the run after it
-        share, most_s = limits.policy.max_batch_fraction, limits.run_s
-        if share is None:
-            share = min(_LONGEST_OTHERS, max(_SHORTEST_OTHERS, _BETA_OTHERS * beta_s / max(most_s, 1e-9)))
-        return min(share * most_s, max(in_time_s, _LEAST_OTHERS * most_s))
+        after_s = predictor.seconds(one_s) if limits.micro_batch_tokens else slo_s / 2  # of the run after it
+        in_time_s = predictor.work_s(slo_s - after_s) - one_s - limits.pass_s
+        return min(limits.policy.max_batch_fraction * most_s, max(in_time_s, _LEAST_OTHERS * most_s))
 
     def prefers(self, query: ScheduledQuery) -> bool:
         """Whether it may use room that is reserved for long queries: it is deferrable, or its tenant is under its

@@ -12,6 +12,8 @@ from deployments.embedding.scheduler.state import Policy
 _DEFERRABLE = 2.0  # SLOs: a query that allows more waits behind the others
 # Of `bulk_share`: reserved in every run for deferrable and for bulk queries, however many others wait.
 _SURE_DEFERRABLE, _SURE_BULK = 0.2, 0.1
+# Of the SLO: the length of runs under steady overload where answers leave pass by pass, and where at a run's end.
+_PASS_RUN, _WHOLE_RUN = 0.85, 0.6
 _BETWEEN_BETAS = 9.0  # betas of deferrable work in a run while urgent queries come, which makes beta a tenth of it
 
 
@@ -40,6 +42,7 @@ class Limits:
     bulk_s: float = field(init=False)  # the most bulk work that waits here
     pass_s: float = field(init=False)  # work of one pass
     pacing: Pacing = field(init=False)
+    capacity_rho: float = field(init=False)  # work per second under steady overload, about
 
     def __post_init__(self) -> None:
         self.refresh()
@@ -55,6 +58,8 @@ class Limits:
         self.bulk_s = max(self.bulk_run_s, bulk_s, alpha_s)
         self.pass_s = alpha_s * self.micro_batch_tokens / QUERY_TOKENS
         self.pacing = Pacing.of_beta(self.model.beta_s)
+        usual_s = (_PASS_RUN if self.micro_batch_tokens else _WHOLE_RUN) * policy.slo_s
+        self.capacity_rho = max(0.0, predictor.work_s(usual_s)) / usual_s
 
     def run_within_s(self, slo_s: float) -> float:
         """The most work that a run may hold to end within `slo_s` of its start."""

@@ -14,7 +14,7 @@ class Policy:
     """The promise and the admission rule in force.
 
     - `max_batch_fraction`: the share of a run's most work that tenants over their share may use while tenants under
-      their share send queries. None: derived from the device's beta.
+      their share send queries.
     - `depth`: with `admission: depth`, the most queries in flight; with `deadline`, a limit on the work of one run
       (depth * alpha). None: no limit. 0 closes the queue.
     """
@@ -23,7 +23,7 @@ class Policy:
     admission: Literal["deadline", "depth"] = "deadline"
     depth: int | None = None
     bulk_share: float = 0.5
-    max_batch_fraction: float | None = None
+    max_batch_fraction: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
