@@ -70,24 +70,26 @@ class Clients:
 
 def test_no_vector_is_another_models(tmp_path, figure):
     spaces, vectors = {}, {}
+
+    def note(name):
+        reply = service.ask("/v1/embeddings", {"input": TEXT, "model": name})
+        spaces[name] = reply.headers["x-windve-space"]
+        vectors[spaces[name]] = np.array(reply.json()["data"][0]["embedding"])
+
     with running(config_of("model-a"), tmp_path) as service, ThreadPoolExecutor(1) as pool:
         clients = Clients(service.address)
         asking = pool.submit(clients.run)
         try:
-            for name in ("model-a", "model-b", "model-a"):
-                if name not in spaces or service.infos()[0]["model_id"] != name:
-                    service._take(config_of(name))
-                    service.deploy()
-                    wait_until(lambda name=name: changed_to(service, name), f"the change to {name}", 120)
-                reply = service.ask("/v1/embeddings", {"input": TEXT, "model": name})
-                spaces.setdefault(name, reply.headers["x-windve-space"])
-                vectors.setdefault(spaces[name], np.array(reply.json()["data"][0]["embedding"]))
-                assert reply.headers["x-windve-space"] == spaces[name]
-                time.sleep(1)
+            note("model-a")
+            service.replace_in_place(config_of("model-b"))
+            wait_until(lambda: changed_to(service, "model-b"), "the change of the model", 120)
+            note("model-b")
+            expected = [("x-windve-expect-space", spaces["model-a"])]
+            assert service.ask("/v1/embeddings", {"input": TEXT}, expected).status == 409
         finally:
             clients.stop()
             asking.result()
-    assert len(set(spaces.values())) == 2
+    assert spaces["model-a"] != spaces["model-b"]
     strange = [
         (space, model)
         for _, status, space, model, vector in clients.answers

@@ -19,7 +19,7 @@ from texts import TEXTS
 
 from tests.kit import tei_wire
 
-EXAMPLES = 500
+EXAMPLES = 300
 HEADERS = {"content-type", "x-windve-priority", "x-request-timeout-ms"}
 SENTENCES = ["The overflow goes to the CPU.", "Where does the overflow go?", "A cat sat on a mat.", "你好"]
 LONG = " ".join(str(number) for number in range(100, 600))

@@ -247,6 +247,11 @@ class Service:
             os.kill(pid, number)
         return pids
 
+    def replace_in_place(self, config):
+        """Deploy this config over the one that is served."""
+        self._take(config)
+        self.deploy()
+
     def deploy(self):
         """Send what `serve deploy` sends, without waiting for that command to start."""
         self.write()
