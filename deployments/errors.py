@@ -10,7 +10,7 @@ WindveError
 │   └── ContextExceeded     400  INVALID_ARGUMENT     prompt and answer together exceed the model's context
 ├── Unauthorized            401  UNAUTHENTICATED      the request has no API key, or an unknown one
 ├── WrongKind               400  FAILED_PRECONDITION  the route needs another kind of model
-├── WrongSpace              409  FAILED_PRECONDITION  the client expects the vectors of another model
+├── WrongSpace              409  FAILED_PRECONDITION  the client expects another space
 ├── Busy                    429  RESOURCE_EXHAUSTED   no replica has room before the deadline; says when to come back
 │   ├── OverShare           429  RESOURCE_EXHAUSTED   and the API key asks for more than its fair share
 │   └── OverQuota           429  RESOURCE_EXHAUSTED   the API key's quota is used up, whether or not there is room
@@ -39,6 +39,7 @@ class WindveError(Exception):
     status = 500
     grpc_status = "INTERNAL"
     code = "internal_error"
+    is_counted = False  # in the metrics
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)

@@ -75,11 +75,11 @@ class ServiceIngress(AsgiIngress):
         return {UTILIZATION: self._busy_share}
 
     async def open_door(self) -> None:
-        """Wait until replicas are reached, then tell HAProxy how many requests this Router takes, and publish its door
-        and how busy it is. Does nothing but once.
+        """Wait until replicas answer, then tell HAProxy how many requests this Router takes, and publish its door and
+        how busy it is. Only the first call does anything.
 
-        Serve sends no requests before this returns, and stops Routers of a former version only then. One model whose
-        replicas do not come holds up the others for a minute.
+        Before this returns, Serve sends this Router no requests, and keeps the old Routers, whose replicas may serve
+        another model. Once one model answers, it waits up to a minute for the others.
         """
         if self._listening is None:
             joining = [asyncio.create_task(router.joined()) for router in self.every_router()]

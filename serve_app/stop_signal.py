@@ -29,7 +29,7 @@ class StopSignal:
             signal.signal(number, self._hear)
 
     def forget(self) -> None:
-        """Wait for another one."""
+        """Forget the signal, so that `wait` waits for the next one."""
         self._came = False
 
     def _hear(self, _number: int, _frame: FrameType | None) -> None:

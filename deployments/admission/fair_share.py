@@ -1,11 +1,11 @@
 """Divides an overloaded device among tenants: weighted fair queueing over admitted work. Pure.
 
 A tenant is the users of one API key. For each tenant, an account remembers the device seconds that it asked for and got
-over the last `_MEMORY_S` or so. While nothing is refused, nobody is held back. Otherwise, max-min fairness gives a
-level of device seconds per weight (progressive filling: Bertsekas, Gallager, Data Networks, 6.5.2). A tenant that asks
-for less than the level is under its share, and gets all that it asks for. All others are over their share. Of them,
-those that have got the least per weight are served first (the order of weighted fair queueing: Demers, Keshav, Shenker,
-SIGCOMM 1989; by service received: Sheng et al., OSDI 2024):
+over the last `_MEMORY_S` or so. While the device is not contended, nobody is held back. Otherwise, max-min fairness
+gives a level of device seconds per weight (progressive filling: Bertsekas, Gallager, Data Networks, 6.5.2). A tenant
+that asks for less than the level is under its share, and gets all that it asks for. All others are over their share. Of
+them, those that have got the least per weight are served first (the order of weighted fair queueing: Demers, Keshav,
+Shenker, SIGCOMM 1989; by service received: Sheng et al., OSDI 2024):
 
     A tenant over its share leaves room in the next run for the work that others are expected to request before that run
     starts: tenants under their share, and those over it that have got less per weight. No other room is kept.
@@ -15,8 +15,7 @@ For urgent queries on one device, over twice `_MEMORY_S` or longer (`tests/unit/
 - While there are tenants under their share, each run still has a part for all others, with room for at least one of
   their queries. Otherwise no room is kept that nobody asks for. A tenant that has not asked for `_MEMORY_S` is
   forgotten.
-- A tenant under its share gets at least 0.99 of what it asks for, whatever others ask for. Exception: a large
-  `max_batch_fraction` lets the others' runs be long.
+- A tenant under its share gets at least 0.99 of what it asks for, once others have asked for much for some seconds.
 - Tenants that each ask for at least twice their share get shares by their weights, within a tenth. A tenant that asks
   for 1.2 times its share gets at least 0.83 of the share, because it does not always have a query ready for free room.
 """
@@ -32,8 +31,10 @@ import msgspec
 
 _MEMORY_S = 10.0
 _DIVIDE_S = 0.05  # between two divisions: more often would be a waste
-_CONTENDED = 0.01  # the device is contended if more than this share of the requested work is refused,
-_BUSY = 0.95  # and if more than this share of its capacity is asked for: room that is kept causes refusals too
+# A device is contended if more than `_CONTENDED` of the work is refused, and tenants ask for more than `_NEAR_CAPACITY`
+# of its capacity. Below that, the kept room itself causes the refusals.
+_CONTENDED, _NEAR_CAPACITY = 0.01, 0.95
+_FLOOD, _FLOOD_S = 1.3, 1.0  # or if for so long they ask for this multiple of the capacity
 _SPARE = 2.0  # additional queries of the mean cost for which room is kept, because arrivals are uneven
 _MOST_NAMED = 32  # the most tenants that a replica names to Routers
 
@@ -73,8 +74,8 @@ class Account:
 
 @dataclass(slots=True, eq=False)
 class Shares:
-    """The accounts of one device. `level`: device seconds per weight, inf while nothing is refused. `capacity_rho`:
-    about what the device can do, in device seconds per second; 0: unknown.
+    """The accounts of one device. `level`: device seconds per weight, inf while it is not contended. `capacity_rho`:
+    about what the device can do, in device seconds per second; 0: unknown (generation).
 
     `has_under_share`: the level is finite, and some tenant asks for less. `under_share_rho`: device seconds per second
     that such tenants ask for. `over_share`: tenants over their share, by name, in the order in which they are served.
@@ -89,7 +90,9 @@ class Shares:
     others_waiting_s: float = 0.0
     accounts: dict[str, Account] = field(default_factory=dict)
     _at: float = -math.inf
-    _since: float = -math.inf  # when the first of the tenants came that are there
+    _since: float = -math.inf  # before that there was no tenant
+    _asked_s: float = 0.0  # by all tenants, after the last division
+    _lately_rho: float = 0.0  # what they ask for, averaged over `_FLOOD_S`
 
     @property
     def has_level(self) -> bool:
@@ -136,6 +139,9 @@ class Shares:
         return list(itertools.islice(self.over_share, _MOST_NAMED))
 
     def _divide(self, now: float) -> None:
+        if (passed_s := now - self._at) < math.inf:
+            asked_s = sum(account.offered_s for account in self.accounts.values()) - self._asked_s
+            self._lately_rho += (asked_s / passed_s - self._lately_rho) * -math.expm1(-passed_s / _FLOOD_S)
         fade = math.exp((self._at - now) / _MEMORY_S)
         self._at = now
         for name, account in list(self.accounts.items()):
@@ -143,6 +149,7 @@ class Shares:
             account.used_s *= fade
             if now - account.asked_at > _MEMORY_S and not account.waiting_s:
                 del self.accounts[name]
+        self._asked_s = sum(account.offered_s for account in self.accounts.values())
         self._fill()
         over = [(name, account) for name, account in self.accounts.items() if account.is_over_share]
         self.over_share = dict(sorted(over, key=lambda one: one[1].used_s / one[1].weight))
@@ -161,9 +168,11 @@ class Shares:
         left_s = sum(account.used_s for account in accounts)
         weights = sum(account.weight for account in accounts)
         offered_s = sum(account.offered_s for account in accounts)
+        # Seconds that the fading accounts cover so far.
         remembered_s = _MEMORY_S * -math.expm1((self._since - self._at) / _MEMORY_S)
-        is_busy = offered_s > _BUSY * self.capacity_rho * remembered_s
-        contended = is_busy and offered_s - left_s > _CONTENDED * offered_s
+        is_near = offered_s > _NEAR_CAPACITY * self.capacity_rho * remembered_s
+        is_near = is_near or self._lately_rho > _FLOOD * self.capacity_rho
+        contended = is_near and offered_s - left_s > _CONTENDED * offered_s
         self.level, self.under_share_rho = math.inf, 0.0
         for account in accounts:
             account.is_over_share = contended and account.offered_s * weights >= left_s * account.weight

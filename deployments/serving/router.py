@@ -126,13 +126,13 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
             node=self._node,
             on_change=self._replicas_changed,
         )
-        pool.space, pool.is_needed = self.space, self._is_unstaffed
+        pool.space, pool.nothing_else_answers = self.space, self._nothing_else_answers
         if name == CPU and ACCELERATOR in self._handles:
-            pool.patience_s = math.inf  # it answers while the accelerator changes its model
+            pool.patience_s = math.inf  # until Serve's time is over (`serve_deployments._FINISH_S`)
         return pool
 
-    def _is_unstaffed(self) -> bool:
-        return not any(pool.is_staffed for pool in self.pools.values())
+    def _nothing_else_answers(self) -> bool:
+        return not any(pool.has_listed_replica for pool in self.pools.values())
 
     @abstractmethod
     def _parse(self, user_config: Any) -> C:
@@ -154,9 +154,7 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
         """Called when replicas join or leave, or start or stop answering."""
 
     async def joined(self) -> None:
-        """Wait until a replica is reached, at most until ten minutes after the start. Only then does Serve send
-        requests to this Router, and stop those of a former version, whose replicas may serve another model.
-        """
+        """Wait until a replica answers, at most until ten minutes after the start."""
         while not self.can_answer and time.time() < self.started + _JOIN_S:  # noqa: ASYNC110 - once, at the start
             await asyncio.sleep(_LOOK_S)
 

@@ -55,7 +55,7 @@ class RouterSessions(ABC, Generic[S, R]):
         self.now = clock
         self._sessions: dict[Connection, S] = {}
         self._flushing = False
-        self._idle = asyncio.Event()  # set when something has ended
+        self._idle = asyncio.Event()  # set when something has ended, or a Router has left
 
     @property
     @abstractmethod
@@ -86,9 +86,11 @@ class RouterSessions(ABC, Generic[S, R]):
             self._idle.clear()
             await self._idle.wait()
 
-    async def left(self) -> None:
-        """Wait until all admitted work has ended, and all Routers have let go (`ReplicaSet.patience_s`)."""
-        while self.is_busy or self._sessions:
+    async def released(self) -> None:
+        """Wait until every Router has disconnected: it has all its answers, and does not need the replica any more
+        (`ReplicaSet`). Serve's `graceful_shutdown_timeout_s` ends the wait.
+        """
+        while self._sessions:
             self._idle.clear()
             await self._idle.wait()
 

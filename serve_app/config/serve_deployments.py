@@ -74,6 +74,9 @@ def bind_pools(
         else:
             part = parts[settings.model.served_name].share / sum(part.share for part in parts.values())
             device, options = CPU, cpu_options(settings, nodes, part)
+        is_overflow = pool == CPU and ACCELERATOR in plan.topology.pools
+        if is_overflow:  # Routers keep it (`ReplicaSet.patience_s`) while the accelerator changes its model
+            options["graceful_shutdown_timeout_s"] = _FINISH_S
         deployment = serve.deployment(
             name=names[pool],
             **how_many(settings, pool, plan.topology),
@@ -84,8 +87,6 @@ def bind_pools(
             max_constructor_retry_count=3,
             **options,
         )(replica)
-        if is_overflow := pool == CPU and ACCELERATOR in plan.topology.pools:
-            options["graceful_shutdown_timeout_s"] = _FINISH_S  # it answers while the accelerator changes its model
         bound[pool] = (names[pool], deployment.bind(pool, settings, device, parts, is_overflow=is_overflow))
     return bound
 

@@ -88,6 +88,13 @@ class HttpApi(ModelApi):
             ("GET", "/info"): self.info,
         }
 
+    async def answer(self, request: HttpRequest) -> Answer:
+        try:
+            return await super().answer(request)
+        except InvalidInput as error:
+            self._router.count_invalid(error)
+            raise
+
     def _handlers(self) -> dict[str, Handler]:
         """The handlers of all routes, whatever the kind of model."""
         openai = partial(self._vectors, OpenAIRequest, dialects.openai)

@@ -25,16 +25,17 @@ from serve_app.web.openapi import (
     object_of,
 )
 
-_OPENAI = (400, 404, 413, 429, 500, 503, 504)
-_TEI = (400, 413, 422, 424, 429, 503, 504)
+_OPENAI = (400, 404, 409, 413, 415, 429, 500, 503, 504)
+_TEI = (400, 409, 413, 415, 422, 424, 429, 503, 504)
 _TIMES = ("compute-time", "compute-characters", "compute-tokens", "total-time", "tokenization-time", "queue-time",
           "inference-time")  # fmt: skip
-_BULK, _TIMEOUT = admission_parameters(
+_BULK, *_OTHERS = admission_parameters(
     bulk="bulk: the queries are admitted after single ones, as room becomes free.",
     timeout="How long the client waits. Queries that have not started by then are dropped and answered 504.",
 )
 _HEADERS = {
     "x-windve-pool": {"schema": {"type": "string"}, "description": "Which pool answered: accelerator, cpu, or both."},
+    "x-windve-space": {"schema": {"type": "string"}, "description": "The space of the vectors."},
     **{f"x-{name}": {"schema": {"type": "integer"}} for name in _TIMES},
 }
 _ABOUT_SEVERAL = (
@@ -185,7 +186,7 @@ def document(served: Sequence[tuple[Rules, ModelCard]], *, api_keys: bool) -> di
 def _asking(path: str, route: Route) -> Route:
     """A route that takes queries, under this path."""
     statuses = _TEI if error_shape(path) == "tei" else _OPENAI
-    parameters = [_BULK, _TIMEOUT]
+    parameters = [_BULK, *_OTHERS]
     route = replace(route, tag="embed", statuses=statuses, parameters=parameters, headers=_HEADERS)
     return _named_after_tei(path, route)
 

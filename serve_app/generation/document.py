@@ -56,7 +56,7 @@ def _answer(kind: str, **choice: Schema) -> Schema:
 _generating = partial(
     Route,
     tag="generate",
-    statuses=(400, 404, 413, 429, 500, 503, 504),
+    statuses=(400, 404, 409, 413, 415, 429, 500, 503, 504),
     parameters=admission_parameters(
         bulk="bulk: runs after all others, with neither a first token nor a time per output token promised.",
         timeout="How long the client waits for the first token.",

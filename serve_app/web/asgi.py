@@ -76,7 +76,9 @@ class HttpRequest:
             return self.content
         coding = self.headers.get(b"content-encoding", b"identity").decode("latin-1")
         if coding != "identity":
-            raise Compressed(f"the body is compressed ({coding}), which is not supported; send it as it is")
+            raise Compressed(
+                f"the body is compressed ({coding}), which this server does not support; send it uncompressed"
+            )
         problem = f"the body has more bytes than this server accepts ({largest}); send fewer texts at once"
         told = self.headers.get(b"content-length", b"")
         if told.isdigit() and int(told) > largest:
@@ -162,7 +164,7 @@ class Asgi(ABC):
         """Raises WindveError."""
 
     def route(self, path: str) -> str:
-        """The path of a request without what selects the model."""
+        """The path of a request without the prefix of its model."""
         return path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

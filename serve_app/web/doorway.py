@@ -11,8 +11,8 @@ _BUSY = 429
 
 
 class Doorway:
-    """An ASGI application that counts the requests of `app`, and holds refusals. While the rest of a body is awaited,
-    its request needs nothing of the Router.
+    """An ASGI application that counts the requests of `app`, and delays refusals. A request that waits for the rest of
+    its body costs the Router nothing.
     """
 
     def __init__(self, app: ASGIApp, visits: Visits) -> None:

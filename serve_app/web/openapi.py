@@ -14,7 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 from pydantic_core.core_schema import WithDefaultSchema
 
 from serve_app.version import VERSION
-from serve_app.web.admission_headers import PRIORITY, TIMEOUT
+from serve_app.web.admission_headers import EXPECT_SPACE, PRIORITY, TIMEOUT
 from serve_app.web.asgi import PROBES
 from serve_app.web.errors import error_shape
 from serve_app.web.tokenizer_requests import DecodeRequest, DetokenizeRequest, TokenizePromptRequest, TokenizeRequest
@@ -28,7 +28,9 @@ MEANINGS = {
     400: "The request is invalid; the message says what to change.",
     401: "The API key is missing or invalid.",
     404: "There is no such model here.",
+    409: f"The model's space is not the one in {EXPECT_SPACE}.",
     413: "The body is larger than the server accepts.",
+    415: "The body is compressed.",
     422: "The request is invalid; the message says what to change.",
     424: "The model run failed, or the route is for models of another kind.",
     429: "Busy: no device has room before the deadline. Retry-After and retry-after-ms say when to come back.",
@@ -142,7 +144,12 @@ def admission_parameters(bulk: str, timeout: str) -> list[Schema]:
     """The headers of `web.admission_headers`, with their descriptions for this service."""
     priority: Schema = {"type": "string", "enum": ["normal", "bulk"]}
     milliseconds: Schema = {"type": "integer", "minimum": 1, "maximum": 999_999_999}
-    return [header(PRIORITY, priority, bulk), header(TIMEOUT, milliseconds, timeout)]
+    expected = "The space of the vectors that the client expects. Another one is answered 409."
+    return [
+        header(PRIORITY, priority, bulk),
+        header(TIMEOUT, milliseconds, timeout),
+        header(EXPECT_SPACE, STRING, expected),
+    ]
 
 
 def header(name: str, schema: Schema, description: str) -> Schema:

@@ -57,7 +57,7 @@ class FakeRouter:
             "splade" if kind == "sparse" else "mean", True, False, False, 1, 1, {"query": "q: "},
             kind=kind, labels=LABELS.get(kind, ()), token_widths=widths or {},
         )  # fmt: skip
-        self.error, self.asked = error, []
+        self.error, self.asked, self.invalid = error, [], []
         self.live_pools = {"accelerator": True, "cpu": True}
 
     @property
@@ -67,6 +67,9 @@ class FakeRouter:
     @can_answer.setter
     def can_answer(self, answers):
         self.live_pools = dict.fromkeys(self.live_pools, answers)
+
+    def count_invalid(self, error):
+        self.invalid.append(type(error).__name__)
 
     async def embed(self, queries, wanted):
         self.asked.append((list(queries), asked_of(wanted)))

@@ -12,6 +12,7 @@ from serve_app.config.cluster_plan import (
     router_count,
 )
 from serve_app.config.models import Args
+from serve_app.config.serve_deployments import bind_pools
 
 NPU_NODE = {"Alive": True, "NodeID": "a", "Resources": {"CPU": 128, "NPU": 8}}
 GPU_NODE = {"Alive": True, "NodeID": "b", "Resources": {"CPU": 48, "GPU": 2}}
@@ -141,6 +142,19 @@ def test_and_not_for_ever(wait_s, found):
 )
 def test_a_replica_books_its_device(device, booked):
     assert accelerator_options(device) == {"ray_actor_options": {"num_cpus": 0.1, **booked}}
+
+
+def test_the_overflow_may_stay_while_the_accelerator_changes_its_model():
+    """Serve's own 20 s would end it before a larger model has started."""
+    args = Args({"model": {"id": "x"}, "cpu_overflow": True})
+    plans = plan_models(args, [GPU_NODE])
+    names = args.deployments()["x"]
+    bound = bind_pools(args.models["x"], plans["x"], [GPU_NODE], cpu_parts(args.models, plans), names, replica=object)
+    seconds = {
+        pool: application._bound_deployment._deployment_config.graceful_shutdown_timeout_s
+        for pool, (_, application) in bound.items()
+    }
+    assert seconds == {"accelerator": 20.0, "cpu": 620.0}
 
 
 # --- several models ---------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from serve_app.web import event_stream
 from serve_app.web.asgi import ClientGone
 from serve_app.web.event_stream import EventStream, StreamBounds
 from tests.kit.asgi_client import ask, call, get, post
+from tests.kit.fake_router import SPACE
 from tests.kit.generating import ANSWER, Generating
 from tests.kit.observed import observed
 from tests.kit.virtual_time import virtual
@@ -504,7 +505,8 @@ def test_models_info_health_and_tokens(api, world):
     assert get(api, "/v1/models/gpt-4o").json["id"] == "gpt-4o"
     assert get(api, "/v1/models/other").status == 404
     info = get(api, "/info").json
-    assert (info["model_id"], info["max_input_length"], info["windve"]) == ("tiny", 400, {"open": 0})
+    assert (info["model_id"], info["max_input_length"], info["windve"]["open"]) == ("tiny", 400, 0)
+    assert info["model_sha"] == info["windve"]["space"] == SPACE
     assert get(api, "/health").json == {"status": "ok"}
     world.live_pools = {"accelerator": False, "cpu": True}
     assert get(api, "/health").json == {"status": "degraded", "missing": ["accelerator"]}

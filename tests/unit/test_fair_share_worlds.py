@@ -91,6 +91,26 @@ def test_a_quiet_tenant_is_served_in_time_beside_one_that_asks_ten_times_as_much
     assert got["over_share"].admitted > 0.05
 
 
+@pytest.mark.parametrize("curve", [V100, ATLAS])
+@pytest.mark.parametrize(("floods", "lost"), [([(20.0, 20.0)], 0.1), ([(10.0 * n, 2.0) for n in range(2, 6)], 0.3)])
+def test_a_quiet_tenant_is_protected_within_a_second_or_two_of_a_flood(figure, curve, floods, lost):
+    """`floods`: when others begin to ask for 2.5 times the capacity, and for how long. `lost`: of what it asks then."""
+    load = Load(curve, 1.0)
+    quiet = poisson(0.1 * load.capacity, 60, allowed_s=1.0, tenant=Tenant("quiet"), seed=1)
+    arrivals = list(quiet)
+    for start, seconds in floods:
+        flood = poisson(2.5 * load.capacity, seconds, allowed_s=1.0, tenant=Tenant("flood"), seed=2)
+        arrivals += [one._replace(at=one.at + start) for one in flood]
+    sent = World(Device(*curve, 8)).serve(arrivals)
+    mine = [
+        one.admitted
+        for one in sent
+        if one.arrival.tenant.name == "quiet" and any(0 <= one.at - start < seconds for start, seconds in floods)
+    ]
+    figure(f"{1 - sum(mine) / len(mine):.2f} of the quiet tenant's queries were refused during floods")
+    assert sum(mine) >= (1 - lost) * len(mine)
+
+
 @pytest.mark.parametrize(
     ("load", "shares"),
     [

@@ -58,12 +58,21 @@ def test_every_answer_names_its_space_and_no_other_is_computed():
     assert get(api, "/v1/models").headers["x-windve-space"] == SPACE
 
 
+def test_what_is_refused_before_its_queries_are_known_is_counted_too():
+    router = FakeRouter()
+    api = HttpApi(router)
+    for payload in (b"{", {"inputs": []}, {"inputs": "x" * 1000}, {"inputs": "x"}):
+        post(api, "/embed", payload)
+    get(api, "/nowhere")
+    assert router.invalid == ["InvalidInput", "EmptyInput", "BodyTooLarge"]
+
+
 @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/v2/embed", "/rerank"])
 def test_a_compressed_body_is_refused_as_such(path):
     kind = "reranker" if path == "/rerank" else "embedding"
     reply = post(HttpApi(FakeRouter(kind)), path, b"\x1f\x8b\x08", headers=[(b"content-encoding", b"gzip")])
     assert reply.status == 415
-    assert "the body is compressed (gzip), which is not supported; send it as it is" in str(reply.json)
+    assert "the body is compressed (gzip), which this server does not support; send it uncompressed" in str(reply.json)
     plain = post(HttpApi(FakeRouter()), "/embed", {"inputs": "a"}, headers=[(b"content-encoding", b"identity")])
     assert plain.status == 200
 

@@ -428,7 +428,7 @@ async def test_a_replica_of_another_model_is_never_reached(space, caplog):
     assert len(world.channels) == 1
     world.channels[0].reports()
     assert [link.view.replica for link in world.pool.live] == ["b"]
-    assert caplog.text.count("its vectors are another model's") == 1
+    assert caplog.text.count("serves another model") == 1
 
 
 @pytest.mark.parametrize(
@@ -438,12 +438,38 @@ async def test_one_that_serve_stops_stays_while_nothing_else_answers(needed_s, p
     world, now = Followed(), asyncio.get_running_loop().time
     link, channel = await world.live()
     stopped = now()
-    world.pool.is_needed, world.pool.patience_s = lambda: now() < stopped + needed_s, patience_s
+    world.pool.nothing_else_answers, world.pool.patience_s = lambda: now() < stopped + needed_s, patience_s
     await world.follow()
     await asyncio.sleep(left_s - 0.01)
-    assert (world.pool.live, world.pool.is_staffed) == ([link], False)
+    assert (world.pool.live, world.pool.has_listed_replica) == ([link], False)
     await world.follow()  # Serve says it again
     await asyncio.sleep(0.02)
+    assert (world.pool.live, channel.told[-1]) == ([], ("close",))
+
+
+async def test_one_that_serve_stops_is_let_go_once_it_has_answered():
+    """It ends only then."""
+    world = Followed()
+    link, channel = await world.live()
+    pending = link.offer(offer(75))
+    await world.follow()
+    await asyncio.sleep(0.5)
+    channel.reports()  # it does not hang
+    await asyncio.sleep(9.0)
+    assert ("close",) not in channel.told
+    channel.pending.pop(1)
+    pending.answer(Answered(1, 0, None, 1.0, 0, 0, 0))
+    await asyncio.sleep(0.1)
+    assert channel.told[-1] == ("close",)
+    assert world.pool._draining == {}
+
+
+async def test_one_that_is_broken_frees_its_device_at_once():
+    world = Followed()
+    link, channel = await world.live()
+    world.pool.nothing_else_answers = lambda: True
+    link.view.outlier.until = asyncio.get_running_loop().time() + 60
+    await world.follow()
     assert (world.pool.live, channel.told[-1]) == ([], ("close",))
 
 
@@ -451,7 +477,7 @@ async def test_one_that_serve_stops_stays_while_nothing_else_answers(needed_s, p
 async def test_one_that_stays_and_dies_or_is_counted_in_again(died):
     world = Followed()
     link, channel = await world.live()
-    world.pool.is_needed = lambda: True
+    world.pool.nothing_else_answers = lambda: True
     await world.follow()
     if died:
         channel.breaks()
@@ -460,7 +486,7 @@ async def test_one_that_stays_and_dies_or_is_counted_in_again(died):
     else:
         assert await world.follow("a") is link
         await asyncio.sleep(10.0)
-        assert (world.pool.live, world.pool.is_staffed) == ([link], True)
+        assert (world.pool.live, world.pool.has_listed_replica) == ([link], True)
 
 
 async def test_one_that_has_nothing_ends_at_once():

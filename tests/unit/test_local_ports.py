@@ -1,13 +1,19 @@
 """The ports and the folder that `make serve` looks for."""
 
 import contextlib
+import os
 import socket
+import subprocess
+import sys
 import tempfile
+from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
-from serve_app.local.ray_environment import StartFailed, free_port, scratch_parent
+from serve_app.local.ray_environment import StartFailed, _remove_old_sessions, free_port, scratch_parent
 
+ROOT = Path(__file__).parents[2]
 LOOPBACK = "127.0.0.1"
 
 
@@ -58,3 +64,52 @@ def test_the_sockets_of_haproxy_have_paths_that_it_takes(monkeypatch, usual, cho
     monkeypatch.setattr(tempfile, "tempdir", usual)
     assert scratch_parent() == chosen
     assert len(f"{chosen}/windve-12345678/{56 * 'f'}/metrics.sock") <= 97
+
+
+TURN = """
+import sys
+from rich.console import Console
+from serve_app.local.ray_environment import turn_to_start
+turn = turn_to_start(Console())
+print("mine", flush=True)
+sys.stdin.readline()
+turn.close()
+print("started", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_services_start_one_after_the_other(tmp_path):
+    """Each looks for free ports long before it listens on them."""
+    with contextlib.ExitStack() as stack:
+
+        def start():
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", TURN], stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT,
+                    env={**os.environ, "TMPDIR": str(tmp_path)},
+                )
+            )  # fmt: skip
+            stack.callback(process.kill)
+            return process, process.stdout.readline()
+
+        first, said = start()
+        assert said == "mine\n"
+        second, said = start()
+        assert said == "waiting for another windve serve to start\n"
+        first.stdin.write("\n")
+        first.stdin.flush()
+        assert [first.stdout.readline(), second.stdout.readline()] == ["started\n", "mine\n"]
+        third, said = start()
+        assert said.startswith("waiting")
+        second.kill()  # it is not in the way of others for ever
+        assert third.stdout.readline() == "mine\n"
+
+
+def test_logs_of_the_last_services_are_kept_and_of_those_that_run(tmp_path):
+    names = [f"session_2026-11-28_01-00-{second:02}_123456_{2**22 + second}" for second in range(9)]
+    names[1] = f"session_2026-11-28_01-00-01_123456_{os.getpid()}"
+    for name in (*names, "session_latest"):
+        (tmp_path / "ray" / name / "logs").mkdir(parents=True)
+    _remove_old_sessions(tmp_path)
+    assert {path.name for path in (tmp_path / "ray").iterdir()} == {names[1], *names[-5:], "session_latest"}

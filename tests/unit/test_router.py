@@ -12,7 +12,7 @@ from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client, Quota
 from deployments.embedding.request import Embedded
 from deployments.engines import TokenBatch
-from deployments.errors import Busy, Unavailable
+from deployments.errors import Busy, InvalidInput, Unavailable
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.replica_world import V100, XEON
 from tests.kit.router_world import Replica, World, ask, several, text
@@ -382,3 +382,14 @@ async def test_a_cpu_pool_that_was_left_out_answers_while_the_accelerator_hangs(
 async def test_the_papers_cpu_pool_is_used():
     router = await World({"accelerator": [Replica("a", V100)], "cpu": [Replica("c", XEON)]}).router()
     assert not router.pools["cpu"].left_out
+
+
+async def test_an_error_is_counted_once():
+    world = World({"accelerator": [Replica("a")]})
+    router = await world.router()
+    counted = []
+    router.metrics.failed = lambda error, queries, **_: counted.append((type(error).__name__, queries))
+    error = await ask(router, text(10_000), truncate=False)
+    router.count_invalid(error)
+    router.count_invalid(InvalidInput("not JSON"))
+    assert counted == [("InvalidInput", 1), ("InvalidInput", 1)]

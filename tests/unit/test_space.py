@@ -1,4 +1,4 @@
-"""A space's name is equal where vectors may be compared, and another where not."""
+"""Where two spaces have the same name, the same text gets the same vector."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ def card(tmp_path):
         (folder / name).write_text("a")
     for name in ("model", "2_Dense/model", "sparse_linear", "other"):
         save_file({"w": np.ones(3, np.float32)}, folder / f"{name}.safetensors")
-    return ModelCard("m", folder, None, "bert", 4, 100, 16, "mean", True, False, False, 1, 1, {"query": "q: "})
+    return ModelCard("m", folder, None, "bert", 4, 100, 16, "mean", True, False, True, 1, 1, {"query": "q: "})
 
 
 def copied(card, folder):
@@ -64,9 +64,17 @@ def test_each_file_that_is_read_counts(card, name):
 
 
 @pytest.mark.parametrize("name", ["README.md", "other.safetensors"])
-def test_no_other_file_does(card, name):
+def test_other_files_do_not_count(card, name):
     before = space_of(card)
     (card.folder / name).unlink()
+    assert space_of(card) == before
+
+
+def test_code_that_is_not_run_does_not_count(card):
+    """Other tools may add it to a snapshot of the hub."""
+    card = dataclasses.replace(card, trust_remote_code=False)
+    before = space_of(card)
+    (card.folder / "modeling_x.py").unlink()
     assert space_of(card) == before
 
 
@@ -81,7 +89,7 @@ def test_how_the_files_are_read_counts(card, change):
     assert space_of(dataclasses.replace(card, **change)) != space_of(card)
 
 
-def test_what_moves_from_one_file_to_the_next_counts(card):
+def test_a_files_name_counts(card):
     before = space_of(card)
     (card.folder / "config.json").rename(card.folder / "other.json")
     assert space_of(card) != before

@@ -117,9 +117,11 @@ class Demand:
         limits, predictor = self.limits, self.limits.predictor
         one_s, most_s = self.long_queries.mean_s, limits.run_s
         slo_s = predictor.fill_s(limits.policy.slo_s) * (1 - 2 * self.shares.under_share_rho)
-        after_s = predictor.seconds(one_s) if limits.micro_batch_tokens else slo_s / 2  # of the run after it
+        # The time left for the next run, which answers the query: at a run's end, that run is equally long.
+        after_s = predictor.seconds(one_s) if limits.micro_batch_tokens else slo_s / 2
         in_time_s = predictor.work_s(slo_s - after_s) - one_s - limits.pass_s
-        return min(limits.policy.max_batch_fraction * most_s, max(in_time_s, _LEAST_OTHERS * most_s))
+        share = limits.policy.max_batch_fraction or 1.0  # None: of a Router of an older version
+        return min(share * most_s, max(in_time_s, _LEAST_OTHERS * most_s))
 
     def prefers(self, query: ScheduledQuery) -> bool:
         """Whether it may use room that is reserved for long queries: it is deferrable, or its tenant is under its

@@ -12,7 +12,7 @@ from deployments.embedding.scheduler.state import Policy
 _DEFERRABLE = 2.0  # SLOs: a query that allows more waits behind the others
 # Of `bulk_share`: reserved in every run for deferrable and for bulk queries, however many others wait.
 _SURE_DEFERRABLE, _SURE_BULK = 0.2, 0.1
-# Of the SLO: the length of runs under steady overload where answers leave pass by pass, and where at a run's end.
+# Length of a run under steady overload, as a share of the SLO: with answers pass by pass, and at the end of the run.
 _PASS_RUN, _WHOLE_RUN = 0.85, 0.6
 _BETWEEN_BETAS = 9.0  # betas of deferrable work in a run while urgent queries come, which makes beta a tenth of it
 
@@ -59,7 +59,8 @@ class Limits:
         self.pass_s = alpha_s * self.micro_batch_tokens / QUERY_TOKENS
         self.pacing = Pacing.of_beta(self.model.beta_s)
         usual_s = (_PASS_RUN if self.micro_batch_tokens else _WHOLE_RUN) * policy.slo_s
-        self.capacity_rho = max(0.0, predictor.work_s(usual_s)) / usual_s
+        work_s = min(max(0.0, predictor.work_s(usual_s)), self.run_s)  # a depth may bound it
+        self.capacity_rho = work_s / predictor.seconds(work_s) if work_s else 0.0
 
     def run_within_s(self, slo_s: float) -> float:
         """The most work that a run may hold to end within `slo_s` of its start."""
