@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,14 @@ from deployments.errors import SettingsError, first_line
 from deployments.settings import ModelSettings
 
 _ALWAYS = ("*.json", "*.txt", "*.model", "*.jinja", "*.metadata", "LICENSE*", "sparse_linear.*", "colbert_linear.*")
+logger = logging.getLogger("ray.serve")
+
 _COMMIT = re.compile("[0-9a-f]{40}")
 _PATHS = ("/", "./", "../", "~")
+
+
+class NotFetched(SettingsError):
+    """Neither the hub nor a copy of the model can be reached."""
 
 
 def bad_model(problem: str) -> SettingsError:
@@ -37,14 +44,18 @@ def find_folder(settings: ModelSettings) -> tuple[Path, str | None]:
 
 def pinned(settings: ModelSettings) -> ModelSettings:
     """The settings with the commit that their `revision` names now (None: the newest), so that all replicas load the
-    same, whenever they start. A model that is not from the hub has no revision. This process must reach the hub, or
-    hold the model's config.json in its cache, unless `revision` is a commit. Raises SettingsError.
+    same, whenever they start. Unchanged if the model is not from the hub, or neither the hub nor a copy of the model's
+    config.json can be reached here. Raises SettingsError.
     """
     if _local(settings.id) is not None or settings.id.startswith(_PATHS):
         return settings
     if _COMMIT.fullmatch(settings.revision or ""):
         return settings
-    _, revision = _fetched(settings, _fetch_config)
+    try:
+        _, revision = _fetched(settings, _fetch_config)
+    except NotFetched as error:  # the workers may reach it, or have it; their spaces keep two commits apart
+        logger.warning("%s: not pinned to a commit: %s", settings.id, error.problem)
+        return settings
     return settings.model_copy(update={"revision": revision})
 
 
@@ -116,7 +127,7 @@ def _fetched(settings: ModelSettings, fetch: Callable[[ModelSettings], Path]) ->
         raise SettingsError("args.model.revision", f"{hub} has no revision {settings.revision} of '{name}'") from None
     except Exception as error:  # noqa: BLE001 - of the hub, its HTTP library, or the disk
         problem = f"could not be fetched from {hub} (HF_ENDPOINT names another): {first_line(error)}"
-        raise bad_model(f"'{name}' is no folder here and {problem}") from None
+        raise NotFetched("args.model.id", f"'{name}' is no folder here and {problem}") from None
     return folder, folder.name  # the snapshot's folder is named after its commit
 
 
