@@ -27,6 +27,7 @@ _SHORT = 0.5  # of what it reads in time: with fewer in hand, the Router is not 
 _ENOUGH = 8  # requests for one measurement
 _LEARNING = 0.3  # weight of the newest measurement
 _LOOK_S = 1.0  # a measurement ends then, however few requests it has
+_MOST_PROXIES = 1000
 _QUIET_S = 2.0  # a proxy that has sent nothing for so long, as one that was replaced, leaves its share to others
 
 
@@ -72,6 +73,8 @@ class Door:
         Each proxy keeps what it has here; those that sent something lately share the rest evenly. `room`: for how many
         more requests the replicas have room, `inf` if a device is idle.
         """
+        if len(self._sent) > _MOST_PROXIES:  # most of them were replaced; the others are back with their next check
+            self._sent.clear()
         entered = self.visits.entered[source]
         if entered != self._sent.get(source, (0, now))[0]:
             self._sent[source] = entered, now

@@ -90,7 +90,6 @@ class Shares:
     others_waiting_s: float = 0.0
     accounts: dict[str, Account] = field(default_factory=dict)
     _at: float = -math.inf
-    _since: float = -math.inf  # before that there was no tenant
     _asked_s: float = 0.0  # by all tenants, after the last division
     _lately_rho: float = 0.0  # what they ask for, averaged over `_FLOOD_S`
 
@@ -104,8 +103,6 @@ class Shares:
         if now - self._at > _DIVIDE_S:
             self._divide(now)
         account = self.accounts.get(tenant.name)
-        if not self.accounts:
-            self._since = now
         if account is None:
             account = self.accounts[tenant.name] = Account(tenant.weight)
         account.weight, account.asked_at = tenant.weight, now
@@ -168,10 +165,8 @@ class Shares:
         left_s = sum(account.used_s for account in accounts)
         weights = sum(account.weight for account in accounts)
         offered_s = sum(account.offered_s for account in accounts)
-        # Seconds that the fading accounts cover so far.
-        remembered_s = _MEMORY_S * -math.expm1((self._since - self._at) / _MEMORY_S)
-        is_near = offered_s > _NEAR_CAPACITY * self.capacity_rho * remembered_s
-        is_near = is_near or self._lately_rho > _FLOOD * self.capacity_rho
+        asked_rho = max(offered_s / _MEMORY_S / _NEAR_CAPACITY, self._lately_rho / _FLOOD)
+        is_near = asked_rho > self.capacity_rho
         contended = is_near and offered_s - left_s > _CONTENDED * offered_s
         self.level, self.under_share_rho = math.inf, 0.0
         for account in accounts:

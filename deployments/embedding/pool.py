@@ -41,10 +41,9 @@ class Pool(ReplicaSet[Link]):
     def configure(self, config: PoolConfig, policy: Mapping[str, Any]) -> None:
         """Apply a new config, and send it to every replica.
 
-        `policy` has `slo_s` (s), `admission` ("deadline" or "depth"), `bulk_share`, and `max_batch_fraction` (0 to
-        1). The replicas also get `router` (this Router's replica id), `depth` (int or
-        None) and `model` ([query_s, token_s, token2_s, beta_s], or None to use what the replica measured at warm-up).
-        `RunLoop._configure` reads it.
+        `policy` has `slo_s` (s), `admission` ("deadline" or "depth"), `bulk_share` and `max_batch_fraction` (0 to 1).
+        The replicas also get `router` (this Router's replica id), `depth` (int or None) and `model` ([query_s, token_s,
+        token2_s, beta_s], or None to use what the replica measured at warm-up). `RunLoop._configure` reads it.
         """
         self.config = config
         model = None

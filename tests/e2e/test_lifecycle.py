@@ -15,12 +15,13 @@ import grpc
 import psutil
 import pytest
 import yaml
+from conftest import SLOW
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from calibration.load import burst, request_bytes
 from deployments.hardware.affinity import read_cpu_shape
 from tests.kit import tei_wire
-from tests.kit.service import ROOT, STOP_TIMEOUT_S, free_port, load_yaml, one_at_a_time, running, wait_until
+from tests.kit.service import ROOT, STOP_TIMEOUT_S, emulating, free_port, load_yaml, one_at_a_time, running, wait_until
 
 
 def stray_files():
@@ -36,12 +37,12 @@ def stray_files():
 def test_ctrl_c_takes_down_exactly_what_was_started(tmp_path):
     keys = tmp_path / "api-keys"
     keys.write_text("sk-shown-to-nobody")
-    config = load_yaml("rehearsal.yaml")
+    config = emulating(12.0, **SLOW)
     config["applications"][0]["args"]["api_keys"] = f"file:{keys}"
     before = stray_files()
     with running(config, tmp_path) as service, tei_wire.connected(service.grpc_port) as tei:
         shown = service.log.read_text()
-        for words in ("machine:", "topology: accelerator first, CPU for the overflow", "SLO 2.0 s", "EMULATED",
+        for words in ("machine:", "topology: accelerator first, CPU for the overflow", "SLO 12.0 s", "EMULATED",
                       '-H "authorization: Bearer KEY"', "for Prometheus:", "for gRPC:"):  # fmt: skip
             assert words in shown
         assert "sk-shown" not in shown
@@ -51,12 +52,12 @@ def test_ctrl_c_takes_down_exactly_what_was_started(tmp_path):
         service.headers = {"authorization": "Bearer sk-shown-to-nobody"}
         with ThreadPoolExecutor(1) as pool:
             request = request_bytes({"inputs": "in time"}, "/embed", service.headers.items())
-            asked = pool.submit(burst, service.address, [request] * 40)  # a second's work
-            service.wait_for(lambda pools: in_flight(pools) == 40)
+            asked = pool.submit(burst, service.address, [request] * 20)  # more than three seconds' work
+            service.wait_for(lambda pools: in_flight(pools) == 20)
             os.killpg(service.process.pid, signal.SIGINT)
             wait_until(lambda: "in flight" in service.log.read_text(), "the end of new queries")
             refused = service.ask("/embed", {"inputs": "too late"})
-            assert [reply.status for reply in asked.result()] == [200] * 40
+            assert [reply.status for reply in asked.result()] == [200] * 20
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         assert refused.json()["error_type"] == "Unhealthy"
         assert service.process.wait(STOP_TIMEOUT_S) == 0, service.log.read_text()

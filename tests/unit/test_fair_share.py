@@ -81,7 +81,7 @@ def test_while_nothing_is_refused_nobody_counts_as_under_share():
 def test_a_device_below_its_capacity_is_not_contended_whatever_was_refused(capacity_rho, is_shared):
     """Room that is kept causes refusals too, and would be kept for ever."""
     shares = Shares(capacity_rho=capacity_rho)
-    for at in range(100):  # 10 device seconds a second are asked for
+    for at in range(400):  # 10 device seconds a second are asked for
         for name, offered_s, used_s in (("a", 0.1, 0.1), ("b", 0.9, 0.5)):
             shares.account(0.1 * at, Tenant(name)).count(offered_s, used_s)
     assert shares.has_level == is_shared
