@@ -420,6 +420,7 @@ async def test_a_replica_that_serve_counts_out_answers_what_it_has():
 
 @pytest.mark.parametrize("space", ["another", None])
 async def test_a_replica_of_another_model_is_never_reached(space, caplog):
+    caplog.set_level("INFO", "ray.serve")
     world = Followed()
     world.pool.space = "mine"
     neighbours = {"a": {**ABOUT, "space": space} if space else ABOUT, "b": {**ABOUT, "space": "mine"}}
