@@ -29,7 +29,7 @@ from calibration.planning.cost import (
     slo_effect,
 )
 from calibration.planning.instance import Instance
-from calibration.report.core_worth import core_worth, core_worth_sheet
+from calibration.report.core_worth import core_worth, core_worth_sheet, router_cores
 from calibration.report.tables import POOLS, Sheet, percent, print_sheet
 
 EMULATED = "The report is of EMULATED devices: the plan shows the method, not what real devices need."
@@ -115,6 +115,7 @@ def as_json(plan: CapacityPlan) -> dict[str, Any]:
         "bound": {**asdict(plan.bound), "below": plan.bound.below} if plan.bound else None,
         "slos": [asdict(row) for row in plan.slos],
         "queries_per_s_of_a_core": core_worth(instance.report),
+        "router_cores": router_cores(instance.report),
         "cores": {**measured, **asdict(plan.cores)} if plan.cores else None,
     }
 

@@ -15,9 +15,26 @@ def core_worth(report: CalibrationReport) -> dict[str, float | None]:
     return {"cpu_pool": of_pool, "router": 1 / request_s if request_s else None}
 
 
+def router_cores(report: CalibrationReport) -> float | None:
+    """Cores that Routers need for all that the pools answer at their depths. None if the report does not tell."""
+    if not report.router_request_s:
+        return None
+    rate, shape = 0.0, report.settings.shape
+    for pool in report.pools.values():
+        if pool.curve and pool.depth:
+            rate += pool.replicas * pool.depth / max(1e-9, pool.curve.latency_s(pool.depth, shape))
+    return rate * report.router_request_s or None
+
+
 def core_worth_sheet(report: CalibrationReport) -> Sheet | None:
-    rates = core_worth(report).values()
-    shown = [DASH if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates]
+    worth = core_worth(report)
+    shown = [DASH if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in worth.values()]
     rows = list(zip(("in the CPU pool, at its depth", "in a Router, at least"), shown, strict=True))
-    note = "A Router's: by its CPU time in the streams, background work included; HAProxy's is not in it."
-    return Sheet("What a core brings", ["one core", "queries/s"], rows, note) if any(rates) else None
+    notes = ["A Router's: by its CPU time in the streams, background work included; HAProxy's is not in it."]
+    if cores := router_cores(report):
+        notes.append(f"Routers need {cores:.2g} cores for all that the pools answer at their depths.")
+    if worth["cpu_pool"] and worth["router"] and worth["router"] > worth["cpu_pool"]:
+        notes.append("While Routers are short of that, a core is worth more to them: lower cpu.cores.")
+    return (
+        Sheet("What a core brings", ["one core", "queries/s"], rows, "\n".join(notes)) if any(worth.values()) else None
+    )

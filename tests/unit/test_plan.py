@@ -78,6 +78,7 @@ def test_the_papers_best_case(planned):
     assert found["cpu_helps"] is True
     per_core = 22 / (22 * 0.0858 + 0.32) / 48
     assert found["queries_per_s_of_a_core"] == {"cpu_pool": pytest.approx(per_core), "router": pytest.approx(1250)}
+    assert found["router_cores"] == pytest.approx((96 / 1.998 + 22 / (22 * 0.0858 + 0.32)) / 1250)
 
 
 def test_the_tables_lead_with_the_conclusion(planned):

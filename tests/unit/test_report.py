@@ -185,20 +185,25 @@ def test_what_a_later_version_adds_is_ignored():
 
 
 @pytest.mark.parametrize(
-    ("request_s", "cores", "rows"),
+    ("request_s", "cores", "rows", "advice"),
     [
-        (0.0005, 10, ["0.974", "2,000"]),  # 19 / (19 * 0.0858 + 0.32) / 10
-        (None, 1, ["9.74", "\N{EN DASH}"]),
-        (0.05, None, ["\N{EN DASH}", "20"]),
-        (None, None, None),
+        # 19 / (19 * 0.0858 + 0.32) / 10; (95 / 1.98 + 19 / (19 * 0.0858 + 0.32)) * 0.0005
+        (0.0005, 10, ["0.974", "2,000"], ["Routers need 0.029 cores", "lower cpu.cores"]),
+        (0.5, 1, ["9.74", "2"], ["Routers need 29 cores"]),
+        (None, 1, ["9.74", "\N{EN DASH}"], []),
+        (0.05, None, ["\N{EN DASH}", "20"], ["Routers need 2.9 cores"]),
+        (None, None, None, []),
     ],
 )
-def test_it_says_what_a_core_brings(request_s, cores, rows):
+def test_it_says_what_a_core_brings(request_s, cores, rows, advice):
     made = changed(lambda made: made["pools"]["cpu"].update(cores=cores)) | {"router_request_s": request_s}
     text = shown(made)
     assert ("What a core brings" in text) == (rows is not None)
     if rows is not None:
         assert [*row(text, "in the CPU pool, at its depth"), *row(text, "in a Router, at least")] == rows
+    for sentence in ("Routers need", "lower cpu.cores"):
+        assert (sentence in text) == any(sentence in one for one in advice)
+    assert all(one in text for one in advice)
 
 
 def test_the_terminal_has_the_tables_of_the_paper():
