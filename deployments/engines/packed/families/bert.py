@@ -89,12 +89,16 @@ def embeddings(weights: Weights, eps: float, *, types: bool = False, padding: in
     one of the other two tables.
     """
     words, positions, kinds = (f"{name}_embeddings.weight" for name in ("word", "position", "token_type"))
-    of_type = weights.exact(kinds) if kinds in weights else torch.zeros(1, 1)
-    has_positions = positions in weights
+    of_type = weights.exact(kinds) if kinds in weights else None
+    holder = positions if positions in weights else words
+
+    def table(name: str) -> torch.Tensor:
+        return weights[name] if of_type is None or name != holder else weights.cast(weights.exact(name) + of_type[0])
+
     return Embeddings(
-        weights[words] if has_positions else weights.cast(weights.exact(words) + of_type[0]),
-        weights.cast(weights.exact(positions) + of_type[0]) if has_positions else None,
+        table(words),
+        table(positions) if positions in weights else None,
         layer_norm(weights, "LayerNorm", eps),
-        weights.cast(of_type[1] - of_type[0]) if types else None,
+        weights.cast(of_type[1] - of_type[0]) if types and of_type is not None else None,
         padding=padding,
     )

@@ -30,6 +30,6 @@ def unsupported(config: Any) -> str | None:
 
 
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:  # noqa: ARG001 - it has none
-    bias = relative_buckets(weights.exact("encoder.relative_attention_bias.weight").cpu())
+    bias = relative_buckets(weights.exact("encoder.relative_attention_bias.weight"))
     make = partial(block, names=_NAMES, activation=config.hidden_act)
     return encoder(config, weights, make, bias, padding=_PADDING)

@@ -23,7 +23,7 @@ def unsupported(config: Any) -> str | None:
 
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:  # noqa: ARG001 - it has none
     heads = HeadLayout(config.num_heads, config.num_heads, config.d_kv)
-    bias = relative_buckets(weights.exact(_BIAS).cpu(), config.relative_attention_max_distance)
+    bias = relative_buckets(weights.exact(_BIAS), config.relative_attention_max_distance)
     attention = attention_for(heads, weights.place, bias=bias)
     norm = partial(rms_norm, eps=config.layer_norm_epsilon)
 
