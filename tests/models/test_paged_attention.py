@@ -1,6 +1,7 @@
 """Accelerators' kernels over a cache in blocks: what they are told, held against torch's plain operations."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.nn import functional
 from deployments.engines.packed.attention import HeadLayout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.engine import paged_attention as paged
-from deployments.generation.engine.cache import plain
+from deployments.generation.engine.cache import Cache, plain
 
 HEADS = HeadLayout(6, 2, 32)
 HALF = Place(torch.device("cpu"), torch.bfloat16)
@@ -44,6 +45,31 @@ def flash(
 def test_a_kernel_is_told_what_its_documentation_asks_for(monkeypatch, way):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", flash)
     assert paged._error(way, plain(HEADS), HEADS, HALF) < 0.01
+
+
+def test_pytorch_2_11_copies_keys_out_of_their_blocks(monkeypatch):
+    """Its function knows neither blocks nor `enable_gqa`."""
+
+    def older(q, k, v, bounds_q, bounds_k, max_q, max_k, *, scale, window_size):
+        return flash(q, k, v, bounds_q, bounds_k, max_q, max_k, scale=scale, window_size=window_size, enable_gqa=True)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", older)
+    assert paged._error(paged.gathered, plain(HEADS), HEADS, HALF) < 0.01
+    with pytest.raises(TypeError, match="seqused_k"):
+        paged._error(paged.by_tables, plain(HEADS), HEADS, HALF)
+
+
+def test_pinned_memory_is_unpinned_before_it_is_freed(monkeypatch):
+    """What CUDA has pinned and not unpinned, it refuses to pin again: "already mapped" (712)."""
+    pinned = set()
+
+    runtime = SimpleNamespace(cudaHostRegister=lambda at, *_: pinned.add(at), cudaHostUnregister=pinned.remove)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda _: None)
+    cache = Cache(1, HEADS, 2, HALF, pinned=True)
+    assert pinned == {cache.tensor.data_ptr()}
+    del cache
+    assert not pinned
 
 
 def test_the_first_way_that_works_and_is_right_is_taken(monkeypatch, caplog):

@@ -7,9 +7,11 @@ fused kernel over padded queries. Imports torch.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -176,24 +178,10 @@ class Ways:
         """Flash attention over queries of different lengths, without padding. Needs half precision, an Ampere or newer
         GPU, and no bias.
         """
-        from torch.nn.attention.varlen import varlen_attn
-
         q, k, v = _parts(qkv, self.heads)
         bounds, longest, reach = layout.bounds, layout.longest, self.reach.within(layout.longest)
-        mixed = varlen_attn(
-            q,
-            k,
-            v,
-            bounds,
-            bounds,
-            longest,
-            longest,
-            scale=1.0,
-            window_size=(_or_all(reach.before), _or_all(reach.after)),
-            enable_gqa=self.heads.heads != self.heads.groups,
-        )
-        assert isinstance(mixed, torch.Tensor)  # no additional outputs were requested
-        return mixed.flatten(1)
+        window = _or_all(reach.before), _or_all(reach.after)
+        return varlen(q, k, v, bounds, bounds, longest, longest, window=window)
 
     def varlen_npu(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
         """Ascend's fused attention in its layout for packed tokens (TND). Not run yet, because no NPU was at hand."""
@@ -240,6 +228,27 @@ def _parts(qkv: torch.Tensor, heads: HeadLayout) -> tuple[torch.Tensor, torch.Te
     """Split [any, heads + 2 groups, ...] into query, key and value."""
     q, k, v = torch.split(qkv, [heads.heads, heads.groups, heads.groups], 1)
     return q, k, v
+
+
+def varlen(q: torch.Tensor, k: torch.Tensor, *others: Any, window: tuple[int, int], **blocks: Any) -> torch.Tensor:
+    """Flash attention by torch over queries of different lengths, [tokens, heads * size], with scale 1. `others`: the
+    values, the bounds of queries and of keys, and the largest length of each. `blocks`: which blocks hold the keys.
+
+    PyTorch 2.11 does not know blocks (TypeError), and takes fewer key heads without being told.
+    """
+    from torch.nn.attention import varlen as module
+
+    function: Callable[..., Any] = module.varlen_attn
+    if "enable_gqa" in _arguments(function):
+        blocks["enable_gqa"] = q.shape[-2] != k.shape[-2]
+    mixed = function(q, k, *others, scale=1.0, window_size=window, **blocks)
+    assert isinstance(mixed, torch.Tensor)  # no additional outputs were requested
+    return mixed.flatten(1)
+
+
+@cache
+def _arguments(function: Callable[..., object]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def _blocks(length: int) -> Iterator[slice]:

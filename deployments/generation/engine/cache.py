@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import cast
 
 import numpy as np
@@ -34,7 +35,10 @@ class Cache:
         self.tensor = empty.zero_()
         if pinned and blocks:  # pinned in place, because torch's pinned memory rounds up to a power of two
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            torch.cuda.check_error(runtime.cudaHostRegister(self.tensor.data_ptr(), self.tensor.nbytes, 0))
+            pointer = self.tensor.data_ptr()
+            torch.cuda.check_error(runtime.cudaHostRegister(pointer, self.tensor.nbytes, 0))
+            # Before the memory is freed: CUDA refuses to pin what lies there next, as "already mapped".
+            weakref.finalize(self, runtime.cudaHostUnregister, pointer).atexit = False
         self._kernel = decode_kernel(heads, place)
         self._paged = None if on_cpu else paged_attention(heads, place, plain(heads))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from deployments.engines.packed.attention import HeadLayout
+from deployments.engines.packed.attention import HeadLayout, varlen
 from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.packed_step import StepLayout
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
@@ -73,46 +73,17 @@ def by_tables(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: S
     """Flash attention that reads the blocks in place. Flash attention 2 refuses, because it needs blocks of a multiple
     of 256 tokens (Dao-AILab/flash-attention, issue 828). Flash attention 3 accepts any size.
     """
-    from torch.nn.attention.varlen import varlen_attn
-
     tables, ends = step.once("tables", lambda: (_tables(step), _ints(step, [chunk.end for chunk in step.chunks])))
-    found = varlen_attn(
-        q,
-        keys.transpose(1, 2),
-        values.transpose(1, 2),
-        step.bounds,
-        None,
-        max(step.lengths),
-        step.longest,
-        scale=1.0,
-        window_size=(-1, 0),
-        enable_gqa=q.shape[1] != keys.shape[1],
-        seqused_k=ends,
-        block_table=tables,
-    )
-    assert isinstance(found, torch.Tensor)  # no additional outputs were requested
-    return found.flatten(1)
+    by_block = keys.transpose(1, 2), values.transpose(1, 2)
+    longest = max(step.lengths), step.longest
+    return varlen(q, *by_block, step.bounds, None, *longest, window=(-1, 0), seqused_k=ends, block_table=tables)
 
 
 def gathered(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
     """Flash attention over keys and values that are copied out of their blocks first."""
-    from torch.nn.attention.varlen import varlen_attn
-
     blocks, places, bounds = step.once("gathered", lambda: _all_before(step))
-    found = varlen_attn(
-        q,
-        keys[blocks, :, places],
-        values[blocks, :, places],
-        step.bounds,
-        bounds,
-        max(step.lengths),
-        step.longest,
-        scale=1.0,
-        window_size=(-1, 0),
-        enable_gqa=q.shape[1] != keys.shape[1],
-    )
-    assert isinstance(found, torch.Tensor)  # no additional outputs were requested
-    return found.flatten(1)
+    found = keys[blocks, :, places], values[blocks, :, places]
+    return varlen(q, *found, step.bounds, bounds, max(step.lengths), step.longest, window=(-1, 0))
 
 
 def _by_tables_on_npu(heads: HeadLayout) -> Paged:
