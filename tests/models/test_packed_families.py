@@ -1,6 +1,8 @@
 """Packed models of each family against the transformers library's own code: BERT and its kin, decoders, T5."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,9 +113,25 @@ def test_padding_tokens_inside_a_text_are_not_counted(monkeypatch, model_type):
     compare(of_type(model_type, pad_token_id=1, **BERT), "mean", [60, 20, 7])
 
 
-def test_products_without_onednn(monkeypatch):
+@pytest.fixture
+def probed_anew():
+    layers._has_fused.cache_clear()
+    yield
+    layers._has_fused.cache_clear()
+
+
+def test_products_without_onednn(probed_anew, monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     compare(made("bert"), "mean", LENGTHS["ragged"])
+
+
+def test_products_by_a_torch_whose_private_functions_are_others(probed_anew, monkeypatch, caplog):
+    def changed(x, weight, bias):
+        raise AssertionError("not called like this")
+
+    monkeypatch.setattr(layers, "_FUSED", SimpleNamespace(_linear_pointwise=changed))
+    compare(made("bert"), "mean", LENGTHS["ragged"])
+    assert "oneDNN's fused products are not used: " in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -137,6 +155,13 @@ def test_longrope_has_no_packed_form():
     config = LlamaConfig(**GROUPED, rope_parameters=long | {"original_max_position_embeddings": 100})
     assert "longrope" in unsupported(config)
     assert unsupported(BertConfig()) is None
+
+
+def test_a_transformers_without_its_table_of_scalings_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.modeling_rope_utils", None)
+    scaled = {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}
+    assert "linear are unknown to this version" in unsupported(LlamaConfig(**GROUPED, **scaled))
+    assert unsupported(LlamaConfig(**GROUPED)) is None
 
 
 def test_weights_that_are_not_there_are_named():

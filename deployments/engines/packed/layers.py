@@ -7,6 +7,7 @@ only if a race at start shows that this is faster.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,9 @@ from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.race import is_quicker
 from deployments.engines.packed.tensors import Weights
+from deployments.errors import first_line
+
+logger = logging.getLogger("ray.serve")
 
 ACTIVATIONS = {  # the config's name -> (oneDNN's name, its algorithm)
     "gelu": ("gelu", "none"),
@@ -287,12 +291,24 @@ def rms_norm(weights: Weights, name: str, eps: float, *, offset: float = 0.0) ->
     return RmsNorm(weights.cast(weights.exact(f"{name}.weight") + offset), eps)
 
 
+@cache
 def _has_fused(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has fused products for this CPU in this number format."""
+    """Whether oneDNN has fused products for this CPU in this number format, and torch still lets us call them: its
+    functions are private. If not, torch's public product and activation compute.
+    """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     narrow = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
-    return dtype not in narrow or bool(getattr(_FUSED, narrow[dtype])())
+    try:
+        if dtype in narrow and not getattr(_FUSED, narrow[dtype])():
+            return False
+        x = torch.ones(2, 2, dtype=dtype)
+        weight = _laid_out(x)
+        y = _FUSED._linear_pointwise.binary(_product(x, weight, None, ("relu", "")), x, weight, None, "add")  # noqa: SLF001 - torch's
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+        logger.warning("oneDNN's fused products are not used: %s", first_line(error))
+        return False
+    return bool((y == 5).all())
 
 
 def _product(

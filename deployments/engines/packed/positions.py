@@ -6,11 +6,10 @@ Imports torch. The scalings of rotary frequencies are those of transformers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.tensors import Place
@@ -58,7 +57,7 @@ def rotary_of(config: Any, place: Place, kind: str | None = None) -> Rotary:
     if stated["rope_type"] == "default":
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return Rotary(stated["rope_theta"] ** -(torch.arange(0, size, 2).float() / size), 1.0, place)
-    frequencies, factor = ROPE_INIT_FUNCTIONS[stated["rope_type"]](config, None, layer_type=kind)
+    frequencies, factor = _scalings()[stated["rope_type"]](config, None, layer_type=kind)
     return Rotary(frequencies, factor, place)
 
 
@@ -69,9 +68,20 @@ def unsupported_rotary(config: Any) -> str | None:
     for one in (stated, *(value for value in stated.values() if isinstance(value, dict))):
         if one.get("rope_type") in _BY_LENGTH:
             return f"rotary positions of the type {one['rope_type']} have no packed form here"
+        if one.get("rope_type", "default") not in {"default", *_scalings()}:
+            return f"rotary positions of the type {one['rope_type']} are unknown to this version of transformers"
         if one.get("partial_rotary_factor", 1.0) != 1.0:  # some classes use it, others ignore it
             return "rotary positions of a part of each head have no packed form here"
     return None
+
+
+def _scalings() -> Mapping[str, Callable[..., Any]]:
+    """The scalings of rotary frequencies by name, from a table that transformers may move: then there is none."""
+    try:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    except ImportError:
+        return {}
+    return cast("Mapping[str, Callable[..., Any]]", ROPE_INIT_FUNCTIONS)
 
 
 def alibi(heads: int) -> Callable[[torch.Tensor], torch.Tensor]:
