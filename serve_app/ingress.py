@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from deployments.serve_adapter.autoscaling import UTILIZATION
-from deployments.serve_adapter.local_ray import haproxy_metrics_port
+from deployments.serve_adapter.haproxy_counts import HAProxyCounts
 from deployments.serve_adapter.replica_process import AsgiIngress, access_log_handler
 from deployments.serve_adapter.visits import VISITS
 from deployments.serving.haproxy_agent import HAProxyAgent, Situation
@@ -53,6 +53,7 @@ class ServiceIngress(AsgiIngress):
         tracer = None if traces is None else Tracer.exporting(traces, replica)
         self.observer = Observer(LineWriter(access_log_handler()), tracer, KNOWN_ROUTES)
         self._agent = HAProxyAgent(VISITS, self._situation)
+        self._haproxy = HAProxyCounts()
         self._listening: asyncio.Task[None] | None = None
 
     @abstractmethod
@@ -97,8 +98,8 @@ class ServiceIngress(AsgiIngress):
 
     def _about_process(self) -> dict[str, Any]:
         """What `/info` of each model shows of the process."""
-        if door := self._door():
-            door["haproxy_metrics_port"] = haproxy_metrics_port()
+        if (door := self._door()) and (counts := self._haproxy.newest()):
+            door["haproxy"] = {"host": ray.util.get_node_ip_address(), **counts}  # type: ignore[no-untyped-call]
         cpu_s = round(time.process_time(), 3)
         return {"router_busy": round(self._busy_share, 3), "router_cpu_s": cpu_s, "door": door}
 

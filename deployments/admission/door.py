@@ -37,6 +37,7 @@ class Door:
 
     visits: Visits
     read_s: float = _READ_S  # what a request costs this Router
+    _has_learned: bool = False
     _measured: tuple[float, float, int] | None = None  # when the last measurement ended: time, CPU s, requests handled
     _sent: dict[Source, tuple[int, float]] = field(default_factory=dict)  # requests so far, and when that last rose
 
@@ -55,13 +56,17 @@ class Door:
         self._measured = now, cpu_s, handled
         if count > 0 and in_hand >= _SHORT * self.reads(slo_s):
             self.read_s += _LEARNING * ((cpu_s - cpu_then_s) / count - self.read_s)
+            self._has_learned = True
 
     def describe(self, *, placed: int, room: float, slo_s: float) -> dict[str, Any]:
-        """The door as `/info` and the metrics show it. Empty if no HAProxy has asked: then there is none."""
+        """The door as `/info` and the metrics show it. Empty if no HAProxy has asked: then there is none. `read_s` is
+        not there until it has been measured.
+        """
         if self._measured is None:
             return {}
         free = math.floor(self.free(placed=placed, room=room, slo_s=slo_s))
-        return {"in_hand": self.in_hand(placed), "free": free, "read_s": round(self.read_s, 6)}
+        learned = {"read_s": round(self.read_s, 6)} if self._has_learned else {}
+        return {"in_hand": self.in_hand(placed), "free": free, **learned}
 
     def reads(self, slo_s: float) -> float:
         """How many requests it reads within `READ` of the SLO."""

@@ -160,4 +160,4 @@ class Link(ReplicaLink[View, Channel]):
                 pending.hang()
             else:
                 super().call_off(pending)
-                pending.fail(ReplicaLost(f"{who} does not answer; try again"))
+                pending.fail(ReplicaLost(f"{who} makes no progress; try again"))

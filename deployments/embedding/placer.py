@@ -188,10 +188,8 @@ class Placer:
             again=request.last_pool == link.pool.name,
             tenant=request.tenant,
         )
-        finish_s = 0.0
-        if request.is_foreseen:  # before the offer counts as work that is there
-            finish_s = link.view.finish_s(now, request.lengths(indices))
-            request.predicted_s = now - request.started + finish_s
+        finish_s = link.view.finish_s(now, request.lengths(indices))  # before the offer counts as work that is there
+        request.predicted_s = now - request.started + finish_s
         part = OfferedPart(link, link.offer(offer), indices)
         if record is not None:
             record.parts.append((part, finish_s))

@@ -96,7 +96,7 @@ class Request:
     - `last_pool`: the pool of the last one.
     - `is_over_share`: one of them reported that the tenant is over its share.
 
-    If `is_foreseen`, each offer sets `predicted_s`: the predicted seconds from the request's arrival to its answer.
+    Each offer sets `predicted_s`: the predicted seconds from the request's arrival to its answer.
     """
 
     queries: Sequence[Query]
@@ -116,11 +116,9 @@ class Request:
     is_over_share: bool = False
     charge: Charge | None = None  # against its client's quota, if there is one
     predicted_s: float | None = None
-    is_foreseen: bool = field(init=False)
     characters: int = field(init=False)  # of all queries, each with the prompt; a token id counts as a character
 
     def __post_init__(self) -> None:
-        self.is_foreseen = self.wanted.record is not None
         self.characters = sum(map(len, self.queries)) + len(self.prompt) * len(self.queries)
 
     @property

@@ -117,7 +117,8 @@ class Placement:
             if left_s is not None and left_s <= 0:
                 self.parts.clear()  # not called off: see the module's docstring
                 raise DeadlineExceeded(
-                    f"no answer within {self.request.allowed_s:g} s: the replica that had it does not answer; try again"
+                    f"no answer within {self.request.allowed_s:g} s: the replica that had it made no progress, because "
+                    "its host has no CPU time left or its device hangs; try again"
                 )
             outcomes = [part.pending.outcome for part in self.parts]
             await asyncio.wait(outcomes, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)

@@ -209,7 +209,6 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         allowed_s = slo_s if wanted.timeout_s is None else min(wanted.timeout_s, self.config.request_timeout_s)
         deferrable = is_deferrable(self.config.admission, slo_s, allowed_s)
         request = Request(queries, wanted, prompt, came_at, came_at + allowed_s, deferrable, wanted.bulk, outputs)
-        request.is_foreseen |= self.metrics.recent.wants_finish()
         if (record := wanted.record) is not None:
             record.model, record.request = self.card.name, request
         return request
@@ -304,7 +303,8 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             allowed_s = self.config.slo_s if request.wanted.timeout_s is None else request.allowed_s
             self.metrics.promised(done.total_s, allowed_s)
             if request.predicted_s is not None:
-                self.metrics.recent.finished(request.predicted_s, done.total_s, pools[-1])
+                late = done.total_s > allowed_s
+                self.metrics.recent.finished(request.predicted_s, done.total_s, pools[-1], late=late)
 
     # --- texts and tokens ---------------------------------------------------------------------------------------------
 

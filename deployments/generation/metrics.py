@@ -233,8 +233,9 @@ class Streamed:
             self.first_at = now
             if (allowed_s := self.promise.ttft_s) is not None:
                 self._metrics.first_token(self._pool, now - self.arrived_at, allowed_s)
-                if self.predicted_s is not None and self._metrics.recent.wants_finish():
-                    self._metrics.recent.finished(self.predicted_s, now - self.arrived_at, self._pool)
+                if self.predicted_s is not None:
+                    took_s = now - self.arrived_at
+                    self._metrics.recent.finished(self.predicted_s, took_s, self._pool, late=took_s > allowed_s)
         self._answers[answer].more(now, tokens)
         self._metrics.count("answer_tokens", tokens, self._pool)
 

@@ -50,7 +50,7 @@ ROUTER_GAUGES = {  # of a Router's process and its door: field -> name, meaning
     "busy": ("busy_ratio", "Share of time in which this Router's thread ran or waited for a core"),
     "in_hand": ("in_hand", "Requests that wait for this Router, or that it reads, checks or tokenizes"),
     "free": ("free_places", "How many more requests this Router takes from HAProxy"),
-    "read_s": ("read_seconds", "CPU time of this Router's thread for a request, as its door has learned it"),
+    "read_s": ("read_seconds", "CPU time of this Router's thread for a request, learned while the Router is short"),
 }
 _RATIOS = {"slowdown": "slowdown", "margin": "safety_margin"}
 _LIMITS: dict[type[BaseException], str] = {OverShare: "share", OverQuota: "quota"}

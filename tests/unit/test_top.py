@@ -67,8 +67,14 @@ def lines_of(console):
 def test_a_model_and_its_pool():
     assert shown(INFO) == [
         "m3 CPU only; promise 1 s; refused 5",
-        "pool replicas in flight waiting room answered refused slowdown safety margin learned",
-        "cpu 1 of 2 7 2 now 100 4 1.02 0.10 0.0100 C + 0.2000",
+        "cpu",
+        "replicas 1 of 2",
+        "in flight 7, 2 waiting",
+        "room now",
+        "answered 100",
+        "slowdown 1.02",
+        "safety margin 0.10",
+        "takes 0.0100 C + 0.2000 s",
     ]
 
 
@@ -78,15 +84,15 @@ ONE = "windve.pools.cpu.replicas.r"
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ((f"{ONE}.opens_s", 0.25), "2 in 0.25 s 100"),
-        ((f"{ONE}.opens_s", None), "2 - 100"),
-        (("windve.pools.cpu.queue_depth", 0), "2 closed 100"),
+        ((f"{ONE}.opens_s", 0.25), "room in 0.25 s\n"),
+        ((f"{ONE}.opens_s", None), "room -\n"),
+        (("windve.pools.cpu.queue_depth", 0), "room closed\n"),
         (
             ("windve.pools.cpu.replicas.s", {**REPLICA, "opens_s": 3.0, "slowdown": 10.5}),
-            "now 200 8 1.02 to 10.50 0.10",
+            "room now\nanswered 200\nslowdown 1.02 to 10.50\nsafety margin 0.10\n",
         ),
-        (("windve.pools.cpu.replicas", {}), "1 of 2 7 2 - - 0 - - 0.0100"),
-        (("windve.pools.cpu.latency_model.source", "calibrated"), "0.0100 C + 0.2000, calibrated"),
+        (("windve.pools.cpu.replicas", {}), "room -\nanswered -\nslowdown -\nsafety margin -\n"),
+        (("windve.pools.cpu.latency_model.source", "calibrated"), "takes 0.0100 C + 0.2000 s, calibrated"),
         (("windve.emulated", True), "refused 5; EMULATED devices"),
         (("windve.config_problem", "user_config.slo: no"), "refused 5; user_config.slo: no"),
         (("windve.recent", {"bucket_s": 5, "late": [0, 2, 1]}), "refused 5; late in five minutes 3"),
@@ -96,18 +102,28 @@ def test_what_is_told_is_shown(change, words):
     assert words in "\n".join(shown(changed(change)))
 
 
-@pytest.mark.parametrize("width", [80, 40])
-def test_a_narrow_terminal_cuts_no_figure(width):
-    console = Console(width=width, file=io.StringIO())
+def test_two_pools_fit_80_columns():
+    """No figure and no word is broken."""
+    pool = {**POOL, "latency_model": {**POOL["latency_model"], "source": "calibrated"}}
+    pool["replicas"] = {"a": REPLICA, "b": {**REPLICA, "queries": 123456789, "slowdown": 10.5, "safety_margin": 0.3}}
+    info = changed(("windve.pools", {"accelerator": pool, "cpu": pool}))
+    console = Console(width=80, file=io.StringIO())
+    console.print(render(add([], Snapshot(1.0, info))))
+    assert len(lines_of(console)) == 9
+    assert lines_of(console)[-1] == "takes 0.0100 C + 0.2000 s, calibrated 0.0100 C + 0.2000 s, calibrated"
+
+
+def test_a_narrow_terminal_cuts_no_figure():
+    console = Console(width=20, file=io.StringIO())
     console.print(render(add([], Snapshot(1.0, changed((f"{ONE}.queries", 123456789))))))
     assert "\N{HORIZONTAL ELLIPSIS}" not in console.file.getvalue()
 
 
 def test_answers_a_second_are_of_the_same_replicas():
     later = changed((f"{ONE}.queries", 130))
-    assert "now 130 (15.0/s) 4" in shown(later, INFO)[2]
+    assert "answered 130 (15.0/s)" in shown(later, INFO)
     another = changed(("windve.pools.cpu.replicas", {"new": REPLICA}))
-    assert "now 100 4" in shown(another, INFO)[2]
+    assert "answered 100" in shown(another, INFO)
 
 
 def test_what_routers_have_counted_is_summed():
@@ -125,7 +141,7 @@ def test_what_routers_have_counted_is_summed():
         heard = add(heard, snapshot)
         console.print(render(heard))
     shown = lines_of(console)
-    assert shown[::3] == [
+    assert shown[::9] == [
         "m3 CPU only; promise 1 s; refused 5; late in five minutes 1; counted by 1 of 2 Routers",
         "m3 CPU only; promise 1 s; refused 7; late in five minutes 3",
         "m3 CPU only; promise 1 s; refused 8; late in five minutes 3",
@@ -133,11 +149,11 @@ def test_what_routers_have_counted_is_summed():
         "m3 CPU only; promise 1 s; refused 3; late in five minutes 2",
         "m3 CPU only; promise 1 s; refused 7; late in five minutes 4",
     ]
-    answered = [line.partition(" now ")[2].partition(" 4 1.02")[0] for line in shown[2::3]]
+    answered = [line.removeprefix("answered ") for line in shown[5::9]]
     assert answered == ["100", "140", "170", "190 (25.0/s)", "67", "200"]
 
 
-DOOR = {"in_hand": 3, "free": 40, "read_s": 0.0004, "haproxy_metrics_port": 1}
+DOOR = {"in_hand": 3, "free": 40}
 
 
 def test_the_door_is_that_of_all_routers():
@@ -149,10 +165,23 @@ def test_the_door_is_that_of_all_routers():
     assert "door" not in "".join(shown(changed(("windve.door", {}))))  # without HAProxy
 
 
+def test_what_haproxies_count_is_summed_once_for_each_host():
+    def told(router, host, refused):
+        there = {**DOOR, "haproxy": {"host": host, "waiting": 5, "refused": refused}}
+        named = (("windve.router", router), ("windve.routers", 3), ("windve.door", there))
+        return Snapshot(1.0, changed(*named))
+
+    console, heard = Console(width=200, file=io.StringIO()), []
+    for snapshot in (told("one", "a", 12), told("two", "b", 3), told("three", "a", 13)):
+        heard = add(heard, snapshot)
+    console.print(render(heard))
+    assert lines_of(console)[-1] == "door: 9 in hand, 120 free; at HAProxy 10 wait, 16 refused"
+
+
 def test_each_of_several_models_is_shown():
     second = {**INFO, "model_id": "m4"}
     lines = shown({**INFO, "models": {"m3": INFO, "m4": second}})
-    assert [line.split()[0] for line in lines] == ["m3", "pool", "cpu", "m4", "pool", "cpu"]
+    assert [line.split()[0] for line in lines[::9]] == ["m3", "m4"]
 
 
 def test_an_application_that_generates():
@@ -166,9 +195,12 @@ def test_an_application_that_generates():
         "router": "one",
         "pools": {"cpu": pool},
     }
-    head, _, row = shown({"model_id": "toy", "windve": windve})
+    head, *rows = shown({"model_id": "toy", "windve": windve})
     assert head == "toy CPU only; promise 2 s, then 0.2 s a token; refused 3"
-    assert row == "cpu 1 of 1 3 1 40 blocks - 3 1.00 0.00 -"
+    assert rows == [
+        "cpu", "replicas 1 of 1", "in flight 3, 1 waiting", "room 40 blocks", "answered -", "slowdown 1.00",
+        "safety margin 0.00", "takes -",
+    ]  # fmt: skip
 
 
 # --- over HTTP
@@ -204,29 +236,9 @@ def test_once_prints_one_table_and_shows_the_key(service, capsys, monkeypatch):
     assert main(["top", f"{service.url}/prefix/", "--once", "--key", "env:MY_KEY"]) == 0
     told = capsys.readouterr()
     assert "m3  CPU only" in told.out
-    assert "100       4        1.02      0.10           0.0100 C + 0.2000" in told.out  # on one line
+    assert "takes          0.0100 C + 0.2000 s" in told.out
     assert "sk-secret" not in told.out + told.err
     assert service.asked == [("/prefix/info", "Bearer sk-secret")]
-
-
-METRICS = b"""\
-haproxy_backend_requests_denied_total{proxy="http-windve"} 12
-haproxy_backend_requests_denied_total{proxy="grpc-windve"} 1
-haproxy_backend_requests_denied_total{proxy="default_backend"} 9
-haproxy_backend_current_queue{proxy="http-windve"} 5
-"""
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [((200, METRICS), "; at HAProxy 5 wait, 13 refused"), ((200, b"python_info 1\n"), ""), ((500, b""), "")],
-)
-def test_what_haproxy_tells_of_the_door_is_shown_where_it_can_be_read(service, capsys, answer, said):
-    info = changed(("windve.door", {**DOOR, "haproxy_metrics_port": service.server_port}))
-    service.answers = [(200, json.dumps(info).encode()), answer]
-    assert main(["top", service.url, "--once"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"door: 3 in hand, 40 free{said}"
-    assert [path for path, _ in service.asked] == ["/info", "/metrics"]
 
 
 @pytest.mark.parametrize(
