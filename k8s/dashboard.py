@@ -117,10 +117,10 @@ TOP = (
           (Query(f"{_QUEUE} / scalar({_SLO})", "{{pool}}"),), bad=0.95),
     Panel("stat", "Overflow to the CPU", "Share of the answered queries that the CPU pool answered", "percentunit",
           (Query(f"{_OK_OF_CPU} / ({_OK} > 0)"),)),
-    Panel("stat", "Told busy", "Share of the queries that were refused because no pool had room", "percentunit",
+    Panel("stat", "Refused", "Share of the queries that were refused because no pool had room", "percentunit",
           (Query(f"{_BUSY} / ({_ENDED} > 0)"),), bad=0.05),
-    Panel("stat", "Runs against the calibration", "Time of the engines' runs, as a share of what the calibration says. "
-          "Above 1.2 it is no longer true; none without a calibration", "percentunit",
+    Panel("stat", "Batches against the calibration", "Time of the engines' batches, as a share of what the calibration "
+          "says. Above 1.2 it is no longer true; none without a calibration", "percentunit",
           (Query(_DRIFT, "{{pool}}"),), bad=1.2),
     Panel("graph", "Latency against the SLO", "From arrival to answer; bulk requests aside", "s",
           (Query(_quantile(0.5, "ray_windve_request_seconds"), "p50"),
@@ -132,10 +132,10 @@ TOP = (
           (Query(_rate("ray_windve_queries_total", "pool", tags=',outcome="ok"'), "{{pool}}"),)),
     Panel("graph", "Late or failed", "Share of the requests that the SLO is for", "percentunit",
           (Query(_LATE, "late or failed"),)),
-    Panel("graph", "Not answered", "busy: no pool had room; error: it failed here; cancelled: the client hung up, or "
-          "its deadline has passed or cannot be met; invalid: the client's mistake", "qps",
+    Panel("graph", "Not answered", "busy: refused, no pool had room; error: it failed here; cancelled: the client hung "
+          "up, or its deadline has passed or cannot be met; invalid: the client's mistake", "qps",
           (Query(_rate("ray_windve_queries_total", "outcome", tags=',outcome!="ok"'), "{{outcome}}"),)),
-    Panel("graph", "Runs against the model", "Actual over planned time of the engines' runs, calibrated or not. "
+    Panel("graph", "Batches against the model", "Actual over planned time of the engines' batches, calibrated or not. "
           "Admission follows it", "percentunit", (Query(_AGAINST_PLAN, "{{pool}}"),)),
 )  # fmt: skip
 

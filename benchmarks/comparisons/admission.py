@@ -30,10 +30,11 @@ _NOISE, _SLOW = 0.03, 1.5
 _DEFERRABLE_S, _DEFERRABLE_RATE, _PROMPT_RATE = 20.0, 60.0, 20.0
 
 DEPTHS = ("depth, burst", "depth, steady")
-ENDS, PASSES, NOISY, SLOWER = "finish", "finish, pass by pass", "the same, noise 3 %", "the same, 1.5 x slower"
+ENDS, PASSES = "deadline, at the end", "deadline, per micro-batch"  # of the batch all answers leave; or of each
+NOISY, SLOWER = "the same, noise 3 %", "the same, 1.5 x slower"
 RULES = (*DEPTHS, ENDS, PASSES, NOISY, SLOWER)
-PLAIN = {ENDS: "rule alone", PASSES: "rule alone, pass by pass"}
-TIMES = {ENDS: "ratio", PASSES: "ratio, pass by pass"}
+PLAIN = {ENDS: "rule alone", PASSES: "rule alone, per micro-batch"}
+TIMES = {ENDS: "ratio", PASSES: "ratio, per micro-batch"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +242,7 @@ def plot(found: Found) -> Figure:
                 axes.plot(rates, [one["plain_work"] for one in told], "x", color=colour, label=PLAIN[rule])
         axes.set(title=f"{case.name}, {lengths}", xlabel="offered/s", ylim=(0, None))
         axes.title.set_fontsize(9)
-    every[0].set_ylabel("device seconds in time, each second")
-    every[0].legend(frameon=False, fontsize=7)
-    return figure_of(every)
+    whole = figure_of(every)
+    whole.supylabel("device seconds in time, each second")
+    whole.legend(*every[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    return whole

@@ -239,7 +239,7 @@ def goals(found: Found) -> list[Goal]:
 
 
 def plot(found: Found) -> Figure:
-    every = panels((9, 4), len(CASES), alike=True)
+    every, most = panels((9, 4.4), len(CASES)), 0.0
     for axes, case in zip(every, CASES, strict=True):
         for arrivals, colour in (("Poisson", BLUE), ("bursts", RED)):
             some = _streams(found, case=case, arrivals=arrivals)
@@ -247,7 +247,10 @@ def plot(found: Found) -> Figure:
             axes.plot(loads, [one["tokens"] for one in some], marker="o", color=colour, label=arrivals)
             bounds = [one["bound"]["tokens"] for one in some]
             axes.plot(loads, bounds, ":x", color=colour, label=f"{arrivals}, the bound")
-        axes.set(title=case, xlabel="times capacity", ylim=(0, None))
+            most = max(most, *bounds, *(one["tokens"] for one in some))
+        axes.set(title=case, xlabel="times capacity")
+    for axes in every:  # all data is in it, and both panels compare
+        axes.set_ylim(0, 1.08 * most)
     every[0].set_ylabel("tokens in time, each second")
-    every[0].legend(frameon=False, fontsize=8)
+    every[0].legend(frameon=False, fontsize=8, loc="upper left")
     return figure_of(every)

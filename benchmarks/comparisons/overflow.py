@@ -51,7 +51,7 @@ def run(bench: Bench) -> None:
             bench.found["panels"] = _history(reader, started, started + seconds * len(PHASES) + _QUIET_S)
     for number, (phase, rate) in enumerate(PHASES.items()):
         seen = _figures([one for one in ended if one.arrival.at // seconds == number], seconds)
-        shown = f"{seen[ACCELERATOR]} + {seen[CPU]} answered, {seen['busy']} busy, {seen['late']} late"
+        shown = f"{seen[ACCELERATOR]} + {seen[CPU]} answered, {seen['busy']} refused, {seen['late']} late"
         bench.sample({"phase": phase, "queries_s": rate}, seen, shown)
 
 
@@ -110,8 +110,8 @@ def _history(reader: prometheus.Prometheus, start: float, end: float) -> dict[st
 def sheets(found: Found) -> list[Sheet]:
     columns = {
         "phase": "{phase}", "queries/s": "{queries_s}", "sent": "{sent}", "by the accelerator": f"{{{ACCELERATOR}}}",
-        "by the CPU": f"{{{CPU}}}", "told busy": "{busy}", "later than the SLO": "{late}", "p50, s": "{p50_s:.2f}",
-        "p99, s": "{p99_s:.2f}", "busy told within, p99, s": "{busy_p99_s:.3f}",
+        "by the CPU": f"{{{CPU}}}", "refused": "{busy}", "later than the SLO": "{late}", "p50, s": "{p50_s:.2f}",
+        "p99, s": "{p99_s:.2f}", "refused within, p99, s": "{busy_p99_s:.3f}",
     }  # fmt: skip
     seen = table(f"What the clients saw; SLO {SLO_S:g} s", columns, found["samples"])
     columns = {"queries": "{what}", "by the clients": "{clients}", "by Prometheus": "{told:.0f}"}
@@ -130,7 +130,7 @@ def goals(found: Found) -> list[Goal]:
     neither = _total(found, "sent") - answered - _total(found, "busy")
     return [
         Goal("answered later than the SLO", 1.0, 100 * _total(found, "late") / max(1, answered), "%", at_most=True),
-        Goal("neither answered nor told busy", 0, neither, "queries", at_most=True),
+        Goal("neither answered nor refused", 0, neither, "queries", at_most=True),
         Goal("Prometheus counts other than the clients", 0, wrong, "queries", at_most=True),
     ]
 

@@ -25,7 +25,7 @@ from tests.kit.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
 from tests.kit.simulation.device import Device
 from tests.kit.simulation.rules import goodput
 
-END, PASSES = "at the run's end", "pass by pass"
+END, PASSES = "at the end of the batch", "per micro-batch"
 PAIR, V100, CPU = "V100 + Xeon", "V100", "MiniLM on the CPU"
 MIXED = "mixed"  # log-normal lengths, mean about 75 once they are cut to the model's longest
 _PASS_QUERIES = 8

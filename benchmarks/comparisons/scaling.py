@@ -30,7 +30,7 @@ from tests.kit.simulation.device import Device
 from tests.kit.virtual_time import run as run_virtual
 
 LOADS = (0.7, 0.95, 1.3)  # of what the devices can do within the SLO
-ENDS, PASSES = "at the run's end", "pass by pass"
+ENDS, PASSES = "at the end of the batch", "per micro-batch"
 PASS_QUERIES = {ENDS: None, PASSES: 8}
 NODES = (1, 4, 16, 64, 256)
 IDEAL_UP_TO = 16  # nodes; the results per node do not change beyond this
@@ -243,8 +243,8 @@ def _in_time(told: Mapping[str, Any]) -> float:
 def sheets(found: Found) -> list[Sheet]:
     columns = {
         "nodes": "{nodes:,}", "Routers": "{routers}", "load": "{load:.0%}", "in time/s a node": "{goodput_node:.1f}",
-        "beside one ideal queue": "{beside:.2f}", "busy (ideal)": "{busy:.1%} ({ideal[busy]:.1%})",
-        "late": "{late:.2%}", "p50": "{p50_s:.2f} s", "p99": "{p99_s:.2f} s", "accelerators run": "{accelerator:.0%}",
+        "beside one ideal queue": "{beside:.2f}", "refused (ideal)": "{busy:.1%} ({ideal[busy]:.1%})",
+        "late": "{late:.2%}", "p50": "{p50_s:.2f} s", "p99": "{p99_s:.2f} s", "accelerators": "{accelerator:.0%}",
         "frames a query": "{frames_query:.2f}", "Router's core": "{router_core:.0%}",
         "replica's core": "{replica_core:.1%}",
     }  # fmt: skip
@@ -268,7 +268,7 @@ def _times_sheet(found: Found) -> Sheet:
     admission = told["admission_us"]
     rows = [
         ["a query, of a Router's core", f"{costs.query_s * 1e3:.2f} ms", f"path.json, {told['path']['cpu']}"],
-        ["one told busy", f"{costs.refusal_s * 1e3:.2f} ms", "path.json: the floor's tiny answer"],
+        ["one refused", f"{costs.refusal_s * 1e3:.2f} ms", "path.json: the floor's tiny answer"],
         ["a frame, at either end", us["frame_s"], "this run"],
         ["more for each query or answer in it", us["item_s"], "this run"],
         ["placing a query, any number of replicas", us["place_s"], "this run"],
@@ -278,7 +278,7 @@ def _times_sheet(found: Found) -> Sheet:
     for pool, (alpha_s, beta_s) in found["curves"].items():
         rates = [Device(alpha_s, beta_s, size).queries_s(found["slo_s"]) for size in PASS_QUERIES.values()]
         what = f"{alpha_s:g} C + {beta_s:g} s; {rates[0]:.1f} queries/s ({PASSES} {rates[1]:.1f})"
-        rows.append([f"a run of C queries, {pool}", what, "the paper's device, emulated"])
+        rows.append([f"a batch of C queries, {pool}", what, "the paper's device, emulated"])
     return Sheet("Service times", ["what", "takes", "from"], rows)
 
 
@@ -301,7 +301,7 @@ def plot(found: Found) -> Figure:
     shown = {
         "answered in time each second by a node (x: one ideal queue)": ("goodput_node", 1),
         "p99, s (dotted: the SLO)": ("p99_s", 1),
-        "told busy, % (x: one ideal queue)": ("busy", 100),
+        "refused, % (x: one ideal queue)": ("busy", 100),
         "a Router's core, %": ("router_core", 100),
     }
     for axes, (title, (key, times)) in zip(every, shown.items(), strict=True):
@@ -318,5 +318,7 @@ def plot(found: Found) -> Figure:
         axes.set_xticks(NODES, [f"{nodes:,}" for nodes in NODES])
         axes.title.set_fontsize(10)
     every[1].axhline(found["slo_s"], color="black", linewidth=1, linestyle=":")
-    every[0].legend(frameon=False, fontsize=7, ncols=2)
-    return figure_of(every)
+    every[1].set_ylim(0, 1.1 * found["slo_s"])
+    whole = figure_of(every)
+    whole.legend(*every[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    return whole

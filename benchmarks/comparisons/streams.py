@@ -210,7 +210,7 @@ def sheets(found: Found) -> list[Sheet]:
         "paces by the Router": "{router[tpot_missed]:.0f} of {router[tpot_promised]:.0f}",
         "first tokens by the client": "{late_first} of {admitted}", "paces by the client": "{late_pace} of {admitted}",
         "first token p99, s": "{first_p99_s:.2f}", "the client's own lag p99, s": "{lag_p99_s:.3f}",
-        "wrong answers": "{wrong}", "neither answered nor told busy": "{odd}",
+        "wrong answers": "{wrong}", "neither answered nor refused": "{odd}",
     }  # fmt: skip
     cpu_columns = {**_STREAM, **{name: f"{{cpu_ms_token[{name}]:.2f}}" for name in _OURS}}
     cpu_columns |= {"all": "{all_ms:.2f}", "tokens": "{router[answer_tokens]:.0f}"}
@@ -230,5 +230,5 @@ def goals(found: Found) -> list[Goal]:
     return [
         Goal("late by the client, first tokens or paces, the worst", 0.5, late, "%", at_most=True),
         Goal("tokens in time beside virtual time, the least", 0.95, least),
-        Goal("wrong, or neither answered nor told busy", 0, wrong, "answers", at_most=True),
+        Goal("wrong, or neither answered nor refused", 0, wrong, "answers", at_most=True),
     ]

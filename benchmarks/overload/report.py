@@ -1,5 +1,6 @@
 """The results of one or several servers as tables and as one picture."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from benchmarks.overload.schedule import ARRIVALS, LENGTHS
 Sample = Mapping[str, Any]  # `contestant`, `lengths`, `arrivals`, `load`, and what `sweep.point` finds
 TWICE = 2.0
 _OTHERS = (*(colour for colour in COLOURS if colour != BLUE), GREY, "#000000")
-_MARKS = "osD^vPX*"
+_MARKS = "osD^vPXo"
+_LATE = 0.01
 
 
 def summary(samples: Sequence[Sample], slo_s: float) -> list[Sheet]:
@@ -110,50 +112,47 @@ def _mean(samples: Sequence[Sample], figure: str, weight: str) -> float | None:
 
 
 def plot(samples: Sequence[Sample], slo_s: float) -> Figure:
-    """Goodput within the SLO (above) and late share (below) over offered load. One column per kind of load, one line
-    per server. In parentheses: its capacity with equal and with mixed lengths.
+    """Goodput within the SLO over offered load. One panel per kind of load, one line per server. Where more than
+    `_LATE` of a server's answers are late, its mark is hollow.
     """
     combinations = _combinations(samples)
-    every = panels((max(7.0, 3.6 * len(combinations)), 6.2), len(combinations), 2)
-    above, below = every[: len(combinations)], every[len(combinations) :]
+    columns = min(2, len(combinations))
+    rows = math.ceil(len(combinations) / columns)
+    every = panels((4.6 * columns, 3.4 * rows + 1), columns, rows)
     names = servers(samples)
-    labels = [f"{name} ({_capacities(_of(samples, name))}/s)" for name in names]
-    for number, (title, some) in enumerate(combinations.items()):
-        for figure, axes in (("goodput_s", above[number]), ("late_share", below[number])):
-            for place, name in enumerate(names):
-                _line(axes, labels[place], place, _of(some, name), figure)
-            axes.axvline(1.0, color=GREY, linewidth=0.8, linestyle=":")
-        above[number].set_ylim(0, 1.08 * max(one["goodput_s"] for one in some) or 1)
-        below[number].set_ylim(-3, 103)
-        above[number].set_title(title, fontsize=11)
-        below[number].set_xlabel("offered load, of what the server can take")
-    above[0].set_ylabel(f"answers within {slo_s:g} s, queries/s")
-    below[0].set_ylabel("late, % of those not refused")
+    for axes, (title, some) in zip(every, combinations.items(), strict=False):
+        for place, name in enumerate(names):
+            _line(axes, place, _of(some, name))
+        axes.axvline(1.0, color=GREY, linewidth=0.8, linestyle=":")
+        axes.set_ylim(0, 1.08 * max(one["goodput_s"] for one in some) or 1)
+        axes.set_title(title)
+        axes.set_xlabel("offered load, times what the server can take")
+    for axes in every[len(combinations) :]:
+        axes.set_axis_off()
     whole = figure_of(every)
+    whole.supylabel(f"answers within {slo_s:g} s, queries/s", fontsize=12)
     whole.legend(
-        *above[0].get_legend_handles_labels(),
+        *every[0].get_legend_handles_labels(),
         loc="outside lower center",
         ncols=min(4, len(names)),
+        title=f"a hollow mark: more than {_LATE:.0%} of the answers are late",
         frameon=False,
-        fontsize=9,
     )
     return whole
 
 
-def _capacities(samples: Sequence[Sample]) -> str:
-    """The capacities with equal and with mixed lengths."""
-    return ", ".join(f"{most_s:.0f}" for most_s in dict.fromkeys(one["capacity_s"] for one in samples))
-
-
-def _line(axes: Axes, label: str, place: int, samples: Sequence[Sample], figure: str) -> None:
+def _line(axes: Axes, place: int, samples: Sequence[Sample]) -> None:
     if not samples:
         return
     name = samples[0]["contestant"]
     ours = name.startswith(OURS)
     colour = BLUE if ours else _OTHERS[place % len(_OTHERS)]
-    points = sorted((one["load"], one[figure] * (100 if figure == "late_share" else 1)) for one in samples)
-    axes.plot(
-        *zip(*points, strict=True), color=colour, marker=_MARKS[place % len(_MARKS)], markersize=4,
-        linewidth=2.4 if ours else 1.4, linestyle="-" if name == OURS or not ours else "--",
-        label=label, zorder=3 if ours else 2,
-    )  # fmt: skip
+    points = sorted((one["load"], one["goodput_s"], one["late_share"] > _LATE) for one in samples)
+    loads, goodputs, late = zip(*points, strict=True)
+    style = {
+        "color": colour, "marker": _MARKS[place % len(_MARKS)], "markersize": 7, "zorder": 3 if ours else 2,
+        "linewidth": 2.8 if ours else 1.5, "linestyle": "-" if name == OURS or not ours else "--",
+    }  # fmt: skip
+    axes.plot(loads, goodputs, label=name, markevery=[at for at, is_late in enumerate(late) if not is_late], **style)
+    hollow = {**style, "linestyle": "", "markerfacecolor": "white"}
+    axes.plot(loads, goodputs, markevery=[at for at, is_late in enumerate(late) if is_late], **hollow)

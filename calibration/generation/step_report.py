@@ -121,7 +121,7 @@ def _streams(report: GenerationCalibrationReport) -> Sheet | None:
          _p99(one.firsts_s), _p99(one.paces_s)]
         for one in report.streams
     ]  # fmt: skip
-    columns = ["", "offered/s", "admitted", "busy", "late first tokens, paces", "first token p99, s", "pace p99, s"]
+    columns = ["", "offered/s", "admitted", "refused", "late first tokens, paces", "first token p99, s", "pace p99, s"]
     return Sheet("Streams, by their client", columns, rows)
 
 

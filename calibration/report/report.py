@@ -135,7 +135,7 @@ def _streams(report: CalibrationReport) -> Sheet | None:
         [one.name, f"{one.rate:.3g}", f"{one.admitted}", f"{one.late}", f"{one.busy}", *_quantiles(one)]
         for one in report.streams
     ]
-    columns = ["", "offered/s", "admitted", "late", "busy", *_QUANTILES]
+    columns = ["", "offered/s", "admitted", "late", "refused", *_QUANTILES]
     return Sheet("Streams, admitted by predicted finish", columns, rows)
 
 

@@ -31,19 +31,19 @@ def page(rehearsal, tab):
     assert tab.complaints == []
 
 
-def test_a_burst_fills_the_accelerator_then_the_cpu_and_the_rest_is_told_busy(rehearsal, page):
+def test_a_burst_fills_the_accelerator_then_the_cpu_and_the_rest_is_refused(rehearsal, page):
     page.run(NOTE_POOLS)
 
     def has_been_full():
         """Seldom the browser has no turn while the devices run: then another burst follows."""
         rehearsal.wait_until_idle()
-        page.wait_for("#pools", "CPU: 0 % full; 0 in flight, room for 5 of 5")
+        page.wait_for("#pools", "CPU: 0 % full; 0 in flight, 0 of them wait; room for 5 more")
         page.click("#burst")
         found = page.wait_for("#burst-said", "texts at once")
         assert found.startswith(
-            "38 texts at once: the accelerator answered 20, the CPU answered 5, 13 were told busy. The slowest answer"
+            "38 texts at once: the accelerator answered 20, the CPU answered 5, 13 were refused. The slowest answer"
         )
-        assert found.endswith("promised are 12 s.")
+        assert found.endswith("promised: 12 s.")
         seen = page.run("seen.splice(0)")
         return any("accelerator: 100 % full; 20 in flight" in one and "CPU: 100 % full; 5" in one for one in seen)
 

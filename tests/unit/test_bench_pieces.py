@@ -5,6 +5,7 @@ import sys
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 from rich.console import Console
@@ -12,8 +13,11 @@ from rich.console import Console
 from benchmarks.kit import serving
 from benchmarks.kit.bench import Bench, NotAvailable
 from benchmarks.kit.goal import Goal, goal_sheet
-from benchmarks.kit.serving import running, settled
+from benchmarks.kit.registry import ABOUT, comparison
+from benchmarks.kit.serving import ROOT, running, settled
 from benchmarks.kit.sheet import table
+
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 @pytest.fixture
@@ -98,3 +102,21 @@ def test_what_is_counted_is_read_until_it_stays(monkeypatch):
 
 def tick(clock, seconds):
     clock[0] += seconds
+
+
+def pictured():
+    return [name for name in ABOUT if (RESULTS / f"{name}.json").exists() and hasattr(comparison(name), "plot")]
+
+
+@pytest.mark.parametrize("name", pictured())
+def test_a_picture_shows_all_of_its_data(name):
+    """One once ended at half of its curves, and another's dotted line was above its axis."""
+    figure = comparison(name).plot(json.loads((RESULTS / f"{name}.json").read_text()))
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        for line in axes.lines:
+            if line.get_transform() == axes.transData:  # not a vertical line, whose y is a share of the axis
+                found = np.asarray(line.get_ydata(), dtype=float)
+                assert ((low <= found) & (found <= high) | np.isnan(found)).all(), (axes.get_title(), line.get_label())
+            elif line.get_transform() == axes.get_yaxis_transform(which="grid"):  # a level line
+                assert low <= line.get_ydata()[0] <= high, axes.get_title()
