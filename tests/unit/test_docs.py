@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,16 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from benchmarks.paper import PAIRS
 from deployments.embedding.config import CostConfig, RouterConfig
 from deployments.embedding.metrics import EmbedderMetrics, RouterMetrics
+from deployments.embedding.overflow import Speed, added_share, is_left_out
 from deployments.generation.metrics import GenerationRouterMetrics, GeneratorMetrics
 from deployments.serving.metrics import router_gauges
 from deployments.settings import Autoscaled, CpuSettings, EmulatedDevice, Settings
 from serve_app.cli.main import main
 from serve_app.config.models import SeveralSettings
+from tests.kit.simulation.device import Device
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -200,3 +204,36 @@ def test_the_site_has_every_page():
     shown = list(pages_of(yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]))  # a SafeLoader
     assert [name for name in shown if not (ROOT / name).exists()] == []
     assert {str(path.relative_to(ROOT)) for path in PAGES} <= set(shown)
+
+
+def rows(page, heading):
+    """The cells of the first table that begins with that heading."""
+    table = (ROOT / page).read_text().partition(f"| {heading} |")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_hardware_is_sized_by_the_figures_that_its_table_names():
+    papers = {device.name.replace("2 x", "2"): device for *pair, _ in PAIRS for device in pair}
+    for name, _, alpha_ms, beta_s, *shown in rows("docs/sizing.md", "device"):
+        device = Device(float(alpha_ms) / 1e3, float(beta_s), micro_batch_queries=8)
+        if name in papers:
+            assert (device.alpha_s, device.beta_s) == pytest.approx((papers[name].alpha_s, papers[name].beta_s))
+        each_s = [device.queries_s(1.0), device.queries_s(2.0)]
+        counted = math.ceil(200 / (0.9 * each_s[0]))
+        assert [float(cell.replace(",", "")) for cell in shown] == pytest.approx([*each_s, counted], rel=0.02), name
+
+
+def test_what_the_cpu_adds_is_what_is_compared():
+    for name, figures, *shown in rows("docs/does-the-cpu-pay.md", "accelerator + CPU"):
+        pair = [Speed(*map(float, one.split(",")), 1) for one in figures.split(";")]
+        for slo_s, cell in zip((1.0, 2.0), shown, strict=True):
+            share = added_share(*pair, slo_s)
+            assert 100 * share == pytest.approx(float(cell.split(" %")[0]), abs=0.06), (name, slo_s)
+            assert is_left_out(share, before=False) == cell.endswith("left out"), (name, slo_s)
+
+
+@on_each_page
+def test_metrics_that_are_named(path):
+    known = set(re.findall(r"`(windve_\w+)`", (ROOT / "docs" / "operations.md").read_text()))
+    named = set(re.findall(r"\b(?:ray_)?(windve_[a-z_]+)", " ".join(code(path.read_text()))))
+    assert {name for name in named if name.removesuffix("_total") not in known} == set()
