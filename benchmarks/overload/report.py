@@ -149,10 +149,10 @@ def _line(axes: Axes, place: int, samples: Sequence[Sample]) -> None:
     colour = BLUE if ours else _OTHERS[place % len(_OTHERS)]
     points = sorted((one["load"], one["goodput_s"], one["late_share"] > _LATE) for one in samples)
     loads, goodputs, late = zip(*points, strict=True)
-    style = {
+    style: dict[str, Any] = {
         "color": colour, "marker": _MARKS[place % len(_MARKS)], "markersize": 7, "zorder": 3 if ours else 2,
         "linewidth": 2.8 if ours else 1.5, "linestyle": "-" if name == OURS or not ours else "--",
     }  # fmt: skip
     axes.plot(loads, goodputs, label=name, markevery=[at for at, is_late in enumerate(late) if not is_late], **style)
-    hollow = {**style, "linestyle": "", "markerfacecolor": "white"}
+    hollow: dict[str, Any] = {**style, "linestyle": "", "markerfacecolor": "white"}
     axes.plot(loads, goodputs, markevery=[at for at, is_late in enumerate(late) if is_late], **hollow)
