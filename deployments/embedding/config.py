@@ -49,7 +49,7 @@ class BulkConfig(Strict):
     """Requests with more queries than fit at once, or with the header `x-windve-priority: bulk`."""
 
     share: Share = 0.5  # how much of the SLO, or of each depth, they may use of a run; the rest is for other queries
-    max_waiting: PositiveInt = 20_000  # waiting bulk queries; a request that would exceed it is answered busy
+    max_waiting: PositiveInt = 20_000  # waiting bulk queries; a request that would exceed it is refused
     timeout_s: Seconds = 600.0  # replaces request_timeout_s: a thousand texts take long on a slow device
 
 

@@ -33,7 +33,7 @@ MEANINGS = {
     415: "The body is compressed.",
     422: "The request is invalid; the message says what to change.",
     424: "The model run failed, or the route is for models of another kind.",
-    429: "Busy: no device has room before the deadline. Retry-After and retry-after-ms say when to come back.",
+    429: "Refused: no device has room before the deadline. Retry-After and retry-after-ms say when to come back.",
     500: "The model run failed, or the server has a defect.",
     503: "No pool can answer now.",
     504: f"The time that {TIMEOUT} allows has passed, or one query alone takes longer than its deadline.",

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import json
 import math
 import re
 from pathlib import Path
@@ -14,14 +15,20 @@ import yaml
 from pydantic import BaseModel
 
 from benchmarks.paper import PAIRS
-from deployments.embedding.config import CostConfig, RouterConfig
+from calibration.generation import promise_proof
+from calibration.prove import proof
+from deployments.embedding import overflow
+from deployments.embedding.config import BulkConfig, CostConfig, RouterConfig
 from deployments.embedding.metrics import EmbedderMetrics, RouterMetrics
 from deployments.embedding.overflow import Speed, added_share, is_left_out
 from deployments.generation.metrics import GenerationRouterMetrics, GeneratorMetrics
+from deployments.serving import recent
 from deployments.serving.metrics import router_gauges
-from deployments.settings import Autoscaled, CpuSettings, EmulatedDevice, Settings
+from deployments.settings import Autoscaled, CpuSettings, EmulatedDevice, RequestLimits, Settings
 from serve_app.cli.main import main
 from serve_app.config.models import SeveralSettings
+from serve_app.config.router_autoscaling import TARGET, router_autoscaling
+from serve_app.web.json_values import MOST_VALUES
 from tests.kit.simulation.device import Device
 
 ROOT = Path(__file__).parents[2]
@@ -237,3 +244,41 @@ def test_metrics_that_are_named(path):
     known = set(re.findall(r"`(windve_\w+)`", (ROOT / "docs" / "operations.md").read_text()))
     named = set(re.findall(r"\b(?:ray_)?(windve_[a-z_]+)", " ".join(code(path.read_text()))))
     assert {name for name in named if name.removesuffix("_total") not in known} == set()
+
+
+LIMITS, BULK, FOLLOWING = RequestLimits(), BulkConfig(), router_autoscaling(4)
+CLAIMS = [
+    ("use.md", f"at most {LIMITS.max_inputs_per_request:,} inputs and {LIMITS.max_body_bytes >> 20} MiB"),
+    ("use.md", f"{MOST_VALUES:,} JSON values"),
+    ("use.md", f"the newest {recent._MOST_FINISHES} of each"),
+    ("index-many-texts.md", f"At most {LIMITS.max_inputs_per_request:,} texts and {LIMITS.max_body_bytes >> 20} MiB"),
+    ("index-many-texts.md", f"`bulk.timeout_s` ({BULK.timeout_s:g} s)"),
+    ("index-many-texts.md", f"`bulk.max_waiting` texts ({BULK.max_waiting:,})"),
+    ("from-tei-or-infinity.md", f"`args.limits.max_inputs_per_request` ({LIMITS.max_inputs_per_request:,})"),
+    ("does-the-cpu-pay.md", f"less than {100 * overflow.LEAST_SHARE / overflow._DIFFERENT:g} % to the accelerator"),
+    ("does-the-cpu-pay.md", f"from {100 * overflow.LEAST_SHARE * overflow._DIFFERENT:g} % on"),
+    ("operations.md", f"above {TARGET:g} for {FOLLOWING['upscale_delay_s']:g} s"),
+    ("glossary.md", f"at least {100 * proof.REQUIRED:g} % of the admitted queries"),
+    ("glossary.md", f"{100 * promise_proof.REQUIRED:g} % of first tokens"),
+]
+
+
+@pytest.mark.parametrize(("page", "claim"), CLAIMS)
+def test_a_number_that_a_page_gives_is_the_codes(page, claim):
+    assert claim in " ".join((ROOT / "docs" / page).read_text().split())
+
+
+def test_the_readmes_comparison_is_the_last_one_that_was_measured():
+    found = json.loads((ROOT / "benchmarks" / "results" / "overload.json").read_text())["samples"]
+
+    def in_time(server, load, lengths):
+        about = {"contestant": server, "load": load, "lengths": lengths, "arrivals": "Poisson"}
+        (one,) = [sample for sample in found if about.items() <= sample.items()]
+        return f"{one['goodput_s']:.0f}", f"{100 * one['late_share']:.1f} % late"
+
+    equal, mixed = in_time("windve", 2.0, "equal"), in_time("windve", 2.0, "mixed")
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"windve {equal[0]} and mosec {in_time('mosec', 2.0, 'equal')[0]} (equal lengths)" in text
+    assert f"windve {mixed[0]}, with {mixed[1]}, and vLLM {in_time('vLLM pooling', 2.0, 'mixed')[0]} (mixed)" in text
+    thrice = [in_time(name, 3.0, "equal")[0] for name in ("mosec", "windve")]
+    assert f"At three times mosec answers more: {' to '.join(thrice)}." in text
