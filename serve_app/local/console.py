@@ -133,7 +133,7 @@ def _show_model(console: Console, info: dict[str, Any]) -> None:
 
 def show_ports(console: Console, dashboard: str, grpc_address: str | None, metrics_port: int) -> None:
     token = "".join(f"{name}={os.environ[name]} " for name in TOKEN_VARIABLES if name in os.environ)
-    console.print("\nto change the depths while it runs, edit user_config, then in another terminal:")
+    console.print("\nto change the SLO or the rule while it runs, edit user_config, then in another terminal:")
     console.print(f"{token}{_serve_command()} deploy CONFIG -a {dashboard}", soft_wrap=True)
     console.print(f"\nfor Prometheus: http://{LOOPBACK}:{metrics_port}/metrics")
     if grpc_address is not None:
