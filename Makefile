@@ -12,6 +12,7 @@
 # make manifests   what is generated, anew: k8s/'s dashboard and Serve configs, the schema of a Serve config
 
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 CONFIG ?= serve_app/config.yaml
 TESTS  ?=
 MINUTES ?= 0
@@ -87,27 +88,27 @@ $(VENV)/bin/python:
 	  || { echo "windve needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "the venv module is missing (on Debian: apt-get install python3-venv)"; exit 1; }
 
-$(VENV)/.serve: pyproject.toml setup.py $(wildcard deployments/generation/kernels/*.[ch]) constraints.txt | $(VENV)/bin/python
+$(VENV)/.serve: pyproject.toml setup.py $(wildcard deployments/generation/kernels/*.[ch]) $(CONSTRAINTS) | $(VENV)/bin/python
 	@echo "installing windve and what it needs (a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
 	@touch $@
 
 $(VENV)/.calibration: $(VENV)/.serve
 	@echo "installing what the calibration needs"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),calibration]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$(EXTRAS),calibration]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.calibration
 	@echo "installing what the benchmarks compare with"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),bench]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$(EXTRAS),bench]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.serve
 	@echo "installing what the documentation needs"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),docs]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$(EXTRAS),docs]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve
 	@echo "installing what the tests need"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$(EXTRAS),test]'
 	@touch $@

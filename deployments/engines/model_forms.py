@@ -139,9 +139,9 @@ class _Recipe:
 
 def read_config(card: ModelCard) -> Any:
     """The transformers config of a model. Raises SettingsError if it cannot be read."""
-    if card.config is not None:
-        return AutoConfig.for_model(**card.config)
     try:
+        if card.config is not None:
+            return AutoConfig.for_model(**card.config)
         return AutoConfig.from_pretrained(card.folder, trust_remote_code=card.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         problem = f"{card.folder}/config.json cannot be read: {first_line(error)}"
