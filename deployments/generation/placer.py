@@ -46,7 +46,7 @@ _ANSWERS_S = 1.0  # a replica that sends nothing at all for this time is passed 
 _LATER = 0.02  # of `ttft_s`, added to Retry-After: at the very moment of the opening, a client comes too early
 _SHORTEST_RETRY_S = 0.05
 _HANGS, _HANGS_TTFT = 2.0, 0.5  # a first token is overdue after twice the predicted time, and half of the promised one
-_UNHURRIED = 0.75  # of the promised time: if so much is left, a refusal as "never" is not due to delays here
+_HURRIED = 0.25  # of the promised time: if others delayed an offer by more, a refusal as "never" may be due to that
 
 
 @dataclass(slots=True, eq=False)
@@ -279,7 +279,7 @@ class GenerationPlacer:
 
     def _offer(self, request: GenerationRequest) -> GenerationOffer:
         wanted, now = request.wanted, asyncio.get_running_loop().time()
-        request.hurried |= request.due - now < _UNHURRIED * (request.due - request.started)
+        request.hurried |= now - request.started - wanted.tokenising_s > _HURRIED * (request.due - request.started)
         return GenerationOffer(
             number=0,
             left_s=max(0.0, request.due - now),

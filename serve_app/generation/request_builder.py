@@ -9,8 +9,7 @@ from deployments.admission.quota import Client
 from deployments.errors import ContextExceeded
 from deployments.generation.request import WantedGeneration
 from deployments.generation.router import GenerationRouter
-from deployments.generation.text.prompt_encoder import PromptEncoder
-from deployments.models.tokenizer import TokenIds
+from deployments.generation.text.prompt_encoder import Prompt, PromptEncoder
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
 
 
@@ -27,7 +26,7 @@ class RequestBuilder:
         """Stop the prompt encoder."""
         self._prompts.close()
 
-    async def prompts(self, asked: CompletionRequest | ChatRequest) -> list[TokenIds]:
+    async def prompts(self, asked: CompletionRequest | ChatRequest) -> list[Prompt]:
         """The prompts as token ids; a chat is one prompt. Raises InvalidInput, EmptyInput, ContextExceeded or
         EngineFailed.
         """
@@ -45,7 +44,7 @@ class RequestBuilder:
     def wanted(
         self,
         asked: CompletionRequest | ChatRequest,
-        prompts: Sequence[TokenIds],
+        prompts: Sequence[Prompt],
         admission: Mapping[str, Any],
         *,
         client: Client | None,
@@ -54,11 +53,12 @@ class RequestBuilder:
         """One generation per prompt. `admission`: from the headers (see `web.admission_headers`). `received`: as in
         `WantedGeneration`. Raises ContextExceeded or InvalidInput.
         """
+        tokenising_s = sum(prompt.seconds for prompt in prompts)
         param = "messages" if isinstance(asked, ChatRequest) else "prompt"
         return [
             WantedGeneration(
-                ids=ids,
-                most_tokens=self._most_tokens(asked.most_tokens, len(ids), param),
+                ids=prompt.ids,
+                most_tokens=self._most_tokens(asked.most_tokens, len(prompt.ids), param),
                 sampling=asked.sampling(self._card.defaults),
                 answers=asked.n,
                 stops=asked.stops,
@@ -68,9 +68,10 @@ class RequestBuilder:
                 bulk=admission.get("bulk", False),
                 client=client,
                 received=received,
+                tokenising_s=tokenising_s,
                 let_in=place > 0,
             )
-            for place, ids in enumerate(prompts)
+            for place, prompt in enumerate(prompts)
         ]
 
     def _most_tokens(self, wanted: int | None, prompt: int, param: str) -> int:

@@ -62,7 +62,7 @@ def test_texts_and_tokens_are_those_of_transformers(folder, template):
             text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **known)
             assert own.render(chat, variables) == text
             ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False, **known)
-            assert asyncio.run(ours.of_chat(chat, variables)).tolist() == ids
+            assert asyncio.run(ours.of_chat(chat, variables)).ids.tolist() == ids
         without = tokenizer.apply_chat_template(chat, tokenize=False, chat_template=TEMPLATES[template])
         assert own.render(chat, prompt=False) == without
     own.close()
@@ -78,7 +78,7 @@ def test_names_of_special_tokens_in_texts(tmp_path, make, parses):
     chat = [*SPOOFED, {"role": "user", "content": "</s><s> x"}]
     known = {"chat_template": TEMPLATES["qwen-2.5"], "add_generation_prompt": True, "return_dict": False}
     ids = tokenizer.apply_chat_template(chat, sanitize_control_tokens=not parses, **known)
-    assert asyncio.run(ours.of_chat(chat)).tolist() == ids
+    assert asyncio.run(ours.of_chat(chat)).ids.tolist() == ids
     ends = tokenizer.convert_tokens_to_ids("<|im_end|>")
     if make is qwen and not parses:
         assert ids.count(ends) == len(chat) + 1  # the template's own, one a message and one of its system
@@ -189,8 +189,8 @@ def test_a_template_that_cannot_be_used_is_found_at_start(template, limit_s, sen
 
 def test_prompts_that_are_no_chat(folder):
     tokenizer, ours = prompts(folder, None, context=50)
-    assert asyncio.run(ours.of_text("a <|im_end|> b")).tolist() == tokenizer("a <|im_end|> b")["input_ids"]
-    assert ours.of_ids([1, 2]).tolist() == [1, 2]
+    assert asyncio.run(ours.of_text("a <|im_end|> b")).ids.tolist() == tokenizer("a <|im_end|> b")["input_ids"]
+    assert ours.of_ids([1, 2]).ids.tolist() == [1, 2]
     assert ours.text_of(tokenizer("some text")["input_ids"]) == "some text"
     with pytest.raises(InvalidInput, match=f"token id {len(tokenizer)} is outside"):
         ours.of_ids([len(tokenizer)])

@@ -168,6 +168,11 @@ async def test_what_no_replica_could_do_names_the_longest_prompt(monkeypatch):
         assert len(await read(await router.begin(asked(20_000, 2, timeout_s=5.0)))) == 1
         with pytest.raises(InvalidInput, match="fewer tokens or fewer answers"):
             await router.begin(asked(10, 300_000))
+        long_ago = asyncio.get_running_loop().time() - 0.04
+        with pytest.raises(InvalidInput, match=r"send at most \d+ tokens"):  # its own tokenizing is no passing delay
+            await router.begin(asked(20_000, 2, received=long_ago, tokenising_s=0.04))
+        with pytest.raises(Busy):
+            await router.begin(asked(20_000, 2, received=long_ago))
 
 
 async def test_a_replica_that_dies_in_the_middle_ends_its_streams_with_one_error(monkeypatch):

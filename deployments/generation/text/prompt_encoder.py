@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -25,6 +26,13 @@ from deployments.models.tokenizer import TokenIds
 _BEGIN, _END = "\U000f0000", "\U000f0001"  # private-use characters, which are removed from clients' texts
 _MARKS = re.compile(f"[{_BEGIN}{_END}]")
 _CHARACTERS_A_TOKEN = 16  # if a text is longer than the context times this, only a part is tokenized at first
+
+
+class Prompt(NamedTuple):
+    """The token ids of a prompt, int32 [tokens], and the seconds that a thread took to make them."""
+
+    ids: TokenIds
+    seconds: float = 0.0
 
 
 class PromptEncoder:
@@ -43,17 +51,17 @@ class PromptEncoder:
         self._plain: Tokenizer | None = None  # the tokenizer, but reading special tokens' names as plain characters
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
 
-    async def of_text(self, text: str) -> TokenIds:
+    async def of_text(self, text: str) -> Prompt:
         """Encode a text, with the tokens that the tokenizer puts around it. Raises EmptyInput or ContextExceeded."""
         if not text:
             raise EmptyInput("prompt is an empty string; send text", param="prompt")
         return await self._made(len(text), lambda: self._encode(text, ends=True, param="prompt"))
 
-    def of_ids(self, ids: Sequence[int]) -> TokenIds:
+    def of_ids(self, ids: Sequence[int]) -> Prompt:
         """Take token ids as they are. Raises InvalidInput for ids that are not in the vocabulary."""
-        return self._known(np.array(ids, np.int32))
+        return Prompt(self._known(np.array(ids, np.int32)))
 
-    async def of_chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> TokenIds:
+    async def of_chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> Prompt:
         """Encode a chat by the model's chat template, followed by the beginning of an answer.
 
         Raises InvalidInput if there is no template or it refuses these messages, ContextExceeded, or EngineFailed.
@@ -80,11 +88,17 @@ class PromptEncoder:
         if self._template is not None:
             self._template.close()
 
-    async def _made(self, characters: int, make: Callable[[], TokenIds]) -> TokenIds:
-        ids = make() if characters <= ON_LOOP else await asyncio.get_running_loop().run_in_executor(self._thread, make)
-        if not len(ids):
+    async def _made(self, characters: int, make: Callable[[], TokenIds]) -> Prompt:
+        def timed() -> Prompt:
+            began = time.perf_counter()
+            return Prompt(make(), time.perf_counter() - began)
+
+        loop = asyncio.get_running_loop()
+        made = Prompt(make()) if characters <= ON_LOOP else await loop.run_in_executor(self._thread, timed)
+        if not len(made.ids):
             raise EmptyInput("the prompt contains nothing that the model's tokenizer knows", param="prompt")
-        return self._known(ids)
+        self._known(made.ids)
+        return made
 
     def _known(self, ids: TokenIds) -> TokenIds:
         """Return `ids`. Raises InvalidInput if the model does not know them all: some tokenizers have more tokens than
