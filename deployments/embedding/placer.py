@@ -133,8 +133,6 @@ class Placer:
                     placed.remove(part)
                     found = part.pending.outcome.exception() or part.pending.outcome.result()
                     lost = found if isinstance(found, ReplicaLost) else lost
-                    is_never = isinstance(found, Refused) and found.never
-                    request.never += is_never and _is_too_long(request, link, left)
                 if not left:
                     for part in placed[:-1]:
                         part.link.confirm(part.pending)
@@ -258,10 +256,16 @@ class Placer:
         """
         if not self.can_answer:
             return self.unavailable()
-        if request.asked and request.never == request.asked:
+        lengths = request.lengths(range(len(request.ids)))
+        if self.is_never(request, lengths):
+            count, longest = len(lengths), max(lengths)
+            what = (
+                f"{count} queries of up to {longest} tokens take" if count > 1 else f"a query of {longest} tokens takes"
+            )
+            reading = f" ({request.tokenising_s:.2g} s to tokenize)" if request.tokenising_s else ""
             return DeadlineExceeded(
-                f"a query of {max(map(len, request.ids))} tokens takes longer than {request.allowed_s:g} s here, "
-                "even on an idle device; allow more time with the header x-request-timeout-ms, or send less"
+                f"{what} longer than {request.allowed_s:g} s here{reading}, even on an idle device; "
+                "allow more time with the header x-request-timeout-ms, or send less"
             )
         self.refused += 1
         retry_after_s = self._retry_after_s(request)
@@ -277,11 +281,23 @@ class Placer:
             retry_after_s=retry_after_s,
         )
 
+    def is_never(self, request: Request, lengths: Sequence[int]) -> bool:
+        """Whether idle devices at their best known speed could not answer queries of these lengths within the time that
+        the request allows, or its texts alone took so long to tokenize.
+        """
+        if not lengths or request.bulk:
+            return False
+        left_s, longest, share = request.allowed_s - request.tokenising_s, max(lengths), 0.0
+        takes_longest = False
+        for link in (link for pool in self.pools.values() if pool.is_open for link in pool.live):
+            room_s, model = link.view.best_room_s(left_s), link.view.model
+            if link.pool.by_count or link.view.state is None:
+                return False
+            takes_longest |= room_s >= model.cost_s(longest)
+            share += max(0.0, room_s) / max(1e-9, model.work_s(lengths))
+            if takes_longest and share >= 1:
+                return False
+        return True
+
     def unavailable(self) -> Unavailable:
         return Unavailable("no pool can answer now: no live replica with an open queue; try again later")
-
-
-def _is_too_long(request: Request, link: Link, indices: Sequence[int]) -> bool:
-    """Whether a query would be late even if all of the time that the request allows were left."""
-    model = link.view.model
-    return model.beta_s + max(map(model.cost_s, request.lengths(indices))) > request.allowed_s

@@ -92,7 +92,7 @@ class Request:
     These fields record the replicas' refusals for a possible error:
 
     - `retry_s`: the earliest time until one of them has room.
-    - `asked`: how many replicas had no room; `never`: how many of them would be late even if they were idle.
+    - `asked`: how many replicas had no room.
     - `last_pool`: the pool of the last one.
     - `is_over_share`: one of them reported that the tenant is over its share.
 
@@ -109,9 +109,9 @@ class Request:
     outputs: Outputs = TEXT
     ids: list[TokenIds] = field(default_factory=list)
     tokenised: float = 0.0
+    tokenising_s: float = 0.0  # of a core, without the wait for it
     retry_s: float = math.inf
     asked: int = 0
-    never: int = 0
     last_pool: str | None = None
     is_over_share: bool = False
     charge: Charge | None = None  # against its client's quota, if there is one

@@ -149,6 +149,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
                 if (longer_s := self._most_s(request)) > most_s:  # it has turned out to be bulk
                     most_s = longer_s
                     timeout.reschedule(request.started + min(most_s, allowed_s))
+                self._refuse_overdue(request)
                 return await self._place(request)
         except TimeoutError:
             raise self._gave_up(request, most_s) from None
@@ -237,7 +238,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             return
         if not request.deferrable:  # deferrable queries are offered even to full replicas
             lengths = self._estimated_lengths(request)
-            if self._placer.is_full(request, lengths[0]):
+            if self._placer.is_full(request, lengths[0]) and not self._placer.is_never(request, lengths):
                 raise self._placer.busy_everywhere(request, lengths)
         if request.characters > ON_LOOP:
             self._refuse_long_texts(request)
@@ -264,7 +265,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
     async def _tokenise(self, request: Request) -> None:
         """Fill `request.ids`, and make the request a bulk one if it is too large to be admitted at once."""
         wanted = request.wanted
-        request.ids = await self._encoder.encode(
+        request.ids, request.tokenising_s = await self._encoder.encode(
             request.queries,
             request.prompt,
             cuts=Cuts(wanted.truncate, wanted.truncation_direction, wanted.bounds),
@@ -278,6 +279,14 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             mean = sum(map(len, request.ids)) / len(request.ids)
             request.bulk = not self._placer.fits(request, mean)
 
+    def _refuse_overdue(self, request: Request) -> None:
+        """Raises Busy or DeadlineExceeded if the deadline passed while the request was tokenized: an idle replica might
+        still take it to probe its device.
+        """
+        is_promised = self.config.admission == "deadline" and not request.bulk
+        if is_promised and request.tokenised > request.due:
+            raise self._placer.busy(request)
+
     def _gave_up(self, request: Request, most_s: float) -> DeadlineExceeded | TimedOut:
         timeout_s = request.wanted.timeout_s
         if timeout_s is not None and timeout_s < most_s:
@@ -287,7 +296,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
 
     def _is_late(self, request: Request | None) -> bool:
         """Whether the SLO applies to the request and its deadline has passed, so that giving it up counts as late."""
-        if request is None:
+        if request is None or self._placer.is_never(request, request.lengths(range(len(request.ids)))):
             return False
         now = asyncio.get_running_loop().time()
         return not request.bulk and now > request.due - _TIMER_S

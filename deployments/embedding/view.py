@@ -134,6 +134,11 @@ class View(ReplicaView[ReplicaState]):
         room_s = run_s / state.slowdown - model.beta_s
         return room_s if state.depth is None else min(room_s, state.depth * model.alpha_s)
 
+    def best_room_s(self, left_s: float) -> float:
+        """As `idle_room_s`, but at its best known speed and without a margin: more is late whatever its state."""
+        speed = 1.0 if self.state is None else min(1.0, self.state.slowdown)
+        return left_s / speed - self.model.beta_s + _SAME_S
+
     def bulk_room_s(self, *, by_count: bool) -> float:
         """Planned device seconds of room for bulk queries, by its last state and what was sent since."""
         if self.state is None:

@@ -32,9 +32,9 @@ class Encoder:
 
     async def encode(
         self, queries: Sequence[Query], prompt: str, *, cuts: Cuts, role: Role, characters: int
-    ) -> list[TokenIds]:
-        """The token ids of each query, int32 [tokens], with `prompt` before each. `characters`: of all queries
-        together.
+    ) -> tuple[list[TokenIds], float]:
+        """The token ids of each query, int32 [tokens], with `prompt` before each, and the seconds as in `Tokenising`.
+        `characters`: of all queries together.
 
         Raises EmptyInput or InvalidInput.
         """

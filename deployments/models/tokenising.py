@@ -46,11 +46,13 @@ class Tokenising:
         """Seconds until the thread has tokenized everything that it was given so far."""
         return self._characters / self.characters_per_s
 
-    async def encode(self, queries: Sequence[Query], characters: int, encode: Encode) -> list[TokenIds]:
-        """The token ids of each query. `characters`: of all queries together. Raises what `encode` raises."""
+    async def encode(self, queries: Sequence[Query], characters: int, encode: Encode) -> tuple[list[TokenIds], float]:
+        """The token ids of each query, and the seconds that a thread took for them. `characters`: of all queries
+        together. Raises what `encode` raises.
+        """
         if characters <= ON_LOOP:
-            return encode(queries, 0)
-        loop, found = asyncio.get_running_loop(), list[TokenIds]()
+            return encode(queries, 0), 0.0
+        loop, found, total_s = asyncio.get_running_loop(), list[TokenIds](), 0.0
         prompt = (characters - sum(map(len, queries))) / len(queries)
         turns = [(part, self._size(part, prompt)) for part in _turns(queries)]
         left = sum(size for _, size in turns)
@@ -62,6 +64,7 @@ class Tokenising:
                 thread = self._slow_thread if is_slow else self._thread
                 ids, seconds = await loop.run_in_executor(thread, _timed, encode, part, len(found))
                 found += ids
+                total_s += seconds
                 if seconds > 0 and not is_slow:
                     self.characters_per_s += _LEARN * (size / seconds - self.characters_per_s)
                 self._characters -= size
@@ -69,7 +72,7 @@ class Tokenising:
         finally:
             self.queries -= len(queries)
             self._characters -= left
-        return found
+        return found, total_s
 
     def _size(self, queries: Sequence[Query], prompt: float) -> int:
         """Characters to tokenize. `prompt`: the characters of the prompt before each query."""

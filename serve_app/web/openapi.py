@@ -36,7 +36,7 @@ MEANINGS = {
     429: "Refused: no device has room before the deadline. Retry-After and retry-after-ms say when to come back.",
     500: "The model run failed, or the server has a defect.",
     503: "No pool can answer now.",
-    504: f"The time that {TIMEOUT} allows has passed, or one query alone takes longer than its deadline.",
+    504: f"The time that {TIMEOUT} allows has passed, or even idle devices could not answer in time.",
 }
 
 

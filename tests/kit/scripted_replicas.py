@@ -35,10 +35,6 @@ def refuses(pending):
     pending.refuse()
 
 
-def never(pending):
-    pending.refuse(never=True)
-
-
 def dies(pending):
     pending.fail(ReplicaLost("it died"))
 

@@ -12,7 +12,7 @@ from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client, Quota
 from deployments.embedding.request import Embedded
 from deployments.engines import TokenBatch
-from deployments.errors import Busy, InvalidInput, Unavailable
+from deployments.errors import Busy, DeadlineExceeded, InvalidInput, Unavailable
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.replica_world import V100, XEON
 from tests.kit.router_world import Replica, World, ask, several, text
@@ -188,6 +188,30 @@ async def test_what_a_hung_device_has_is_answered_elsewhere_or_refused_by_its_de
     assert found["Embedded"] + found["DeadlineExceeded"] + found["Busy"] == 300
 
 
+@pytest.mark.parametrize(
+    ("queries", "slow", "timeout_s", "ended", "after_s"),
+    [
+        (85, 1.8, None, "Embedded", 3.24),
+        (85, 1.8, 2.0, "DeadlineExceeded", 2.0),
+        (8, 60.0, None, "DeadlineExceeded", 2.0),
+        (85, 60.0, None, "DeadlineExceeded", 3.75),  # twice the predicted time
+    ],
+)
+async def test_a_late_query_is_answered_unless_its_client_set_a_time_or_its_only_replica_seems_to_hang(
+    queries, slow, timeout_s, ended, after_s
+):
+    """As docs/use.md says of deadlines."""
+    replica = Replica("a", (0.018, 0.27))
+    router = await World({"accelerator": [replica]}, slo_s=2.0).router()
+    replica.engine.slow, began = slow, asyncio.get_running_loop().time()
+    late = []
+    router.metrics.promised = lambda total_s, allowed_s: late.append(total_s > allowed_s)
+    answers = await asyncio.gather(*several(router, queries, timeout_s=timeout_s))
+    assert kinds(answers) == {ended: queries}
+    assert asyncio.get_running_loop().time() - began == pytest.approx(after_s, abs=0.05)
+    assert any(late) is (ended == "Embedded")
+
+
 @pytest.mark.parametrize(("replicas", "ended"), [(2, "Embedded"), (1, "DeadlineExceeded")])
 async def test_what_a_replica_has_that_cannot_be_reached_is_answered_elsewhere_or_refused_by_its_deadline(
     replicas, ended
@@ -258,6 +282,37 @@ async def test_of_large_texts_most_are_refused_before_they_are_tokenised(monkeyp
     found = kinds(answers)
     assert found["Busy"] > 200 - most
     assert found["Embedded"] > 0
+
+
+@pytest.mark.parametrize(
+    ("own_s", "error", "sentence"),
+    [(1.2, DeadlineExceeded, "takes longer than 1 s here (1.2 s to tokenize)"), (0.1, Busy, "retry in")],
+)
+async def test_a_text_that_takes_too_long_to_tokenise_is_never_told_to_retry(own_s, error, sentence):
+    """Unless it only waited for others' texts. Nor does an idle device take it as a probe."""
+    router, found = await World({"accelerator": [Replica("a")]}).router(), []
+    router.metrics.failed = lambda *_, late: found.append(late)
+    await asyncio.sleep(60.0)
+
+    async def encode(queries, *_, **__):
+        await asyncio.sleep(1.2)
+        return [np.ones(3, np.int32) for _ in queries], own_s
+
+    router._encoder.encode = encode
+    answer = await ask(router, "x" * 10_000_000)
+    assert isinstance(answer, error)
+    assert sentence in str(answer)
+    assert found == [False]
+
+
+async def test_a_query_that_could_never_be_in_time_is_not_told_to_retry_while_devices_are_full():
+    router = await World({"accelerator": [Replica("a", (0.05, 0.1))]}).router()
+    several(router, 100)
+    await asyncio.sleep(0.05)
+    assert isinstance(await ask(router, text(128)), Busy)
+    many = await ask(router, *[text()] * 3, timeout_s=0.2)
+    assert isinstance(many, DeadlineExceeded)
+    assert str(many).startswith("3 queries of up to 75 tokens take longer than 0.2 s here, even on an idle device")
 
 
 async def test_a_hang_up_frees_its_place_at_once():

@@ -45,7 +45,7 @@ async def settle():
 
 async def test_what_is_short_stays_on_the_loop():
     told, thread = by_hand()
-    assert await told.encode(["ab", "c"], ON_LOOP, encode) == [[0, 2], [1, 1]]
+    assert await told.encode(["ab", "c"], ON_LOOP, encode) == ([[0, 2], [1, 1]], 0.0)
     assert thread.waiting == []
 
 
@@ -59,12 +59,14 @@ async def test_a_large_request_lets_others_in_between():
     thread.work()
     thread.work()
     await settle()
-    assert await second == [[0, 5000]]
+    assert (await second)[0] == [[0, 5000]]
     assert not first.done()
     for _ in range(2):
         thread.work()
         await settle()
-    assert [index for index, _ in await first] == [0, 1, 2, 3, 4]
+    ids, seconds = await first
+    assert [index for index, _ in ids] == [0, 1, 2, 3, 4]
+    assert seconds > 0
     assert (told.queries, told._characters) == (0, 0)
 
 
@@ -88,7 +90,7 @@ async def test_a_text_longer_than_a_turn_keeps_only_its_like_waiting():
     assert (len(slow.waiting), len(thread.waiting)) == (2, 1)
     assert told.waiting_s == pytest.approx(3 * 1000 / told.characters_per_s)  # no more of them is tokenised
     thread.work()
-    assert len(await short) == 1
+    assert len((await short)[0]) == 1
     slow.work()
     slow.work()
     await asyncio.gather(*long)
@@ -132,4 +134,4 @@ async def test_a_prompt_before_each_text_does_not_make_the_queue_seem_longer():
     while thread.waiting:
         thread.work()
         await settle()
-    assert (told._characters, len(await one)) == (0, 3)
+    assert (told._characters, len((await one)[0])) == (0, 3)

@@ -352,8 +352,8 @@ class _Encoder:
     def prompt(self, _: str | None) -> str:
         return ""
 
-    async def encode(self, queries: Sequence[str], _: str, **_how: Any) -> list[TokenIds]:
-        return [_ids(len(query) // len(_TOKEN)) for query in queries]
+    async def encode(self, queries: Sequence[str], _: str, **_how: Any) -> tuple[list[TokenIds], float]:
+        return [_ids(len(query) // len(_TOKEN)) for query in queries], 0.0
 
     def rows(self, numbers: Numbers, _: TokenIds, **_how: Any) -> dict[Output, Numbers]:
         return {"text": numbers}
