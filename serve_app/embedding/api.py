@@ -28,6 +28,7 @@ from serve_app.embedding.requests import (
     CohereEmbedRequest,
     EmbedRequest,
     EncodeRequest,
+    InfinityRequest,
     MultiVectorRequest,
     OpenAIRequest,
     PoolingRequest,
@@ -98,11 +99,14 @@ class HttpApi(ModelApi):
     def _handlers(self) -> dict[str, Handler]:
         """The handlers of all routes, whatever the kind of model."""
         openai = partial(self._vectors, OpenAIRequest, dialects.openai)
+        infinity = partial(self._vectors, InfinityRequest, dialects.openai)
         classify = partial(self._scored, ClassifyRequest, scoring.classes, _SCORING)
         return {
             "/": partial(self._vectors, RootRequest, dialects.root),
             "/v1/embeddings": openai,
-            "/embeddings": openai,
+            "/embeddings": infinity,
+            "/infinity/embeddings": infinity,
+            "/infinity/rerank": partial(self._scored, CohereRerankRequest, scoring.infinity_ranks, _RANKING),
             "/v1/embed": partial(self._vectors, CohereEmbedRequest, partial(dialects.cohere, version="1")),
             "/v2/embed": partial(self._vectors, CohereEmbedRequest, partial(dialects.cohere, version="2")),
             "/api/embed": partial(self._ollama, OllamaEmbedRequest, dialects.ollama, {"embeddings": []}),
@@ -134,7 +138,8 @@ class HttpApi(ModelApi):
             return super()._no_route(path)
         card = self._router.card
         has = " and ".join(routes_of(card.kinds))
-        return WrongKind(f"{path} does not work with {A_MODEL[card.kind]}; use {has}")
+        cosines = ": /score gives the cosines" if card.kind == "embedding" and path.endswith("rerank") else ""
+        return WrongKind(f"{path} does not work with {A_MODEL[card.kind]}{cosines}; use {has}")
 
     async def _vectors(
         self, takes: Any, reply: Callable[[Any, Embedded, ModelCard], Any], request: HttpRequest
@@ -247,10 +252,11 @@ class HttpApi(ModelApi):
         return _timing(done), dumps(reply(asked, done, self._router.card, name))
 
     async def rerank(self, request: HttpRequest) -> Answer:
-        """A body with `documents` is read as vLLM and Infinity do, any other as TEI does."""
+        """With `documents`: as vLLM or, if the body has `raw_scores`, as Infinity. Otherwise as TEI."""
         sent = await request.json_object(self._max_body_bytes)
         if says(sent, "documents") and not says(sent, "texts"):
-            ranks = partial(scoring.ranks, version="2", documents=True)
+            vllm = partial(scoring.ranks, version="2", documents=True)
+            ranks = scoring.infinity_ranks if says(sent, "raw_scores") else vllm
             return await self._scored(CohereRerankRequest, ranks, _RANKING, request)
         return await self._scored(RerankRequest, scoring.tei_ranks, _RANKING, request)
 

@@ -85,10 +85,15 @@ _SEVERAL = object_of(
     }
 )
 _RANKS = list_of(object_of({"text": STRING}, index=WHOLE, score=NUMBER), "The best first.")
-_RESULT = object_of({"document": object_of(text=STRING)}, index=WHOLE, relevance_score=NUMBER)
-_RESULTS = object_of(
-    id=STRING, model=STRING, results=list_of(_RESULT, "The best first."), meta={"type": "object"}, usage=_USAGE
-)
+
+
+def _results(document: Schema) -> Schema:
+    result = object_of({"document": document}, index=WHOLE, relevance_score=NUMBER)
+    results = list_of(result, "The best first.")
+    return object_of(id=STRING, model=STRING, results=results, meta={"type": "object"}, usage=_USAGE)
+
+
+_RESULTS, _INFINITY_RESULTS = _results(object_of(text=STRING)), _results(STRING)
 _ONE_PREDICTION = list_of(object_of(score=NUMBER, label={"enum": "labels"}), "The likeliest first.")
 _PREDICTIONS: Schema = {"anyOf": [_ONE_PREDICTION, list_of(_ONE_PREDICTION)]}
 _WEIGHTS = list_of(object_of(index=WHOLE, value=NUMBER))
@@ -119,7 +124,10 @@ _CLASSIFY = Route(
 )
 _ROUTES: Mapping[str, Route] = {
     "/v1/embeddings": Route("openai_embeddings", "Embed texts (OpenAI)", _EMBEDDINGS, requests.OpenAIRequest),
-    "/embeddings": Route("embeddings", "Embed texts (OpenAI)", _EMBEDDINGS, requests.OpenAIRequest),
+    "/embeddings": Route("embeddings", "Embed texts (OpenAI, Infinity)", _EMBEDDINGS, requests.InfinityRequest),
+    "/infinity/embeddings": Route(
+        "infinity_embeddings", "Embed texts (Infinity)", _EMBEDDINGS, requests.InfinityRequest
+    ),
     "/v1/embed": Route(
         "cohere_embed_1", "Embed texts (Cohere, version 1)", _COHERE_EMBEDDINGS, requests.CohereEmbedRequest
     ),
@@ -137,7 +145,7 @@ _ROUTES: Mapping[str, Route] = {
     "/rerank": Route(
         "rerank",
         "Score texts by a query",
-        {"anyOf": [_RANKS, _RESULTS]},
+        {"anyOf": [_RANKS, _RESULTS, _INFINITY_RESULTS]},
         scoring_requests.RerankRequest,
         or_takes=scoring_requests.CohereRerankRequest,
     ),
@@ -146,6 +154,12 @@ _ROUTES: Mapping[str, Route] = {
     ),
     "/v2/rerank": Route(
         "cohere_rerank_2", "Score texts by a query (Cohere, version 2)", _RESULTS, scoring_requests.CohereRerankRequest
+    ),
+    "/infinity/rerank": Route(
+        "infinity_rerank",
+        "Score texts by a query (Infinity)",
+        _INFINITY_RESULTS,
+        scoring_requests.CohereRerankRequest,
     ),
     "/predict": Route("predict", "Classify texts", _PREDICTIONS, scoring_requests.PredictRequest),
     "/score": _SCORE,

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from deployments.models.text_pairs import NO_BOUNDS, TokenBounds
 from deployments.models.tokenizer import Query
 from serve_app.embedding.options import Options
-from serve_app.web.fields import Constraint, Dimensions, Fields, Model, Text, one_or_many
+from serve_app.web.fields import Constraint, DimensionsOrAll, Fields, Model, Text, one_or_many
 
 
 class ModelOptions(Fields):
@@ -51,7 +51,7 @@ class OllamaEmbedRequest(OllamaOptions):
 
     input: str | Annotated[list[Text], Constraint("a list of strings", "max_inputs", may_be_empty=True)] = ""
     """An empty string or list gets no vectors."""
-    dimensions: Dimensions = None
+    dimensions: DimensionsOrAll = None
 
     @property
     def queries(self) -> Sequence[Query]:

@@ -21,9 +21,11 @@ from serve_app.embedding.vector_types import EmbeddingType, Endianness, FloatTyp
 from serve_app.web.fields import (
     Constraint,
     Dimensions,
+    DimensionsOrAll,
     Fields,
     Inputs,
     Model,
+    Refusal,
     Text,
     TextsOrIds,
     TokenIds,
@@ -31,6 +33,8 @@ from serve_app.web.fields import (
     WholeFrom1,
     one_or_many,
 )
+
+_NUMBERS = "the answer is numbers, not base64"
 
 CohereType = EmbeddingType | Literal["base64"]
 
@@ -75,6 +79,11 @@ class OpenAIRequest(RoleOptions, VllmOptions):
         "late_chunking_params": Unsupported(why="each text is embedded by itself"),
         "return_multivector": Unsupported((False,), "/v1/multi-vector gives a vector of each token"),
     }
+    refused: ClassVar = {
+        "encoding_format": Refusal("base64 has the same numbers", ("bytes", "bytes_only")),
+        "embed_dtype": Refusal("float16 and bfloat16 are the narrowest", ("fp8_e4m3", "fp8_e5m2")),
+        "modality": Refusal("only text can be embedded", ("image", "audio")),
+    }
     other_names: ClassVar = {
         "normalized": "normalize",
         "use_activation": "normalize",
@@ -91,6 +100,12 @@ class OpenAIRequest(RoleOptions, VllmOptions):
     @property
     def queries(self) -> Sequence[Query]:
         return one_or_many(self.input)
+
+
+class InfinityRequest(OpenAIRequest):
+    """Infinity's `POST /embeddings`: OpenAI's, but its clients mean all by the dimensions 0."""
+
+    dimensions: DimensionsOrAll = None
 
 
 class EncodeRequest(Options):
@@ -121,6 +136,7 @@ class MultiVectorRequest(Options):
     """How to encode the texts: ColBERT models encode queries and documents differently."""
 
     unused: ClassVar = {"user": USER}
+    refused: ClassVar = {"embedding_type": Refusal(_NUMBERS, ("base64", "binary", "ubinary"))}
 
     @property
     def queries(self) -> Sequence[Query]:
@@ -140,8 +156,12 @@ class PoolingRequest(VllmOptions):
 
     unsupported: ClassVar = {
         "use_activation": Unsupported((True,), "the vectors of tokens are unit vectors"),
-        "embed_dtype": Unsupported(("float32",), "the answer is numbers, not base64"),
-        "endianness": Unsupported(("native", "little"), "the answer is numbers, not base64"),
+        "embed_dtype": Unsupported(("float32",), _NUMBERS),
+        "endianness": Unsupported(("native", "little"), _NUMBERS),
+    }
+    refused: ClassVar = {
+        "encoding_format": Refusal(_NUMBERS, ("base64", "bytes", "bytes_only")),
+        "task": Refusal("/v1/embeddings and /classify have it", ("embed", "classify", "token_classify")),
     }
 
     @property

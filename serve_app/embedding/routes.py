@@ -8,11 +8,11 @@ from deployments.settings import Kind
 
 ROUTES: Mapping[Kind, tuple[str, ...]] = {
     "embedding": (
-        *("/v1/embeddings", "/embeddings", "/embed", "/embed_all", "/similarity"),
+        *("/v1/embeddings", "/embeddings", "/infinity/embeddings", "/embed", "/embed_all", "/similarity"),
         *("/v2/embed", "/v1/embed", "/api/embed", "/api/embeddings", "/score", "/v1/score"),
     ),
     "reranker": (
-        *("/rerank", "/v1/rerank", "/v2/rerank", "/predict"),
+        *("/rerank", "/v1/rerank", "/v2/rerank", "/infinity/rerank", "/predict"),
         *("/score", "/v1/score", "/classify", "/v1/classify"),
     ),
     "classifier": ("/predict", "/classify", "/v1/classify"),

@@ -25,14 +25,23 @@ def tei_ranks(asked: RerankRequest, done: Embedded, _: ModelCard, __: str) -> li
     """TEI's `/rerank`: the best first."""
     return [
         {"index": index, "score": score} | ({"text": asked.texts[index]} if asked.return_text else {})
-        for index, score in best_first(scores(done, raw=asked.raw_scores)[:, 0])
+        for index, score in best_first(scores(done, raw=asked.raw_scores)[:, 0])[: asked.top_n or None]
     ]
+
+
+def infinity_ranks(asked: CohereRerankRequest, done: Embedded, card: ModelCard, name: str) -> dict[str, Any]:
+    """Infinity's `/rerank`: as Cohere's, but its documents are strings."""
+    found = ranks(asked, done, card, name, version="2")
+    for result in found["results"]:
+        if "document" in result:
+            result["document"] = result["document"]["text"]
+    return found
 
 
 def ranks(
     asked: CohereRerankRequest, done: Embedded, card: ModelCard, name: str, *, version: str, documents: bool = False
 ) -> dict[str, Any]:
-    """The `/rerank` of Cohere, vLLM and Infinity. `documents`: return them too, unless the request says otherwise."""
+    """The `/rerank` of Cohere and vLLM. `documents`: return them too, unless the request says otherwise."""
     texts = asked.texts if (documents if asked.return_documents is None else asked.return_documents) else None
     results = [
         {"index": index, "relevance_score": score} | ({} if texts is None else {"document": {"text": texts[index]}})

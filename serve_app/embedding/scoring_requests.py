@@ -11,7 +11,17 @@ from deployments.errors import InvalidInput
 from deployments.models.text_pairs import Pair, TokenBounds
 from deployments.models.tokenizer import Query
 from serve_app.embedding.options import Options, VllmOptions
-from serve_app.web.fields import Constraint, Fields, Inputs, Model, TextOrPair, Unsupported, WholeFrom0, one_or_many
+from serve_app.web.fields import (
+    Constraint,
+    Fields,
+    Inputs,
+    Model,
+    Refusal,
+    TextOrPair,
+    Unsupported,
+    WholeFrom0,
+    one_or_many,
+)
 
 Texts = str | Annotated[list[str], Constraint("a list of strings", "max_inputs")]
 
@@ -24,6 +34,8 @@ class RerankRequest(Options):
     raw_scores: bool = False
     """Logits instead of their sigmoid."""
     return_text: bool = False
+    top_n: WholeFrom0 | None = None
+    """Return only this many of the best. 0: all."""
 
     @property
     def queries(self) -> Sequence[Query]:
@@ -67,9 +79,9 @@ class CohereRerankRequest(ScoringOptions):
     top_n: WholeFrom0 | None = None
     """Return only this many of the best. 0: all."""
     return_documents: bool | None = None
-    """Return each text with its score. Null: only on `/rerank`, as vLLM does."""
+    """Return each text with its score. Null: only on `/rerank` without raw_scores, as vLLM does."""
     raw_scores: bool = False
-    """The same as use_activation: false."""
+    """Infinity's name of use_activation: false. With it, `/rerank` returns texts as strings, as Infinity does."""
 
     unsupported: ClassVar = {
         "rank_fields": Unsupported((["text"],), "of a document, only the field text is read"),
@@ -79,6 +91,7 @@ class CohereRerankRequest(ScoringOptions):
         "relevant_spans": Unsupported((False,), "each score is for the whole document"),
         "return_embeddings": Unsupported((False,), "a reranker returns only scores"),
     }
+    refused: ClassVar = {"documents": Refusal("/score gives the cosines", when="with an embedding model")}
 
     @property
     def raw(self) -> bool:

@@ -20,6 +20,7 @@ from serve_app.web.fields import (
     Fields,
     Inputs,
     Model,
+    Refusal,
     RequestId,
     Rules,
     Unsupported,
@@ -39,6 +40,7 @@ def _except(*names: str, same: tuple[Any, ...] = (), why: str = "") -> dict[str,
 
 
 _NO_TOOLS = "tools are not supported"
+_NO_ANSWER = Refusal("an answer has at least one token", (0,))
 _UNSUPPORTED: Mapping[str, Unsupported] = {
     **_except("frequency_penalty", "presence_penalty", "min_p", "min_tokens", "routed_experts_prompt_start", same=(0,)),
     **_except("repetition_penalty", "length_penalty", same=(1,)),
@@ -55,6 +57,13 @@ _UNSUPPORTED: Mapping[str, Unsupported] = {
     **_except("chat_template", "audio", "web_search_options", "reasoning_effort", "prediction", "moderation"),
     **_except("prompt_embeds", "kv_transfer_params", "ec_transfer_params", "repetition_detection", "verbosity"),
     **_except("logit_bias", "vllm_xargs", same=({},)),
+    # Of SGLang, llama.cpp and TGI, which the text would depend on.
+    **_except("grammar", "regex", "ebnf", "structural_tag", "stop_regex", "negative_prompt", "lora_path"),
+    **_except("no_repeat_ngram_size", "mirostat", "xtc_probability", "dry_multiplier", "top_n_sigma", same=(0,)),
+    **_except("repeat_penalty", "typical_p", same=(1,)),
+    **_except("do_sample", same=(True,), why="send temperature: 0 for the likeliest tokens"),
+    **_except("max_new_tokens", "n_predict", "max_length", why="send max_tokens"),
+    **_except("random_seed", why="send seed"),
     **_except("media_io_kwargs", "mm_processor_kwargs", same=({},), why="only texts are supported"),
     "response_format": Unsupported(({"type": "text"},)),
     "modalities": Unsupported((["text"],)),
@@ -155,12 +164,16 @@ class CompletionOptions(Fields):
 
     unsupported: ClassVar = _UNSUPPORTED
     unused: ClassVar = _UNUSED
+    refused: ClassVar = {
+        "best_of": Refusal("all n answers are returned; leave it out", when="other than n"),
+        "max_tokens": _NO_ANSWER,
+    }
 
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, fields: Any) -> Any:
         if isinstance(fields, dict) and fields.get("best_of") not in (None, fields.get("n") or 1):
-            raise InvalidInput("best_of is not supported here; leave it out, or set it to n", param="best_of")
+            raise cls.refused["best_of"].error("best_of")
         return fields
 
     @property
@@ -198,12 +211,15 @@ class CompletionRequest(CompletionOptions):
     """Put the prompt before each answer."""
 
     unsupported: ClassVar = {"add_special_tokens": Unsupported((True,))}
+    refused: ClassVar = {
+        "echo": Refusal("prompts have no log probabilities; send only one of them", when="with logprobs")
+    }
 
     @property
     def prompts(self) -> Sequence[str | Sequence[int]]:
         """Raises InvalidInput."""
         if self.echo and self.logprobs is not None:
-            raise InvalidInput("echo with logprobs is not supported here; send only one of them", param="echo")
+            raise self.refused["echo"].error("echo")
         return one_or_many(self.prompt)
 
     @property
@@ -263,6 +279,7 @@ class ChatRequest(CompletionOptions):
     """Variables of the model's chat template, as in vLLM: for example Qwen3's `enable_thinking`."""
 
     unsupported: ClassVar = {"add_special_tokens": Unsupported((False,)), "echo": Unsupported((False,))}
+    refused: ClassVar = {"max_completion_tokens": _NO_ANSWER}
 
     @property
     def most_tokens(self) -> int | None:

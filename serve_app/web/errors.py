@@ -86,7 +86,7 @@ def error_shape(path: str) -> Shape:
         return "cohere"
     if path.startswith("/api/"):
         return "ollama"
-    return "openai" if path.startswith(("/v1/", "/v2/")) or path in _OPENAI else "tei"
+    return "openai" if path.startswith(("/v1/", "/v2/", "/infinity/")) or path in _OPENAI else "tei"
 
 
 def openai_error(error: WindveError) -> dict[str, Any]:

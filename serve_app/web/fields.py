@@ -126,6 +126,22 @@ class Unsupported(NamedTuple):
             raise InvalidInput(f"{name} is not supported here{why}; leave it out", param=name)
 
 
+class Refusal(NamedTuple):
+    """What is refused of a field that this server supports otherwise. `why`: the reason, for the error.
+
+    `values`: these values. `when`: otherwise, when it is refused, in words; the type itself checks that.
+    """
+
+    why: str
+    values: tuple[Any, ...] = ()
+    when: str = ""
+
+    def error(self, name: str, value: Any = None) -> InvalidInput:
+        """The error for the field `name`."""
+        what = self.when or _shown(value)
+        return InvalidInput(f"{name} {what} is not supported here: {self.why}", param=name)
+
+
 def check_dimensions(value: Any, largest: int, name: str = "dimensions") -> int | None:
     """The requested number of dimensions; None for all. Raises InvalidInput."""
     if value is not None and (type(value) is not int or not 1 <= value <= largest):
@@ -136,9 +152,11 @@ def check_dimensions(value: Any, largest: int, name: str = "dimensions") -> int 
 
 def _dimensions(value: Any, info: ValidationInfo) -> int | None:
     rules: Any = info.context
-    if type(value) is int and value == 0:  # Infinity and Ollama mean all by 0
-        return None
     return check_dimensions(value, rules.dimension, str(info.field_name))
+
+
+def _dimensions_or_all(value: Any, info: ValidationInfo) -> int | None:
+    return None if type(value) is int and value == 0 else _dimensions(value, info)
 
 
 def _one_or_two(texts: Any) -> Any:
@@ -171,10 +189,16 @@ Inputs = Annotated[
     Text | TextsOrIds | TokenIds,
     Field(description="A text, a list of texts, a list of token ids, or a list of such lists."),
 ]
+_KEEP = "Keep only this many numbers of each vector (Matryoshka models)."
 Dimensions = Annotated[
-    Annotated[int, Field(ge=0, json_schema_extra={"maximum": "dimension"})] | None,
+    Annotated[int, Field(ge=1, json_schema_extra={"maximum": "dimension"})] | None,
     BeforeValidator(_dimensions),
-    Field(description="Keep only this many numbers of each vector (Matryoshka models). 0: all."),
+    Field(description=_KEEP),
+]
+DimensionsOrAll = Annotated[  # Infinity's and Ollama's
+    Annotated[int, Field(ge=0, json_schema_extra={"maximum": "dimension"})] | None,
+    BeforeValidator(_dimensions_or_all),
+    Field(description=f"{_KEEP} 0: all."),
 ]
 WholeFrom0 = Annotated[int, Field(ge=0), Constraint("a whole number from 0")]
 WholeFrom1 = Annotated[int, Field(ge=1), Constraint("a whole number from 1")]
@@ -189,12 +213,14 @@ class Fields(BaseModel):
     A subclass adds to these mappings, whose keys are names of fields:
 
     - `unsupported`: fields that are refused, except for some values.
+    - `refused`: fields of which something is refused.
     - `unused`: fields without effect, and why.
     - `other_names`: other names of fields -> the field.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, use_attribute_docstrings=True)
     unsupported: ClassVar[Mapping[str, Unsupported]] = {}
+    refused: ClassVar[Mapping[str, Refusal]] = {}
     unused: ClassVar[Mapping[str, str]] = {}
     other_names: ClassVar[Mapping[str, str]] = {}
     _required: ClassVar[dict[str, None]] = {}
@@ -205,6 +231,7 @@ class Fields(BaseModel):
         cls._required = {name: None for name, field in cls.model_fields.items() if field.is_required()}
         bases = [vars(base) for base in reversed(cls.__mro__)]
         cls.unsupported = {name: one for base in bases for name, one in base.get("unsupported", {}).items()}
+        cls.refused = {name: one for base in bases for name, one in base.get("refused", {}).items()}
         cls.unused = {name: why for base in bases for name, why in base.get("unused", {}).items()}
         cls.other_names = {name: of for base in bases for name, of in base.get("other_names", {}).items()}
         cls._rare = frozenset((*cls.unsupported, *cls.other_names))
@@ -256,6 +283,16 @@ class Fields(BaseModel):
             schema.setdefault("allOf", []).append({"anyOf": [{"required": [name]} for name in names]})
 
     @classmethod
+    def _refusal(cls, errors: Sequence[ErrorDetails]) -> InvalidInput | None:
+        """The error if a value is one of `refused`."""
+        for error in errors:
+            path, value = _path(error["loc"]), error["input"]
+            refusal = cls.refused.get(str(path[0])) if len(path) == 1 else None
+            if refusal is not None and value in refusal.values:
+                return refusal.error(str(path[0]), value)
+        return None
+
+    @classmethod
     def parse(cls, body: Any, rules: Rules) -> Self:
         """Parse a body, given as bytes or as parsed JSON. Raises InvalidInput, EmptyInput or UnknownModel."""
         if body == b"":
@@ -266,7 +303,8 @@ class Fields(BaseModel):
         except orjson.JSONDecodeError as error:
             raise InvalidInput(f"the body is not valid JSON: {error}") from None
         except ValidationError as invalid:
-            raise _problem(invalid.errors(include_url=False)) from None
+            errors = invalid.errors(include_url=False)
+            raise cls._refusal(errors) or _problem(errors) from None
         return found
 
 

@@ -12,6 +12,7 @@ import cohere
 import numpy as np
 import pytest
 import torch
+from loopback import only_loopback
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 
 from tests.kit import tei_wire
@@ -180,3 +181,17 @@ def test_scores_are_those_of_sentence_transformers_from_both_pools(served, folde
     assert [result.index for result in found.results] == np.argsort(-wanted)[:2].tolist()
     assert found.results[0].relevance_score == pytest.approx(1 / (1 + np.exp(-wanted.max())), abs=1e-5)
     assert found.meta.tokens.input_tokens > len(PASSAGES)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("provider", ["infinity", "hosted_vllm"])
+def test_litellm_gets_the_documents_in_its_provider_s_form(served, provider):
+    """It asks Infinity and vLLM alike, and reads strings from one and objects from the other: the base URL decides."""
+    documents = [text for text in PASSAGES if text]  # of Infinity's, litellm drops an empty one
+    with only_loopback():
+        import litellm
+
+        address = f"{served.address}/reranker" + ("/infinity" if provider == "infinity" else "")
+        asked = {"query": QUERY, "documents": documents, "api_base": address, "api_key": "none"}
+        found = litellm.rerank(model=f"{provider}/small", top_n=2, **asked).results
+    assert [one["document"]["text"] for one in found] == [documents[one["index"]] for one in found]

@@ -1,6 +1,7 @@
 """Writes docs/clients.md: how windve handles every field of other APIs. `python -m tests.kit.client_fields`."""
 
 import json
+import textwrap
 from collections import defaultdict
 from pathlib import Path
 from typing import get_args
@@ -9,6 +10,7 @@ import yaml
 
 from serve_app.embedding import document as embedding
 from serve_app.generation import document as generation
+from serve_app.generation.requests import CompletionRequest
 from serve_app.web.fields import Fields
 
 PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
@@ -21,13 +23,14 @@ How windve handles every request field in the APIs of other servers. For base UR
 [Use](use.md#clients). `python -m tests.kit.client_fields` writes this page from published schemas
 (`tests/kit/published_fields.yaml`) and windve's types; a test compares.
 
-- **Supported**: the field means the same as in that API.
+- **Supported**: the field means the same as in that API, except for [a few values](#refused-values).
 - **No effect**: the answer is the same with any value. The reason is below.
 - **Refused**: 400 (422 on TEI's routes, `/rerank` and `/tokenize` too), with the field's name and the reason. Values
   that ask for what windve does anyway are accepted.
 
 A field that none of these APIs has is ignored, because clients send all kinds of extras. A null field counts as absent.
 """
+OTHERS = "Generation also refuses fields of other engines that would change the text:"
 
 
 def body_of(api, paths, field):
@@ -58,7 +61,9 @@ def becomes(kind, name):
 
 def page():
     """The whole page."""
-    sections, reasons = [HEAD], defaultdict(set)
+    known = {field for one in PUBLISHED for fields in one["routes"].values() for field in fields}
+    others = textwrap.fill(f"{OTHERS} {_listed(sorted(CompletionRequest.unsupported.keys() - known))}.", 118)
+    sections, reasons, refusals = [f"{HEAD}{others}\n"], defaultdict(set), defaultdict(set)
     for one in PUBLISHED:
         sections.append(f"\n## {one['api']}\n\nSource: {one['source']}.\n\n")
         sections.append(f"{_row('route', 'supported', 'no effect', 'refused')}|---|---|---|---|\n")
@@ -70,12 +75,24 @@ def page():
                 found[place].append(f"`{field}`")
                 if place != "done":
                     reasons[_reason(kind, name)].add(field)
-            routes = ", ".join(f"`{path}`" for path in paths.split(", "))
-            sections.append(_row(routes, *(", ".join(names) or "-" for names in found.values())))
+                elif name in kind.refused:
+                    refusals[f"`{field}`", *_refusal(kind, name)] |= set(paths.split(", "))
+            sections.append(_row(_listed(paths.split(", ")), *(", ".join(names) or "-" for names in found.values())))
+    sections.append(f"\n## Refused values\n\n{_row('field', 'refused', 'reason', 'routes')}|---|---|---|---|\n")
+    sections += [_row(*about, _listed(sorted(paths))) for about, paths in sorted(refusals.items())]
     sections.append(f"\n## Reasons\n\n{_row('fields', 'handling', 'reason')}|---|---|---|\n")
-    rows = [(", ".join(f"`{field}`" for field in sorted(fields)), *reason) for reason, fields in reasons.items()]
-    sections += [_row(*row) for row in sorted(rows)]
+    sections += [_row(*row) for row in sorted((_listed(sorted(fields)), *reason) for reason, fields in reasons.items())]
     return "".join(sections)
+
+
+def _listed(names):
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _refusal(kind, name):
+    """(what is refused of the field, why)"""
+    why, values, when = kind.refused[name]
+    return when or ", ".join(f"`{json.dumps(value)}`" for value in values), why
 
 
 def _reason(kind, name):

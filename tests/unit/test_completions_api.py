@@ -274,7 +274,12 @@ TOO_MUCH = (
         (CHAT, {"top_logprobs": 2}, BAD, "top_logprobs requires logprobs: true; send both"),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, BAD, "chat_template_kwargs cannot set messages"),
         (TEXT, {"prompt": [99999]}, BAD, "token id 99999 is outside this model's vocabulary"),
-        (TEXT, {"echo": True, "logprobs": 1}, BAD, "echo with logprobs is not supported"),
+        (
+            TEXT,
+            {"echo": True, "logprobs": 1},
+            BAD,
+            "echo with logprobs is not supported here: prompts have no log probabilities",
+        ),
         (TEXT, {"prompt": [5] * 8, "max_tokens": 400}, LONG, TOO_MUCH),
         (TEXT, {"prompt": [5] * 400}, LONG, "the prompt has 400 tokens, but the model's context is 400; shor"),
         (CHAT, {"messages": [{"role": "user", "content": "🐟" * 300}]}, LONG, "the prompt has "),

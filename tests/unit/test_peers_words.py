@@ -68,9 +68,28 @@ def test_rerank_with_documents(path, client):
 def test_rerank_with_texts_stays_tei_s():
     told, _ = asked("/rerank", {"query": "q", "texts": ["a"]}, "reranker")
     assert told == [{"index": 0, "score": pytest.approx(SCORES[0])}]
+    for top_n, best in ((2, [1, 2]), (0, [1, 2, 0])):
+        told, _ = asked("/rerank", {"query": "q", "texts": ["a", "b", "c"], "top_n": top_n}, "reranker")
+        assert [one["index"] for one in told] == best
     assert "texts is missing" in refused("/rerank", {"query": "q"}, "reranker")[1]
     for body in (b"null", b"[1]", b"{", b'"documents"'):
         assert post(HttpApi(FakeRouter("reranker")), "/rerank", body).status == 422
+
+
+@pytest.mark.parametrize(("path", "fields"), [("/rerank", {"raw_scores": False}), ("/infinity/rerank", {})])
+def test_infinity_s_documents_are_strings(path, fields):
+    """Where the request is Infinity's own: by `raw_scores`, which vLLM does not have, or by the path for clients whose
+    requests are the same to both, as LiteLLM's.
+    """
+    for returned, wanted in ((True, ["b", "c", "a"]), (False, [None] * 3), (None, [None] * 3)):
+        told, _ = asked(path, {**RERANK, **fields, "return_documents": returned}, "reranker")
+        assert [one.get("document") for one in told["results"]] == wanted
+
+
+def test_a_rerank_by_an_embedding_model_is_refused_and_names_score():
+    told = refused("/v1/rerank", RERANK)
+    assert told[0] == 400
+    assert told[1].startswith("/v1/rerank does not work with an embedding model: /score gives the cosines; use /v1/emb")
 
 
 def test_options_of_a_rerank():
@@ -98,6 +117,7 @@ def test_options_of_a_rerank():
         ("/v1/embeddings", {"task": "retrieval.query", "prompt_name": ""}, {"prompt_name": ""}),
         ("/api/embed", {"options": {"num_ctx": 5, "temperature": 1}}, {"bounds": TokenBounds(query=5)}),
         ("/api/embed", {"options": {"num_ctx": 0}, "keep_alive": "5m", "dimensions": 0}, {}),
+        ("/embeddings", {"model": "m", "encoding_format": "float", "dimensions": 0, "modality": "text"}, {}),
         ("/v2/embed", {"max_tokens": 5, "truncate": "NONE"}, {"bounds": TokenBounds(query=5), "truncate": False}),
     ],
 )
