@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from transformers import Qwen3Config
 
 from deployments.engines.packed.model import pool_rows
 from deployments.errors import SettingsError
 from deployments.models.text_pairs import Cuts
 from deployments.models.tokenizer import Tokenizer
 from deployments.models.tokenizer_check import checked_tokenizer
+from deployments.models.tokenizer_files import read_tokenizer
 from tests.kit.engines import card_of, engine_of, rows_of
-from tests.kit.heads_of_models import NORMALIZE, dense, save_bert
+from tests.kit.heads_of_models import NORMALIZE, dense, save_bert, save_causal
 
 TEXTS = ["to the CPU", "it is told busy " * 90, "the [SEP] of [MASK] Texts", "ΟΔΟΣ, ÜNÏCODE, İ"]
 BERT, ST = "sentence_bert_config.json", "config_sentence_transformers.json"
@@ -174,3 +176,33 @@ def test_half_precision_that_overflows_is_found(folder):
 def test_an_unknown_pooling_is_refused_everywhere():
     with pytest.raises(SettingsError, match="the model pools by median; one of cls, mean, last is served"):
         pool_rows(None, None, [1], "median")
+
+
+@pytest.mark.parametrize(
+    ("about", "sentence"),
+    [
+        ({"model_type": "MultiVectorEncoder"}, "the model has no module Normalize of token_embeddings"),
+        ({"model_type": "MultiVectorEncoder", "query_prefix": "[Q] "}, "the model's query_prefix is PyLate's"),
+        ({"model_type": "ColBERT", "prompts": {"query": "q: "}}, "a model of PyLate with prompts is not supported"),
+        ({"model_type": "ColBERT", "query_expansion": {"length": 8}}, "says query_expansion: {'length': 8}"),
+    ],
+)
+def test_what_multi_vector_models_are_refused(tmp_path, about, sentence):
+    module, _ = dense(tmp_path, "1_Dense", (64, 24), bias=False)
+    save_bert(tmp_path, None, module)
+    (tmp_path / ST).write_text(json.dumps(about))
+    with pytest.raises(SettingsError, match=re.escape(sentence)):
+        card_of(tmp_path)
+
+
+def test_the_words_of_a_reranker_are_those_of_its_template(tmp_path):
+    save_causal(tmp_path, Qwen3Config)
+    score = {"path": "1", "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"}
+    (tmp_path / "modules.json").write_text(json.dumps([FIRST, score]))
+    fast = read_tokenizer(tmp_path)
+    ids = {"true_token_id": fast.token_to_id("yes"), "false_token_id": fast.token_to_id("no")}
+    edit(tmp_path, "1/config.json", **ids)
+    assert card_of(tmp_path, template="qwen3-reranker").kind == "reranker"
+    edit(tmp_path, "1/config.json", false_token_id=None)
+    with pytest.raises(SettingsError, match="LogitScore says false_token_id: None, and the template's 'no' is another"):
+        card_of(tmp_path, template="qwen3-reranker")
