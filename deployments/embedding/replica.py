@@ -21,6 +21,7 @@ from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy
 from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.micro_batches import Lengths
+from deployments.errors import overflow
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.outputs import Numbers, Outputs, Rows, join
 from deployments.models.space import space_of
@@ -78,7 +79,9 @@ class Embedder(Replica[Settings]):
         return self._worker.utilization()
 
     def _measure(self) -> CostModel:
-        """Warm up for two seconds with a few lengths and sizes. Returns a cost model to use until calibration."""
+        """Warm up for two seconds with a few lengths and sizes. Returns a cost model to use until calibration. Raises
+        SettingsError as `_time` does.
+        """
         runs: list[tuple[list[int], float]] = []
         ends = time.monotonic() + _WARM_UP_S
         longest = self._card.max_tokens
@@ -90,12 +93,16 @@ class Embedder(Replica[Settings]):
         return CostModel.fit(runs)
 
     def _time(self, lengths: list[int]) -> float:
-        """Seconds of one run: the faster of two, because the first run of a shape pays for allocations."""
+        """Seconds of one run: the faster of two, because the first run of a shape pays for allocations. Raises
+        SettingsError if the model computes numbers that are not finite.
+        """
         batch = self._warm_up_batch(lengths)
         seconds = []
         for _ in range(1 if self._engine.info.emulated else 2):
             started = time.perf_counter()
-            embed(self._engine, batch, threading.Event())
+            rows = embed(self._engine, batch, threading.Event())
+            if not np.all(np.isfinite(rows)):
+                raise overflow(self._pool, self._card.name, self._engine.info.dtype)
             seconds.append(time.perf_counter() - started)
         return min(seconds)
 

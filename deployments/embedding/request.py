@@ -59,7 +59,7 @@ class Wanted:
     - `kinds`: the kinds of model whose answers the caller can use. Any other model raises WrongKind.
     - `truncate`: whether to cut inputs that are too long (True) or refuse them (False); None: as
       `limits.auto_truncate`.
-    - `truncation_direction`: the side on which they are cut.
+    - `truncation_direction`: the side on which they are cut; None: as the model's tokenizer says.
     - `bounds`: limits on tokens below the model's own.
     - `prompt_name`: the prompt to put before each input; empty: none; None: the model's default, if it has one.
     - `bulk`: answer it as a bulk request.
@@ -73,7 +73,7 @@ class Wanted:
 
     kinds: tuple[Kind, ...] = ("embedding",)
     truncate: bool | None = None
-    truncation_direction: Side = "right"
+    truncation_direction: Side | None = None
     bounds: TokenBounds = NO_BOUNDS
     prompt_name: str | None = None
     bulk: bool = False

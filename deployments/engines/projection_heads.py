@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from deployments.engines.micro_batches import Lengths
+from deployments.engines.packed.model import pool_rows
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import bad_model
@@ -66,12 +67,9 @@ class ProjectionHeads(torch.nn.Module):
         return functional.normalize(rows, dim=-1) if output == "multi_vector" else rows
 
     def _pool(self, states: torch.Tensor, lengths: Lengths) -> torch.Tensor:
-        """Pool the states of all tokens: float32 [queries, numbers]."""
-        if self._pooling == "mean":
-            return torch.stack([one.mean(0) for one in torch.split(states, lengths.tolist())])
-        ends = np.cumsum(lengths, dtype=np.int64)
-        rows = ends - 1 if self._pooling == "last" else ends - lengths
-        return states.index_select(0, torch.from_numpy(rows).to(states.device))
+        """Pool the states of all tokens: float32 [queries, numbers]. Raises SettingsError for an unknown pooling."""
+        bounds = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+        return pool_rows(states, bounds.to(states.device), lengths.tolist(), self._pooling)
 
 
 class Whole(torch.nn.Module):

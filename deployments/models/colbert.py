@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from deployments.models.folder_keys import PYLATE
 from deployments.models.model_folder import bad_model, read_json
 from deployments.models.modules import module_config, transformer_config
 
@@ -83,6 +84,8 @@ def _stanford(about: Mapping[str, Any]) -> Late:
 
 
 def _pylate(about: Mapping[str, Any]) -> Late:
+    if any((about.get("prompts") or {}).values()):
+        raise bad_model("a model of PyLate with prompts is not supported")
     length = about.get("query_length") or _QUERY_TOKENS
     query, document = (about.get(f"{role}_prefix") for role in ("query", "document"))
     skipped = about.get("skiplist_words")
@@ -91,7 +94,7 @@ def _pylate(about: Mapping[str, Any]) -> Late:
             length,
             "[Q] " if query is None else query or None,
             fill=length if about.get("do_query_expansion", True) is not False else 0,
-            seen=bool(about.get("attend_to_expansion_tokens")),
+            seen=bool(about.get("attend_to_expansion_tokens", about.get("attend_to_mask_tokens"))),
         ),
         Reading(about.get("document_length") or _DOCUMENT_TOKENS, "[D] " if document is None else document or None),
         tuple(string.punctuation if skipped is None else skipped),
@@ -104,17 +107,12 @@ def _sentence(folder: Path, about: Mapping[str, Any]) -> Late:
     mask = module_config(folder, "MultiVectorMask") or {}
     prompts = about.get("prompts") or {}
     filled = transformer.get("query_expansion") or {}
-    unknown = [
-        name
-        for name, is_unknown in {
-            f"query_expansion: token {filled.get('token')}": filled.get("token") is not None,
-            "keep_only_token_ids": mask.get("keep_only_token_ids") is not None,
-            "skiplist_tasks": mask.get("skiplist_tasks", ["document"]) != ["document"],
-        }.items()
-        if is_unknown
-    ]
-    if unknown:
-        raise bad_model(f"the model's {unknown[0]} is not supported")
+    if filled.get("token") is not None:
+        raise bad_model(f"the model's query_expansion: token {filled['token']} is not supported")
+    if found := [key for key in sorted(PYLATE) if about.get(key) is not None]:
+        raise bad_model(f"the model's {found[0]} is PyLate's, and its model_type is {about['model_type']}")
+    if (module_config(folder, "Normalize") or {}).get("module_input_name") != "token_embeddings":
+        raise bad_model("the model has no module Normalize of token_embeddings, and only unit vectors are served")
     length = filled.get("length", 0)
     return Late(
         Reading(

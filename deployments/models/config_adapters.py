@@ -191,6 +191,8 @@ def _class_config(config: Config) -> dict[str, Any] | None:
     positions = config.get("position_embedding_type")
     if kind in _ABSOLUTE and positions not in {None, "absolute"}:
         raise _refused("position_embedding_type", positions, str(kind))
+    if kind in _ABSOLUTE | _PORTED and config.get("is_causal"):  # transformers: only while no text is padded
+        raise _refused("is_causal", True, str(kind))
     for key, nothing in _UNREAD.items() if kind in _DECODERS else ():
         if config.get(key) not in (None, nothing):
             raise _refused(key, config[key], str(kind))

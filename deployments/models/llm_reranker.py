@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,10 @@ import numpy.typing as npt
 
 from deployments.errors import SettingsError
 from deployments.models.excerpts import Excerpts
+from deployments.models.model_folder import bad_model
+from deployments.models.modules import module_config
 from deployments.models.text_pairs import Pair, Side
+from deployments.models.tokenizer_files import read_tokenizer
 from deployments.settings import ModelSettings
 
 _LEAST_ROOM = 16  # the fewest tokens that must remain for the texts of a pair
@@ -97,6 +101,16 @@ def judge_of(settings: ModelSettings, config: Mapping[str, Any], modules: Contai
         raise SettingsError("args.model.template", f"{wanted} needs a model ForCausalLM or {also}; this one is {named}")
     judge = JUDGES[wanted]
     return judge if settings.instruction is None else replace(judge, instruction=settings.instruction)
+
+
+def check_words(folder: Path, transformer: Path, judge: Judge) -> None:
+    """Raises SettingsError if the model's module LogitScore compares other words than the prompt asks for."""
+    said = module_config(folder, "LogitScore")
+    if said is None or (fast := read_tokenizer(transformer)) is None:
+        return
+    for key, word in (("true_token_id", judge.yes), ("false_token_id", judge.no)):
+        if said.get(key) != fast.token_to_id(word):
+            raise bad_model(f"LogitScore says {key}: {said.get(key)}, and the template's {word!r} is another token")
 
 
 class RerankPrompts:

@@ -10,21 +10,23 @@ from typing import Any
 from deployments.errors import SettingsError
 from deployments.models.colbert import Late, read_late
 from deployments.models.config_adapters import class_config
-from deployments.models.llm_reranker import Judge, judge_of
+from deployments.models.llm_reranker import Judge, check_words, judge_of
 from deployments.models.model_folder import bad_model, read_json, understood
 from deployments.models.model_kind import SCORING, kind_of
 from deployments.models.modules import (
     check_modules,
+    check_task,
     names_of,
     pooled_by,
     prompts_of,
-    splade_pooling,
     transformer_config,
+    transformer_folder,
     truncated_to,
 )
 from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.pickles import served_folder
 from deployments.models.projections import Projection, projections_of, score_of
+from deployments.models.text_pairs import Side
 from deployments.models.weights import count_parameters, find_weights
 from deployments.settings import Auto, Kind, ModelSettings
 
@@ -60,6 +62,8 @@ class ModelCard:
     token_widths: Mapping[Output, int] = field(default_factory=dict)  # numbers per token, by output
     projections: Mapping[Output, tuple[Projection, ...]] = field(default_factory=dict)  # final layers, by output
 
+    root: Path | None = None  # the folder with modules.json, if the transformer has a folder inside it
+    truncation_side: Side = "right"  # where a long text is cut, if the request does not say
     late: Late | None = None  # how a multi-vector model reads queries and documents
     judge: Judge | None = None  # the prompt of a reranker that is a language model
 
@@ -85,50 +89,50 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
     Raises SettingsError, which names the wrong setting in `args.model`.
     """
     with understood(settings.id):
-        folder, revision = served_folder(settings)
-        return _card(settings, folder, revision)
+        root, revision = served_folder(settings)
+        return _card(settings, root, revision)
 
 
-def _card(settings: ModelSettings, folder: Path, revision: str | None) -> ModelCard:
+def _card(settings: ModelSettings, root: Path, revision: str | None) -> ModelCard:
+    check_modules(root)
+    folder = transformer_folder(root)
     config, translated = _config(folder, own_code=settings.trust_remote_code)
     weights = find_weights(folder)
-    check_modules(folder)
-    judge = judge_of(settings, config, names_of(folder))
+    judge = judge_of(settings, config, names_of(root))
     labels = _labels(config) if judge is None else (judge.yes,)
-    kind = kind_of(folder, config, labels, settings.kind, is_llm_reranker=judge is not None)
-    text = config.get("text_config") or config  # multimodal models nest the text model's numbers
-    hidden = text.get("hidden_size") or text.get("dim") or text.get("d_model")
-    if not hidden or "vocab_size" not in text:
-        raise bad_model(f"{folder}/config.json gives no hidden_size or vocab_size")
-    after = _after(folder, config, kind, int(hidden), judge, alone=settings.kind != "auto")
-    sentence = transformer_config(folder)
-    prompts, default_prompt_name = _prompts(folder, kind, settings.default_prompt_name)
+    kind = kind_of(root, config, labels, settings.kind, is_llm_reranker=judge is not None)
+    text, hidden = _sizes(folder, config)
+    after = _after(root, config, kind, hidden, judge, alone=settings.kind != "auto")
+    sentence, tokenizer = transformer_config(root), read_json(folder / "tokenizer_config.json")
+    prompts, default_prompt_name = _prompts(root, kind, settings.default_prompt_name)
     scores = kind in SCORING
-    dimension = _dimension(kind, labels, text, after) or int(hidden)
+    dimension = _dimension(kind, labels, text, after) or hidden
     return ModelCard(
         name=settings.served_name,
         folder=folder,
         revision=revision,
         model_type=str(config.get("model_type", "unknown")),
-        dimension=truncated_to(folder, dimension) if kind == "embedding" else dimension,
+        dimension=truncated_to(root, dimension) if kind == "embedding" else dimension,
         vocab_size=int(text["vocab_size"]),
-        max_tokens=_max_tokens(folder, text, sentence, settings.max_tokens),
-        pooling="last" if judge else _pooling(folder, kind, settings.pooling),
-        normalize=_normalize(folder, kind, settings.normalize),
+        max_tokens=_max_tokens(folder, text, sentence, tokenizer, settings.max_tokens),
+        pooling="last" if judge else _pooling(root, kind, settings.pooling),
+        normalize=_normalize(root, kind, settings.normalize),
         lower_case=bool(sentence.get("do_lower_case", False)),
         trust_remote_code=settings.trust_remote_code,
         layers=int(text.get("num_hidden_layers") or text.get("n_layers") or 0),
         parameters=sum(map(count_parameters, weights)),
         kind=kind,
         labels=labels if scores else (),
-        token_types=scores and not judge and _token_types(folder, config),
+        token_types=scores and not judge and _token_types(tokenizer, config),
         config=translated,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
-        token_widths=_token_widths(kind, int(hidden), after),
+        token_widths=_token_widths(kind, hidden, after),
         projections=after,
         judge=judge,
-        late=read_late(folder, config) if kind == "multi_vector" else None,
+        late=read_late(root, config) if kind == "multi_vector" else None,
+        root=None if root == folder else root,
+        truncation_side=tokenizer.get("truncation_side") or _direction(folder),
     )
 
 
@@ -139,6 +143,21 @@ def _config(folder: Path, *, own_code: bool) -> tuple[dict[str, Any], dict[str, 
         raise bad_model(f"{folder} holds no config.json, so it is not a model")
     translated = class_config(config, own_code=own_code)
     return translated or config, translated
+
+
+def _direction(folder: Path) -> Side:
+    """The side on which tokenizer.json cuts: transformers' default where tokenizer_config.json names none."""
+    said = read_json(folder / "tokenizer.json").get("truncation") or {}
+    return "left" if said.get("direction") == "Left" else "right"
+
+
+def _sizes(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """(the config of the text model, how many numbers its vectors have). Raises SettingsError."""
+    text = config.get("text_config") or config  # multimodal models nest the text model's numbers
+    hidden = text.get("hidden_size") or text.get("dim") or text.get("d_model")
+    if not hidden or "vocab_size" not in text:
+        raise bad_model(f"{folder}/config.json gives no hidden_size or vocab_size")
+    return text, int(hidden)
 
 
 def _prompts(folder: Path, kind: Kind, wanted: str | None) -> tuple[dict[str, str], str | None]:
@@ -155,10 +174,13 @@ def _prompts(folder: Path, kind: Kind, wanted: str | None) -> tuple[dict[str, st
 
 
 def _after(
-    folder: Path, config: Mapping[str, Any], kind: Kind, hidden: int, judge: Judge | None, *, alone: bool
+    root: Path, config: Mapping[str, Any], kind: Kind, hidden: int, judge: Judge | None, *, alone: bool
 ) -> dict[Output, tuple[Projection, ...]]:
     if judge is None:
-        return projections_of(folder, config, kind, hidden, alone=alone)
+        check_task(root, kind)
+        return projections_of(root, config, kind, hidden, alone=alone)
+    folder = transformer_folder(root)
+    check_words(root, folder, judge)
     return {"text": (score_of(folder, config, hidden, (judge.yes, judge.no)),)}
 
 
@@ -188,12 +210,12 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
         raise bad_model("the keys of id2label in config.json should be whole numbers") from None
 
 
-def _token_types(folder: Path, config: dict[str, Any]) -> bool:
+def _token_types(tokenizer: dict[str, Any], config: dict[str, Any]) -> bool:
     """Whether token types are used, as in TEI and BERT's tokenizers: if the model has types, unless the tokenizer's
     files leave them out.
     """
     types = config.get("type_vocab_size", 2 if config.get("model_type") == "bert" else 0)
-    inputs = read_json(folder / "tokenizer_config.json").get("model_input_names", ["token_type_ids"])
+    inputs = tokenizer.get("model_input_names", ["token_type_ids"])
     return types > 1 and config.get("model_type") not in _WITHOUT_TYPES and "token_type_ids" in inputs
 
 
@@ -207,7 +229,7 @@ def _pooling(folder: Path, kind: str, wanted: str) -> str:
         )
     if kind == "multi_vector":
         return "tokens"
-    return "none" if kind in SCORING else splade_pooling(folder)
+    return "none" if kind in SCORING else "splade"
 
 
 def _normalize(folder: Path, kind: str, wanted: Auto | bool) -> bool:
@@ -218,13 +240,15 @@ def _normalize(folder: Path, kind: str, wanted: Auto | bool) -> bool:
     return kind == "embedding" and "Normalize" in names_of(folder)
 
 
-def _max_tokens(folder: Path, config: dict[str, Any], sentence: dict[str, Any], wanted: int | None) -> int:
+def _max_tokens(
+    folder: Path, config: dict[str, Any], sentence: dict[str, Any], tokenizer: dict[str, Any], wanted: int | None
+) -> int:
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     if positions and config.get("model_type") in _AFTER_PADDING:
         if (padding := config.get("pad_token_id", 1)) is None:
             raise bad_model(f"{folder}/config.json gives no pad_token_id, behind which its positions begin")
         positions -= int(padding) + 1
-    saved = sentence.get("max_seq_length") or read_json(folder / "tokenizer_config.json").get("model_max_length")
+    saved = sentence.get("max_seq_length") or tokenizer.get("model_max_length", tokenizer.get("max_len"))
     limits = [int(limit) for limit in (positions, saved, wanted) if limit]
     if not limits:
         raise SettingsError("args.model.max_tokens", "the model's files do not say how long an input may be: set it")

@@ -15,6 +15,7 @@ from deployments.errors import SettingsError, first_line
 from deployments.settings import ModelSettings
 
 _ALWAYS = ("*.json", "*.txt", "*.model", "*.jinja", "*.metadata", "LICENSE*", "sparse_linear.*", "colbert_linear.*")
+_PLACES = ("", "*_Transformer/", "*_Dense/")  # of weights; old models have the transformer in a folder
 logger = logging.getLogger("ray.serve")
 
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -142,16 +143,12 @@ def _snapshot(settings: ModelSettings) -> Path:
 
     wanted = [
         *_ALWAYS,
-        "model*.safetensors",
-        "*_Dense/model.safetensors",
+        *(f"{place}model*.safetensors" for place in _PLACES),
         *(["*.py"] if settings.trust_remote_code else []),
     ]
     folder = Path(snapshot_download(settings.id, revision=settings.revision, allow_patterns=wanted))
-    pickles = []  # only where there are no safetensors
-    if not any(folder.glob("model*.safetensors")):
-        pickles.append("pytorch_model*.bin")
-    if any(folder.glob("*_Dense")) and not any(folder.glob("*_Dense/model.safetensors")):
-        pickles.append("*_Dense/pytorch_model.bin")
+    there = [place for place in _PLACES if not place or any(folder.glob(place.rstrip("/")))]
+    pickles = [f"{place}pytorch_model*.bin" for place in there if not any(folder.glob(f"{place}model*.safetensors"))]
     if pickles:
         snapshot_download(settings.id, revision=folder.name, allow_patterns=pickles)
     return folder

@@ -2,47 +2,86 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 from deployments.errors import SettingsError
+from deployments.models.folder_keys import LEGACY_POOLING, MODULES, REFUSED, SENTENCE, TRANSFORMER_CONFIGS, Keys
 from deployments.models.model_folder import bad_model, read_json
+from deployments.settings import Kind
 
-_KNOWN = {
-    "Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "Normalize", "MultiVectorMask", "LogitScore",
-}  # fmt: skip
 _PACKAGES = ("sentence_transformers.", "pylate.")  # a class of the model's own may have the same last word
-_CONFIGS = tuple(  # of the transformer, by what it was when it was saved; sentence-transformers takes the first
-    f"sentence_{name}_config.json"
-    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
-_ORDER = ("Pooling", "Dense", "Normalize")  # after the transformer
+_TRANSFORMERS = ("Transformer", "MLMTransformer")
+_ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
+_ALIKE = {"MLMTransformer": "Transformer", "SpladePooling": "Pooling"}  # in that order
 _POOLING = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-_MODE = re.compile(
-    r"^(?:pooling_mode_)?(.+?)(?:_tokens?)?$"
-)  # older files have a key for each mode, newer ones the mode's name
+_TASKS = {  # of a transformer, by the model's kind: its task, what it returns, and that feature's name
+    "embedding": ("feature-extraction", "last_hidden_state", "token_embeddings"),
+    "multi_vector": ("feature-extraction", "last_hidden_state", "token_embeddings"),
+    "sparse": ("fill-mask", "logits", "token_embeddings"),
+    "reranker": ("sequence-classification", "logits", "scores"),
+    "classifier": ("sequence-classification", "logits", "scores"),
+}
 
 
 def check_modules(folder: Path) -> None:
-    """Raises SettingsError if the model needs an unsupported module, or modules in an unsupported order."""
+    """Raises SettingsError if the model needs an unsupported module, modules in an unsupported order, or a key of
+    theirs that is not supported.
+    """
     modules = modules_of(folder)
-    unknown = [module for module in modules if not _is_known(module)]
-    if unknown:
-        raise bad_model(f"the model needs the module {unknown[0]['type']}, which is not supported")
-    order = [module_name(module) for module in modules if module_name(module) in _ORDER]
-    if order != sorted(order, key=_ORDER.index):
-        raise bad_model(f"the model's modules {', '.join(order)} are not supported in this order")
+    for module in modules:
+        _check_known(module)
+    names = [_ALIKE.get(module_name(module), module_name(module)) for module in modules]
+    order = [name for name in names if name in _ORDER]
+    twice = [name for name in order if name != "Dense" and order.count(name) > 1]
+    more = "SpladePooling" in names_of(folder) and order[-1] != "Pooling"
+    if order != sorted(order, key=_ORDER.index) or twice or more:
+        raise bad_model(f"the model's modules {', '.join(map(module_name, modules))} are not supported in this order")
+    MODULES["Transformer"].check(transformer_config(folder), transformer_folder(folder) / "sentence_..._config.json")
+    for module in modules:
+        if module_name(module) not in _TRANSFORMERS:
+            file = folder / module["path"] / "config.json"
+            MODULES[module_name(module)].check(read_json(file), file)
     _check_features(folder, modules)
+    SENTENCE.check(
+        read_json(folder / "config_sentence_transformers.json"), folder / "config_sentence_transformers.json"
+    )
 
 
-def _is_known(module: dict[str, str]) -> bool:
-    return module["type"].startswith(_PACKAGES) and module_name(module) in _KNOWN
+def _check_known(module: dict[str, str]) -> None:
+    name = module_name(module)
+    if not (module["type"].startswith(_PACKAGES) and name in MODULES):
+        why = f": {REFUSED[name]}" if REFUSED.get(name) else ""
+        raise bad_model(f"the model needs the module {module['type']}, which is not supported{why}")
+
+
+def check_task(folder: Path, kind: Kind) -> None:
+    """Raises SettingsError if the transformer does not compute what a model of this kind needs of it."""
+    config = transformer_config(folder)
+    task, output, feature = _TASKS[kind]
+    modalities = config.get("modality_config") or {"text": {}}
+    text = modalities.get("text")
+    if text is None:
+        raise bad_model(f"the model reads {' and '.join(modalities)}, and only text is supported")
+    method, taken = text.get("method") or "forward", text.get("method_output_name") or output
+    if (method, taken) != ("forward", output):
+        raise bad_model(f"the model's vectors are {taken} of {method}, which is not supported")
+    only: dict[str, tuple[Any, ...]] = {"transformer_task": (task,), "module_output_name": (feature,)}
+    if kind != "multi_vector":
+        only |= dict.fromkeys(("query_length", "document_length", "query_expansion"), ())
+    Keys(refused=only).check({key: config.get(key) for key in only}, f"the transformer of this {kind} model")
+
+
+def transformer_folder(folder: Path) -> Path:
+    """The folder with the transformer's files: the model's own, or in older models one inside it."""
+    paths = [module["path"] for module in modules_of(folder) if module_name(module) in _TRANSFORMERS]
+    return folder / paths[0] if paths else folder
 
 
 def transformer_config(folder: Path) -> dict[str, Any]:
     """What sentence-transformers saved about the transformer: its length, and whether it lowers case."""
-    return next(filter(None, (read_json(folder / name) for name in _CONFIGS)), {})
+    inside = transformer_folder(folder)
+    return next(filter(None, (read_json(inside / name) for name in TRANSFORMER_CONFIGS)), {})
 
 
 def truncated_to(folder: Path, dimension: int) -> int:
@@ -54,17 +93,13 @@ def truncated_to(folder: Path, dimension: int) -> int:
 
 
 def _check_features(folder: Path, modules: list[dict[str, str]]) -> None:
-    """Raises SettingsError if modules read or write unusual fields, or the transformer returns something unusual."""
+    """Raises SettingsError if modules read or write unusual fields."""
     usual = "sentence_embedding" if "Pooling" in names_of(folder) else "token_embeddings"
     for module in modules:
-        config = read_json(folder / module["path"] / "config.json") if module_name(module) in _ORDER[1:] else {}
+        config = read_json(folder / module["path"] / "config.json") if module_name(module) in _ORDER[2:] else {}
         for key in ("module_input_name", "module_output_name"):
             if config.get(key, usual) not in {usual, None}:
                 raise bad_model(f"{module['path']} has {key} {config[key]!r}, and {usual} alone is served")
-    text = (transformer_config(folder).get("modality_config") or {}).get("text") or {}
-    method, taken = text.get("method") or "forward", text.get("method_output_name") or "last_hidden_state"
-    if method != "forward" or taken not in ("last_hidden_state", "logits"):
-        raise bad_model(f"the model's vectors are {taken} of {method}, which is not supported")
 
 
 def modules_of(folder: Path) -> list[dict[str, str]]:
@@ -101,25 +136,18 @@ def pooled_by(folder: Path, wanted: str) -> str:
         return wanted
     config = module_config(folder, "Pooling")
     if config is not None:
-        flags = [key for key, on in config.items() if key.startswith("pooling_mode_") and on]
-        named = config.get("pooling_mode") or flags
-        modes = {_MODE.sub(r"\1", str(mode)) for mode in (named if isinstance(named, list) else [named])}
-        found = sorted(_POOLING.get(mode, mode) for mode in modes)
+        named = config.get("pooling_mode") or [mode for key, mode in LEGACY_POOLING.items() if config.get(key)]
+        found = sorted(_POOLING.get(str(mode), str(mode)) for mode in (named if isinstance(named, list) else [named]))
         if len(found) == 1 and found[0] in _POOLING.values():
             return found[0]
         if found:
-            joined = " and ".join(found)
-            raise SettingsError("args.model.pooling", f"the model pools by {joined}; one of cls, mean, last is served")
+            raise unknown_pooling(" and ".join(found))
     raise SettingsError("args.model.pooling", "the model's files do not say how it pools: set cls, mean or last")
 
 
-def splade_pooling(folder: Path) -> str:
-    """Always "splade", the only supported pooling of sparse vectors. Raises SettingsError if the files say another."""
-    config = module_config(folder, "SpladePooling") or {}
-    how = (config.get("pooling_strategy", "max"), config.get("activation_function", "relu"))
-    if how != ("max", "relu"):
-        raise bad_model(f"the model pools by {how[0]} of {how[1]}; of these, max of relu is served")
-    return "splade"
+def unknown_pooling(name: str) -> SettingsError:
+    """The error for a pooling that is not computed here."""
+    return SettingsError("args.model.pooling", f"the model pools by {name}; one of cls, mean, last is served")
 
 
 def prompts_of(folder: Path, wanted: str | None) -> tuple[dict[str, str], str | None]:
@@ -127,7 +155,7 @@ def prompts_of(folder: Path, wanted: str | None) -> tuple[dict[str, str], str | 
     Raises SettingsError.
     """
     config = read_json(folder / "config_sentence_transformers.json")
-    prompts: dict[str, str] = config.get("prompts") or {}
+    prompts = {name: text or "" for name, text in (config.get("prompts") or {}).items()}
     name = wanted or config.get("default_prompt_name")
     if name is not None and name not in prompts:
         there = f"only {', '.join(prompts)}" if prompts else "it has none"

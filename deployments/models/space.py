@@ -30,7 +30,7 @@ def space_of(card: ModelCard) -> str:
     result is kept beside the hub's cache, under the files' sizes and times. Raises OSError.
     """
     paths = sorted(set(_files(card)))
-    kept = KeptFile("spaces", [_reading(card), [_state(card.folder, path) for path in paths]])
+    kept = KeptFile("spaces", [_reading(card), [_state(card.root or card.folder, path) for path in paths]])
     found = kept.read()
     if not isinstance(found, str):
         found = _hash(card, paths)
@@ -44,7 +44,7 @@ def _hash(card: ModelCard, paths: list[Path]) -> str:
     for path in paths:
         with path.open("rb") as file:
             content = hashlib.file_digest(file, hashlib.blake2b)
-        whole.update(f"\0{path.relative_to(card.folder).as_posix()}\0".encode() + content.digest())
+        whole.update(f"\0{path.relative_to(card.root or card.folder).as_posix()}\0".encode() + content.digest())
     return whole.hexdigest()
 
 
@@ -57,8 +57,8 @@ def _reading(card: ModelCard) -> str:
 
 def _files(card: ModelCard) -> Iterator[Path]:
     """The files that a model's numbers depend on: its own code only where that is run."""
-    folder, read = card.folder, {*_READ, ".py"} if card.trust_remote_code else _READ
-    yield from find_weights(folder)
+    folder, read = card.root or card.folder, {*_READ, ".py"} if card.trust_remote_code else _READ
+    yield from find_weights(card.folder)
     yield from filter(Path.is_file, (folder / name for name in _HEADS))
     modules = {folder / module["path"] for module in modules_of(folder)} - {folder}
     for place in (folder, *modules):

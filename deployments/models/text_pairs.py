@@ -46,11 +46,12 @@ NO_BOUNDS = TokenBounds()
 
 class Cuts(NamedTuple):
     """How a request's inputs are cut. `truncate`: cut inputs that are too long (True) or refuse them (False); None: as
-    the settings say. `side`: the side on which they are cut.
+    the settings say. `side`: the side on which they are cut; None: as the model's
+    tokenizer says.
     """
 
     truncate: bool | None = None
-    side: Side = "right"
+    side: Side | None = None
     bounds: TokenBounds = NO_BOUNDS
 
 

@@ -21,7 +21,7 @@ from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import bad_model, read_json
 from deployments.models.model_kind import SCORING
 from deployments.models.text_pairs import Cuts, Pair, Template, cut_longest_first
-from deployments.models.tokenizer_files import add_ends, ends_of, read_tokenizer
+from deployments.models.tokenizer_files import add_ends, ends_of, lower_case, read_tokenizer
 
 TokenIds = npt.NDArray[np.int32]  # shape [tokens]
 Query = str | Sequence[int] | Pair  # what a client sends: a text, its token ids, or two texts to read together
@@ -52,8 +52,10 @@ class Tokenizer:
         """`fast`: from `checked_tokenizer`; None: tokenizer.json, unchecked. Raises SettingsError if it is unusable."""
         self._max_tokens = card.max_tokens
         self._vocab_size = card.vocab_size
-        self._lower_case = card.lower_case
-        self._fast = fast or _load(card.folder)  # does not truncate: this class does, on the side that the request says
+        self._side = card.truncation_side
+        self._fast = fast or _load(card.folder)  # does not truncate: this class does
+        if card.lower_case:
+            lower_case(self._fast)
         self._excerpts = Excerpts(self._fast)
         self._first, self._last = _special_ids(self._fast, card)
         self._judge = None if card.judge is None else RerankPrompts(card.judge, self._excerpts, card.max_tokens)
@@ -73,11 +75,10 @@ class Tokenizer:
         check_texts(texts, first)
         if self._judge is not None:  # a single text is a document with an empty query
             return self.encode_pairs([Pair("", text) for text in texts], cuts, first=first)
-        texts = self._cased(texts)
         if self._late is not None:
             texts = [self._late.prompt(role) + text for text in texts]
         most = self._most(cuts, len(self._first) + len(self._last))
-        found = self._excerpts.of_all(texts, most, cuts.side)
+        found = self._excerpts.of_all(texts, most, cuts.side or self._side)
         return [self._whole(one, index, cuts, role, most) for index, one in enumerate(found, first)]
 
     @property
@@ -98,9 +99,9 @@ class Tokenizer:
             raise InvalidInput("this model takes single texts, not pairs", param="input")
         # a reranker's query repeats in all its pairs, so each distinct text is encoded once
         texts = list(dict.fromkeys(text for pair in pairs for text in (pair.first, pair.second)))
-        most, side = self._most(cuts, self._pair.special_tokens), cuts.side
+        most, side = self._most(cuts, self._pair.special_tokens), cuts.side or self._side
         room = most - self._pair.special_tokens
-        found = dict(zip(texts, self._excerpts.of_all(self._cased(texts), room, side), strict=True))
+        found = dict(zip(texts, self._excerpts.of_all(texts, room, side), strict=True))
         filled = []
         for index, pair in enumerate(pairs, first):
             _check_pair(pair, index)
@@ -110,7 +111,7 @@ class Tokenizer:
                 tokens = len(a.ids) + len(b.ids) + self._pair.special_tokens
                 raise self._too_long(index, tokens if is_whole else None, most)
             if room % 2 and not is_whole and min(len(a.ids), len(b.ids)) > room:  # the longer one gets the odd token
-                a, b = self._excerpts.of_all(self._cased([pair.first, pair.second]), math.inf, side)
+                a, b = self._excerpts.of_all([pair.first, pair.second], math.inf, side)
             filled.append(self._pair.fill(*cut_longest_first(a.ids, b.ids, room, side)))
         return filled
 
@@ -126,15 +127,15 @@ class Tokenizer:
             if tokens is None:
                 return texts
             if tokens >= self._max_tokens:  # the model's own limit cuts more, and reads less of a long text
-                if cuts.side == "right":
+                if (cuts.side or self._side) == "right":
                     return texts
                 problem = f"a bound of {tokens} tokens on a text is no less than the model takes ({self._max_tokens})"
                 raise InvalidInput(f"{problem}; send a smaller one, or cut on the right")
             first = {text: self._excerpts.first_characters(text, tokens) for text in set(texts)}
             return [first[text] for text in texts]
 
-        firsts = cut(self._cased([pair.first for pair in pairs]), bounds.first)
-        seconds = cut(self._cased([pair.second for pair in pairs]), bounds.second)
+        firsts = cut([pair.first for pair in pairs], bounds.first)
+        seconds = cut([pair.second for pair in pairs], bounds.second)
         return [Pair(*texts) for texts in zip(firsts, seconds, strict=True)]
 
     def _most(self, cuts: Cuts, special_tokens: int) -> int:
@@ -151,7 +152,7 @@ class Tokenizer:
 
     def _judged(self, judge: RerankPrompts, pairs: Sequence[Pair], cuts: Cuts, first: int) -> list[TokenIds]:
         most = self._most(cuts, judge.least_tokens)
-        found = judge.fill(pairs, cuts.side, most)
+        found = judge.fill(pairs, cuts.side or self._side, most)
         filled = []
         for index, (pair, (tokens, ids)) in enumerate(zip(pairs, found, strict=True), first):
             _check_pair(pair, index)
@@ -191,7 +192,6 @@ class Tokenizer:
                 "send fewer at once",
                 param="inputs",
             )
-        texts = self._cased(texts)
         encodings = self._fast.encode_batch(texts, add_special_tokens=special_tokens)
         return [_tokens(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
 
@@ -200,9 +200,6 @@ class Tokenizer:
         for index, some in enumerate(ids):
             self._check_known(some, f"ids[{index}]", "ids")
         return self._fast.decode_batch(ids, skip_special_tokens=skip_special_tokens)
-
-    def _cased(self, texts: Sequence[str]) -> Sequence[str]:
-        return [text.lower() for text in texts] if self._lower_case else texts
 
     def _whole(self, content: Excerpt, index: int, cuts: Cuts, role: Role, most: int) -> TokenIds:
         if self._late is None:
@@ -220,7 +217,7 @@ class Tokenizer:
         if over > 0:
             if not cuts.truncate:
                 raise self._too_long(index, len(ids) + around if content.is_whole else None, most)
-            ids = ids[:-over] if cuts.side == "right" else ids[over:]
+            ids = ids[:-over] if (cuts.side or self._side) == "right" else ids[over:]
         return np.array([*self._first, *ids, *self._last], dtype=np.int32)
 
     def _check_known(self, ids: Sequence[int], where: str, param: str) -> None:

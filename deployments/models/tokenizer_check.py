@@ -125,7 +125,7 @@ def _texts(card: ModelCard, here: FastTokenizer | None) -> dict[str, str]:
     }
     if card.judge is not None:
         texts["the reranker's prompt"] = card.judge.before + " ".join((*card.judge.texts, *card.judge.after))
-    return {name: text.lower() for name, text in texts.items()} if card.lower_case else texts
+    return texts
 
 
 def _differences(card: ModelCard, fast: FastTokenizer, own: OwnTokenizer, texts: Texts) -> Iterator[Difference]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import processors
+from tokenizers import normalizers, processors
 
 from deployments.models.model_folder import bad_model, read_json
 
@@ -26,6 +26,17 @@ def read_tokenizer(folder: Path) -> FastTokenizer | None:
     fast.no_padding()
     fast.no_truncation()
     return fast
+
+
+def lower_case(fast: FastTokenizer) -> None:
+    """Have the tokenizer lower the case of texts, but not of special tokens in them, as sentence-transformers does
+    (`do_lower_case`).
+    """
+    before = fast.normalizer
+    if before is None:
+        fast.normalizer = normalizers.Lowercase()
+    elif "Lowercase" not in str(before):
+        fast.normalizer = normalizers.Sequence([normalizers.Lowercase(), before])
 
 
 def ends_of(fast: FastTokenizer) -> tuple[list[int], list[int]]:

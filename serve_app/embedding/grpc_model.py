@@ -38,8 +38,8 @@ _ROUTE_OF = {  # the HTTP route of each call that only some kinds of models have
     "PredictPair": "/predict",
     "Rerank": "/rerank",
 }
-_SIDES: dict[int, Side] = {
-    TruncationDirection.TRUNCATION_DIRECTION_RIGHT: "right",
+_SIDES: dict[int, Side | None] = {
+    TruncationDirection.TRUNCATION_DIRECTION_RIGHT: None,  # also if a client leaves it out
     TruncationDirection.TRUNCATION_DIRECTION_LEFT: "left",
 }
 
@@ -85,14 +85,13 @@ class ModelCalls:
 
     async def ask(self, request: Any, queries: Sequence[Query], asked: Mapping[str, Any]) -> Embedded:
         """Send the queries to the Router. Raises what `Router.embed` raises."""
-        side = _SIDES.get(request.truncation_direction)
-        if side is None:
+        if request.truncation_direction not in _SIDES:
             raise InvalidInput(
                 f"truncation_direction must be 0 (right) or 1 (left), not {request.truncation_direction}"
             )
         wanted = Wanted(
             truncate=request.truncate,
-            truncation_direction=side,
+            truncation_direction=_SIDES[request.truncation_direction],
             prompt_name=given(request, "prompt_name"),
             record=record_of(current_request()),
             **asked,

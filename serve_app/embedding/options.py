@@ -32,8 +32,8 @@ class AnyOptions(Fields):
 
     truncate: bool | Literal["NONE", "START", "END"] | None = None
     """Truncate inputs longer than the model accepts (START, END: on that side) or refuse them. Null: as in settings."""
-    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
-    """The side on which an input that is too long is cut."""
+    truncation_direction: Literal["left", "right", "Left", "Right"] | None = None
+    """The side on which an input that is too long is cut. Null: as the model's tokenizer says, mostly on the right."""
     prompt_name: Prompt = None
     """The model's prompt to put before each input. Empty: none. Null: the model's default, if it has one."""
 
@@ -48,10 +48,11 @@ class AnyOptions(Fields):
         return self.truncate != "NONE" if isinstance(self.truncate, str) else self.truncate
 
     @property
-    def side(self) -> Side:
+    def side(self) -> Side | None:
+        """The side on which inputs that are too long are cut; None: as the model's tokenizer says."""
         if isinstance(self.truncate, str):
-            return "left" if self.truncate == "START" else "right"
-        return "left" if self.truncation_direction in {"left", "Left"} else "right"
+            return {"START": "left", "END": "right"}.get(self.truncate)  # type: ignore[return-value]
+        return self.truncation_direction and ("left" if self.truncation_direction in {"left", "Left"} else "right")
 
     @property
     def purpose(self) -> InputType | None:

@@ -41,6 +41,7 @@ from serve_app.stop_signal import StopSignal
 
 _START_TIMEOUT_S = 600.0  # enough for a large model from a slow disk or hub
 _LAST_WORKERS_S = 2.0  # workers notice within milliseconds that their raylet is gone
+_SETTING = "SettingsError: "  # in a traceback
 _METRICS_PORT = 8080  # as on KubeRay
 
 
@@ -222,9 +223,10 @@ def _wait_until_running(stop: StopSignal, reporter: Reporter) -> bool:
         if applications and all(application.status == "RUNNING" for application in applications.values()):
             return True
         for application in applications.values():
-            if application.status == "DEPLOY_FAILED":  # UNHEALTHY may be temporary: Serve replaces such replicas
-                details = [deployment.message for deployment in application.deployments.values()]
-                raise StartFailed(first_reason([application.message, *details]))
+            messages = [application.message, *(one.message for one in application.deployments.values())]
+            # UNHEALTHY may be temporary: Serve replaces such replicas. A wrong setting stays wrong when it tries again.
+            if application.status == "DEPLOY_FAILED" or any(_SETTING in message for message in messages):
+                raise StartFailed(first_reason(messages))
         reporter.tick(time.monotonic())
         if time.monotonic() > ends:
             raise StartFailed(f"the application did not start within {_START_TIMEOUT_S:.0f} s; see {_logs()}")
@@ -236,8 +238,8 @@ def first_reason(messages: list[str]) -> str:
     lines = [line.strip() for message in messages for line in message.splitlines()]
     lines = [line for line in lines if line.strip(".")]
     for line in lines:
-        if "SettingsError: " in line:
-            return line.split("SettingsError: ", 1)[1]
+        if _SETTING in line:
+            return line.split(_SETTING, 1)[1]
     return lines[-1] if lines else f"Ray Serve gave no reason; see {_logs()}"
 
 

@@ -69,9 +69,9 @@ def test_cohere_output_dimension():
         ({"input_type": "search_document"}, {"prompt_name": ""}),  # the model has none: none
         ({"input_type": "search_document", "prompt_name": "query"}, {"prompt_name": "query"}),
         ({"truncate": "NONE"}, {"truncate": False}),
-        ({"truncate": "END"}, {"truncate": True}),
+        ({"truncate": "END"}, {"truncate": True, "truncation_direction": "right"}),
         ({"truncate": "START"}, {"truncate": True, "truncation_direction": "left"}),
-        ({"truncate": "END", "truncation_direction": "left"}, {"truncate": True}),
+        ({"truncate": "END", "truncation_direction": "left"}, {"truncate": True, "truncation_direction": "right"}),
         ({"truncate": True, "truncation_direction": "left"}, {"truncate": True, "truncation_direction": "left"}),
         ({"truncate": False}, {"truncate": False}),
     ],

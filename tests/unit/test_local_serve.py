@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -14,7 +15,7 @@ from serve_app.config.models import Args
 from serve_app.config.overrides import Overrides
 from serve_app.local import serve
 from serve_app.local.console import _show_model
-from serve_app.local.ray_environment import free_port
+from serve_app.local.ray_environment import StartFailed, free_port
 
 APPLICATION = """\
 applications:
@@ -121,3 +122,17 @@ def test_brackets_in_a_model_s_name_are_no_markup(start):
     console = start.found["console"]
     _show_model(console, {**info(), "model_id": "/models/[v2]/a[/b]"})
     assert "model: /models/[v2]/a[/b], embedding" in console.file.getvalue()
+
+
+def test_a_wrong_setting_ends_the_start_at_its_first_failure(monkeypatch):
+    """Serve would try three replicas, which fail in the same way."""
+    ray_serve = pytest.importorskip("ray.serve")
+    text = (
+        "A replica failed to start with exception. Retrying 2 more time(s). Error:\nSettingsError: args.cpu.dtype: no\n"
+    )
+    deployment = SimpleNamespace(message=text)
+    starting = SimpleNamespace(status="DEPLOYING", message="", deployments={"CpuEmbedder": deployment})
+    monkeypatch.setattr(ray_serve, "status", lambda: SimpleNamespace(applications={"windve": starting}))
+    stop, reporter = SimpleNamespace(wait=lambda _: False), SimpleNamespace(tick=lambda _: None)
+    with pytest.raises(StartFailed, match=r"^args\.cpu\.dtype: no$"):
+        serve._wait_until_running(stop, reporter)

@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 from deployments.errors import SettingsError
 from deployments.models.model_files import read_model_card
 from deployments.settings import ModelSettings
+from tests.kit import folder_page
 
 CONFIG = {"model_type": "bert", "hidden_size": 8, "vocab_size": 100, "max_position_embeddings": 64}
 SCORES = {**CONFIG, "architectures": ["BertForSequenceClassification"], "type_vocab_size": 2}
@@ -182,7 +183,7 @@ def of(config, **files):
         ({"modules": []}, {}, "pooling", "the model's files do not say how it pools"),
         (pools(max_tokens=True), {}, "pooling", "the model pools by max; one of cls, mean, last is served"),
         (pools(weightedmean_tokens=True), {}, "pooling", "the model pools by weightedmean; one of"),
-        (pools(mean_sqrt_len_tokens=True), {}, "pooling", "the model pools by mean_sqrt_len; one of"),
+        (pools(mean_sqrt_len_tokens=True), {}, "pooling", "the model pools by mean_sqrt_len_tokens; one of"),
         (pools(cls_token=True, mean_tokens=True), {}, "pooling", "the model pools by cls and mean; one of"),
         (pools(lasttoken=True, weightedmean_tokens=True), {}, "pooling", "the model pools by last and weightedmean"),
         ({"pooling": {"pooling_mode": ["cls", "mean"]}}, {}, "pooling", "the model pools by cls and mean; one of"),
@@ -202,7 +203,7 @@ def of(config, **files):
         (of(ONE), {"kind": "sparse"}, "kind", "sparse needs a model ForMaskedLM"),
         (of(ONE), {"pooling": "cls"}, "pooling", "the config asks for cls, but the pooling of a reranker"),
         (of(ONE), {"normalize": True}, "normalize", "the config asks for true"),
-        (SUMMED, {}, "id", "the model pools by sum of relu"),
+        (SUMMED, {}, "id", "{}/1_SpladePooling/config.json says pooling_strategy: 'sum', which is not supported"),
     ],
 )
 def test_models_that_are_refused(model, files, settings, key, sentence):
@@ -275,6 +276,10 @@ def test_files_that_say_what_no_model_s_do_are_one_sentence(model, files, proble
     ) as caught:
         card(path)
     assert "\n" not in str(caught.value)
+
+
+def test_the_page_tells_of_every_key():
+    assert folder_page.PAGE.read_text() == folder_page.page(), "python -m tests.kit.folder_page writes it"
 
 
 def test_no_text_model_within_is_none(model):

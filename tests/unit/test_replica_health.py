@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from deployments.embedding.replica import Embedder
+from deployments.errors import SettingsError
 from deployments.models.outputs import TEXT
 
 
@@ -41,6 +42,32 @@ def test_a_replica_is_healthy(how, problem):
     else:
         with pytest.raises((OSError, RuntimeError), match=problem):
             asyncio.run(checked)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sentence"),
+    [
+        (
+            "float16",
+            "args.cpu.dtype: m computes numbers that are not finite in float16: set it to auto",
+        ),
+        ("float32", "args.model.id: m computes numbers that are not finite in float32"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused_at_the_first_run(dtype, sentence):
+    """Before Serve asks for its health, which it would ask of three replicas."""
+    runs = []
+
+    def passes(batch, _stop):
+        runs.append(len(batch))
+        yield np.arange(len(batch)), (np.full((len(batch), 2), np.nan, np.float32),)
+
+    one = embedder()
+    one._card = SimpleNamespace(name="m", kind="embedding", vocab_size=9, max_tokens=512, outputs_for=lambda _: TEXT)
+    one._engine = SimpleNamespace(info=SimpleNamespace(dtype=dtype, emulated=False), passes=passes)
+    with pytest.raises(SettingsError, match=sentence):
+        one._measure()
+    assert runs == [1]
 
 
 def test_a_model_that_keeps_fewer_numbers_sends_fewer():

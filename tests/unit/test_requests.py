@@ -92,7 +92,7 @@ TO_TEI = {"normalize": False, "truncate": True, "dimensions": 4, "truncation_dir
         (OpenAIRequest, {"input": [[1], [2, 3]]}, {"queries": [[1], [2, 3]]}),
         (OpenAIRequest, {"input": ["a", [2]]}, {"queries": ["a", [2]]}),
         (EmbedRequest, TO_TEI, {"normalize": False, "truncate": True, "dimensions": 4, "side": "left"}),
-        (EmbedRequest, {"normalize": None, "prompt": 1}, {"normalize": True, "side": "right", "prompt_name": None}),
+        (EmbedRequest, {"normalize": None, "prompt": 1}, {"normalize": True, "side": None, "prompt_name": None}),
         (EmbedRequest, {"truncation_direction": "Right"}, {"side": "right"}),
         (EmbedRequest, {"truncation_direction": "left"}, {"side": "left"}),
         (SimilarityRequest, {"parameters": TO_TEI}, {"queries": ["a", "b"]}),

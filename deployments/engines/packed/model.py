@@ -14,6 +14,7 @@ from deployments.engines.packed.layers import Block, Layer
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.tensors import Place
 from deployments.models.colbert import UNSEEN
+from deployments.models.modules import unknown_pooling
 from deployments.models.text_pairs import TYPE
 
 Head = Callable[[torch.Tensor, Layout], torch.Tensor]  # [tokens, width] -> float32 [queries, numbers]
@@ -168,8 +169,17 @@ def pool(x: torch.Tensor, layout: Layout, pooling: str) -> torch.Tensor:
     """
     if layout.wanted is not None:
         return x.float()
-    if pooling in _TOKENS:
-        return x.index_select(0, _TOKENS[pooling](layout.bounds)).float()
-    if not layout.ragged:
+    if pooling == "mean" and not layout.ragged:
         return x.view(layout.queries, layout.longest, -1).mean(1, dtype=torch.float32)
-    return torch.stack([one.mean(0, dtype=torch.float32) for one in torch.split(x, layout.lengths)])
+    return pool_rows(x, layout.bounds, layout.lengths, pooling)
+
+
+def pool_rows(x: torch.Tensor, bounds: torch.Tensor, lengths: Sequence[int], pooling: str) -> torch.Tensor:
+    """Pool [tokens, width] -> float32 [queries, width]. `bounds`: 0 and the end of each query. Raises SettingsError for
+    an unknown pooling.
+    """
+    if pooling == "mean":
+        return torch.stack([one.mean(0, dtype=torch.float32) for one in torch.split(x, list(lengths))])
+    if pooling not in _TOKENS:
+        raise unknown_pooling(pooling)
+    return x.index_select(0, _TOKENS[pooling](bounds)).float()
