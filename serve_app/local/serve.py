@@ -17,7 +17,14 @@ from rich.console import Console
 from deployments.errors import SettingsError, first_line
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.hardware.device_detector import probe_machine
-from deployments.serve_adapter.local_ray import JOINS, PROXY_PORTS, accept_messages, serve_client, start_local_ray
+from deployments.serve_adapter.local_ray import (
+    JOINS,
+    METRICS_PORTS,
+    PROXY_PORTS,
+    accept_messages,
+    serve_client,
+    start_local_ray,
+)
 from serve_app.api_keys import read_keys
 from serve_app.config.models import ApplicationArgs
 from serve_app.config.overrides import NONE, Overrides
@@ -140,7 +147,7 @@ def _check_free(host: str, port: int, key: str) -> None:
         raise SettingsError("http_options.host", f"{host} is an IPv6 address, which is not supported; use one of IPv4")
     if not isinstance(port, int) or not 1 <= port <= 65535:
         raise SettingsError(key, f"should be a port from 1 to 65535, not {port!r}")
-    if others := [name for name in PROXY_PORTS if os.environ.get(name) == str(port)]:
+    if others := [name for name in (*PROXY_PORTS, *METRICS_PORTS) if os.environ.get(name) == str(port)]:
         raise SettingsError(key, f"{port} is {others[0]} here: give that another port, or choose another")
     if problem := bind_problem(host, port):
         raise SettingsError(key, f"cannot listen on {host}:{port}: {problem}")
