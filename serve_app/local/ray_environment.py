@@ -24,6 +24,7 @@ LOOPBACK = "127.0.0.1"
 PROXY_TIMEOUT_S = 15.0  # for servers that listen only a moment after they are reported as running
 TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 _LONGEST_RAY_FOLDER = 35  # a socket's path has at most 103 bytes on macOS, and Ray appends up to 68
+_LEAST_MIB = 64  # of the temporary folder's disk
 _SESSIONS = 5  # whose logs are kept
 _LONGEST_SCRATCH = 11  # HAProxy accepts 97 bytes for a socket's path; our folder, Ray's and the file's name take 86
 
@@ -57,9 +58,10 @@ def turn_to_start(console: Console) -> ExitStack:
 def set_ray_environment(scratch: Path, console: Console) -> None:
     """Set the environment variables that Ray's processes read when they start."""
     # Serve writes HAProxy's config, which is not ASCII, in the locale's encoding.
-    os.environ.setdefault("PYTHONUTF8", "1")
+    os.environ["PYTHONUTF8"] = "1"
     has_haproxy = set_variables(scratch, read_cpu_shape().usable, free_port)
     _set_token(scratch, console)
+    _check_space()
     # Every user of the machine can write to Ray's default folder: sockets, logs, jobs' code. So Ray gets a private one.
     private = private_folder() or scratch
     if len(str(private)) <= _LONGEST_RAY_FOLDER:
@@ -74,6 +76,20 @@ def _remove_old_sessions(folder: Path) -> None:
     for session in sorted(folder.glob("ray/session_2*"))[:-_SESSIONS]:
         if not psutil.pid_exists(int(session.name.rpartition("_")[2])):
             shutil.rmtree(session, ignore_errors=True)
+
+
+def _check_space() -> None:
+    """Raises StartFailed: on a full disk Ray's processes end without a reason, and Ray waits a minute for them."""
+    variable = "RAY_TMPDIR" if os.environ.get("RAY_TMPDIR") else "TMPDIR"
+    folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    if not folder.is_dir():
+        return  # Ray creates it
+    free_mib = shutil.disk_usage(folder).free >> 20
+    if free_mib < _LEAST_MIB:
+        raise StartFailed(
+            f"{folder} has {free_mib} MiB free, and Ray needs {_LEAST_MIB}: make room there, or set {variable} to "
+            "another folder"
+        )
 
 
 def _set_token(scratch: Path, console: Console) -> None:

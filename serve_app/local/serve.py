@@ -160,22 +160,35 @@ def _reached_at(host: str) -> str:
 @contextmanager
 def _local_ray(console: Console, metrics_port: int) -> Iterator[str]:
     """Start Ray on loopback, yield its dashboard's address, and stop it with all the processes it started."""
-    import ray
     from ray import serve
 
     console.print("starting Ray")
-    try:
-        dashboard = start_local_ray(LOOPBACK, metrics_port, read_cpu_shape().usable)
-    except Exception as error:
-        ray.shutdown()
-        raise StartFailed(f"Ray did not start: {first_line(error)}; see {_logs()}") from error
+    dashboard = _start_ray(console, metrics_port)
     try:
         yield dashboard
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call]
-        started = psutil.Process().children(recursive=True)
-        ray.shutdown()
-        _end(started)
+        _stop_ray()
+
+
+def _start_ray(console: Console, metrics_port: int, tries: int = 2) -> str:
+    try:
+        return start_local_ray(LOOPBACK, metrics_port, read_cpu_shape().usable)
+    except Exception as error:
+        _stop_ray()
+        if tries == 1 or "timed out" not in str(error):
+            raise StartFailed(f"Ray did not start: {first_line(error)}; see {_logs()}") from error
+    console.print("Ray did not start in time, as on a busy machine; trying once more")
+    return _start_ray(console, metrics_port, tries - 1)
+
+
+def _stop_ray() -> None:
+    """Stop Ray with all its processes. If `ray.init` failed, Ray itself leaves those running that it had started."""
+    import ray
+
+    started = psutil.Process().children(recursive=True)
+    ray.shutdown()
+    _end(started)
 
 
 def _end(processes: Sequence[psutil.Process]) -> None:

@@ -2,16 +2,24 @@
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from subprocess import PIPE
+from types import SimpleNamespace
 
 import pytest
 
-from serve_app.local.ray_environment import StartFailed, _remove_old_sessions, free_port, scratch_parent
+from serve_app.local.ray_environment import (
+    StartFailed,
+    _check_space,
+    _remove_old_sessions,
+    free_port,
+    scratch_parent,
+)
 
 ROOT = Path(__file__).parents[2]
 LOOPBACK = "127.0.0.1"
@@ -113,3 +121,18 @@ def test_logs_of_the_last_services_are_kept_and_of_those_that_run(tmp_path):
         (tmp_path / "ray" / name / "logs").mkdir(parents=True)
     _remove_old_sessions(tmp_path)
     assert {path.name for path in (tmp_path / "ray").iterdir()} == {names[1], *names[-5:], "session_latest"}
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "RAY_TMPDIR"])
+@pytest.mark.parametrize("free_mib", [63, 64])
+def test_a_full_disk_is_named_at_once(monkeypatch, tmp_path, variable, free_mib):
+    """Ray waited a minute, and gave no reason."""
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_mib * 2**20 + 5))
+    expected = contextlib.nullcontext()
+    if free_mib == 63:
+        expected = pytest.raises(StartFailed, match=f"{tmp_path} has 63 MiB free, .* set {variable} to another")
+    with expected:
+        _check_space()

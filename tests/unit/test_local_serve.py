@@ -121,3 +121,27 @@ def test_brackets_in_a_model_s_name_are_no_markup(start):
     console = start.found["console"]
     _show_model(console, {**info(), "model_id": "/models/[v2]/a[/b]"})
     assert "model: /models/[v2]/a[/b], embedding" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("failures", "tries"),
+    [([], 1), (["The current node timed out during startup."], 2), (["timed out"] * 2, None), (["no port"], None)],
+)
+def test_ray_is_started_again_once_where_a_busy_machine_was_too_slow(monkeypatch, failures, tries):
+    left, calls = list(failures), []
+    monkeypatch.setattr(serve, "_stop_ray", lambda: calls.append("stopped"))
+
+    def start_local_ray(*_):
+        if left:
+            raise RuntimeError(left.pop(0))
+        return "http://dashboard"
+
+    monkeypatch.setattr(serve, "start_local_ray", start_local_ray)
+    console = Console(file=io.StringIO(), width=200)
+    if tries is None:
+        with pytest.raises(serve.StartFailed, match=f"Ray did not start: {failures[0]}; see "):
+            serve._start_ray(console, 8080)
+    else:
+        assert serve._start_ray(console, 8080) == "http://dashboard"
+    assert calls == ["stopped"] * len(failures)
+    assert console.file.getvalue().count("once more") == (failures[:1] != [] and "timed out" in failures[0])
