@@ -47,7 +47,7 @@ from serve_app.local.service_file import LocalService
 from serve_app.stop_signal import StopSignal
 
 _START_TIMEOUT_S = 600.0  # enough for a large model from a slow disk or hub
-_LAST_WORKERS_S = 2.0  # workers notice within milliseconds that their raylet is gone
+_LAST_WORKERS_S = 0.5  # workers notice within milliseconds that their raylet is gone
 _METRICS_PORT = 8080  # as on KubeRay
 
 

@@ -75,10 +75,11 @@ def test_the_sockets_of_haproxy_have_paths_that_it_takes(monkeypatch, usual, cho
 
 
 TURN = """
-import sys
+import os, sys
 from rich.console import Console
-from serve_app.local.ray_environment import turn_to_start
-turn = turn_to_start(Console())
+from serve_app.local import ray_environment
+ray_environment.TURN_PORT = int(os.environ["PORT"])
+turn = ray_environment.turn_to_start(Console())
 print("mine", flush=True)
 sys.stdin.readline()
 turn.close()
@@ -88,27 +89,29 @@ sys.stdin.readline()
 
 
 def test_services_start_one_after_the_other(tmp_path):
-    """Each looks for free ports long before it listens on them."""
+    """Each looks for free ports long before it listens on them, whoever started it, and wherever its files lie."""
+    port = free_port(29_000)  # not the true one: a service may just start
     with contextlib.ExitStack() as stack:
 
-        def start():
+        def start(number):
+            (folder := tmp_path / str(number)).mkdir()
             process = stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-c", TURN], stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT,
-                    env={**os.environ, "TMPDIR": str(tmp_path)},
+                    env={**os.environ, "TMPDIR": str(folder), "PORT": str(port)},
                 )
             )  # fmt: skip
             stack.callback(process.kill)
             return process, process.stdout.readline()
 
-        first, said = start()
+        first, said = start(0)
         assert said == "mine\n"
-        second, said = start()
+        second, said = start(1)
         assert said == "waiting for another windve serve to start\n"
         first.stdin.write("\n")
         first.stdin.flush()
         assert [first.stdout.readline(), second.stdout.readline()] == ["started\n", "mine\n"]
-        third, said = start()
+        third, said = start(2)
         assert said.startswith("waiting")
         second.kill()  # it is not in the way of others for ever
         assert third.stdout.readline() == "mine\n"
