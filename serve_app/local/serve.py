@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,8 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
             keys.append(None if args.shared.api_keys is None else read_keys(args.shared.api_keys)[0].key)
             accept_messages(4 * args.shared.limits.max_body_bytes)
         show_machine(console, probe_machine())
-        metrics_port = free_port(_METRICS_PORT, host=LOOPBACK, kept=_ports(config))
         stop.listen()  # what is started from here on is taken down
-        with _local_ray(console, metrics_port) as dashboard:
+        with _local_ray(console, _ports(config)) as (dashboard, metrics_port):
             stop.listen()  # again: Ray has installed its own handlers, which would end the process at once
             _deploy(dashboard, config)
             with console.status("starting: loading the model, warming up"):
@@ -158,28 +157,32 @@ def _reached_at(host: str) -> str:
 
 
 @contextmanager
-def _local_ray(console: Console, metrics_port: int) -> Iterator[str]:
-    """Start Ray on loopback, yield its dashboard's address, and stop it with all the processes it started."""
+def _local_ray(console: Console, kept: Collection[int]) -> Iterator[tuple[str, int]]:
+    """Start Ray on loopback, yield its dashboard's address and its metrics' port, which is none of those that are
+    `kept`, and stop it with all the processes it started.
+    """
     from ray import serve
 
     console.print("starting Ray")
-    dashboard = _start_ray(console, metrics_port)
+    started = _start_ray(console, kept)
     try:
-        yield dashboard
+        yield started
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call]
         _stop_ray()
 
 
-def _start_ray(console: Console, metrics_port: int, tries: int = 2) -> str:
+def _start_ray(console: Console, kept: Collection[int], tries: int = 2) -> tuple[str, int]:
+    """Ray times out if the machine is too busy, or if somebody takes the metrics' port meanwhile."""
+    metrics_port = free_port(_METRICS_PORT, host=LOOPBACK, kept=kept)
     try:
-        return start_local_ray(LOOPBACK, metrics_port, read_cpu_shape().usable)
+        return start_local_ray(LOOPBACK, metrics_port, read_cpu_shape().usable), metrics_port
     except Exception as error:
         _stop_ray()
         if tries == 1 or "timed out" not in str(error):
             raise StartFailed(f"Ray did not start: {first_line(error)}; see {_logs()}") from error
-    console.print("Ray did not start in time, as on a busy machine; trying once more")
-    return _start_ray(console, metrics_port, tries - 1)
+    console.print("Ray did not start in time; trying once more")
+    return _start_ray(console, kept, tries - 1)
 
 
 def _stop_ray() -> None:
