@@ -73,7 +73,8 @@ METRICS_PORTS = {  # of Ray's own processes, whose defaults another Ray may have
     "DASHBOARD_METRIC_PORT": 29_900,
     "AUTOSCALER_METRIC_PORT": 29_950,
 }
-_REPLICA_GRPC_PORTS = (31_100, 50)  # search from here for a free block: above Serve's HTTP ports, below Linux's own
+# Serve gives a port to another Router only after 650 s: a HAProxy that was replaced may still use it.
+_REPLICA_GRPC_PORTS = (31_100, 100)  # search from here for a free block: above Serve's HTTP ports, below Linux's own
 
 
 def set_variables(scratch: Path, cores: int, free_port: Callable[..., int]) -> bool:
