@@ -1,8 +1,8 @@
 """Measures a replica's cost model at its start. Pure: it is given what times a run, and the clock.
 
-Other work on the machine makes runs slower, never faster, and short runs most of all. The replica that this one
-replaces may end just now. So each size is timed until its fastest runs agree, in turn with the
-others. The fastest counts.
+Other work on the machine, such as the end of the replica that this one replaces, makes runs slower, never faster, and
+short runs most of all: then beta looks large, and alpha small. So each size is timed, in turn with the others, until
+its fastest runs agree. The fastest counts.
 """
 
 from __future__ import annotations

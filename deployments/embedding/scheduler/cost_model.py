@@ -58,6 +58,5 @@ class CostModel:
         seconds = np.array([max(took_s, 1e-9) for _, took_s in runs])
         columns = np.array([[len(one), one.sum(), np.square(one).sum(), 1.0] for one in lengths]) / seconds[:, None]
         query_s, token_s, token2_s, beta_s = non_negative(columns, np.ones(len(runs))).tolist()
-        if query_s + token_s + token2_s < _LEAST_S:
-            token_s = float(1 / columns[:, 1].max())
-        return cls(query_s, token_s, token2_s, beta_s)
+        model = cls(query_s, token_s, token2_s, beta_s)
+        return model if model.alpha_s > _LEAST_S else cls(0.0, 1 / float(columns[:, 1].max()), 0.0, beta_s)
