@@ -167,7 +167,9 @@ class Predictor(LinePredictor):
         work_s, took_s, most_s, spell = run.work_s, run.took_s, self.work_s(self.fill_s(self.slo_s)), self._spell
         if run.is_probe:  # only this run shows how slow the device is now
             times = took_s / (self._b + self._k * work_s)
-            self._b, self._k = self._b * times, max(_LEAST_SLOPE, self._k * times)
+            slope = max(min(1.0, self._k), self._k * times)  # quicker than planned: b was wrong before k
+            self._k = max(_LEAST_SLOPE, min(slope, took_s / work_s))
+            self._b = max(0.0, took_s - self._k * work_s)
             self._reset_doubt()
         else:
             self._count_outlier(self._follow(work_s, took_s))

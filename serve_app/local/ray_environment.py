@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Collection
-from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -24,6 +23,8 @@ LOOPBACK = "127.0.0.1"
 PROXY_TIMEOUT_S = 15.0  # for servers that listen only a moment after they are reported as running
 TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 _LONGEST_RAY_FOLDER = 35  # a socket's path has at most 103 bytes on macOS, and Ray appends up to 68
+TURN_PORT, _LONGEST_TURN_S = 29_899, 120.0  # a service that downloads its model may keep it longer
+_LEAST_MIB = 64  # of the temporary folder's disk
 _SESSIONS = 5  # whose logs are kept
 _LONGEST_SCRATCH = 11  # HAProxy accepts 97 bytes for a socket's path; our folder, Ray's and the file's name take 86
 
@@ -38,28 +39,30 @@ def scratch_parent() -> str:
     return usual if len(os.fsencode(usual)) <= _LONGEST_SCRATCH else "/tmp"  # noqa: S108 - a new folder is made in it
 
 
-def turn_to_start(console: Console) -> ExitStack:
-    """Wait until no other service of this user starts. Close the result once this one has started: it looks for free
-    ports long before it listens on them.
+def turn_to_start(console: Console) -> socket.socket:
+    """Wait until no other service starts on this machine. Close the result once this one has started: it looks for free
+    ports long before it listens on them. The turn is a port, which ends with its process, whoever's it is.
     """
-    turn, folder = ExitStack(), private_folder()
-    if folder is not None:
-        place = os.open(folder, os.O_RDONLY)
-        turn.callback(os.close, place)
+    turn, ends, said = socket.socket(), time.monotonic() + _LONGEST_TURN_S, False
+    while time.monotonic() < ends:
         try:
-            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            turn.bind((LOOPBACK, TURN_PORT))
+            break
         except OSError:
-            console.print("waiting for another windve serve to start")
-            fcntl.flock(place, fcntl.LOCK_EX)
+            if not said:
+                console.print("waiting for another windve serve to start")
+                said = True
+            time.sleep(0.1)
     return turn
 
 
 def set_ray_environment(scratch: Path, console: Console) -> None:
     """Set the environment variables that Ray's processes read when they start."""
     # Serve writes HAProxy's config, which is not ASCII, in the locale's encoding.
-    os.environ.setdefault("PYTHONUTF8", "1")
+    os.environ["PYTHONUTF8"] = "1"
     has_haproxy = set_variables(scratch, read_cpu_shape().usable, free_port)
     _set_token(scratch, console)
+    _check_space()
     # Every user of the machine can write to Ray's default folder: sockets, logs, jobs' code. So Ray gets a private one.
     private = private_folder() or scratch
     if len(str(private)) <= _LONGEST_RAY_FOLDER:
@@ -74,6 +77,20 @@ def _remove_old_sessions(folder: Path) -> None:
     for session in sorted(folder.glob("ray/session_2*"))[:-_SESSIONS]:
         if not psutil.pid_exists(int(session.name.rpartition("_")[2])):
             shutil.rmtree(session, ignore_errors=True)
+
+
+def _check_space() -> None:
+    """Raises StartFailed: on a full disk Ray's processes end without a reason, and Ray waits a minute for them."""
+    variable = "RAY_TMPDIR" if os.environ.get("RAY_TMPDIR") else "TMPDIR"
+    folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    if not folder.is_dir():
+        return  # Ray creates it
+    free_mib = shutil.disk_usage(folder).free >> 20
+    if free_mib < _LEAST_MIB:
+        raise StartFailed(
+            f"{folder} has {free_mib} MiB free, and Ray needs {_LEAST_MIB}: make room there, or set {variable} to "
+            "another folder"
+        )
 
 
 def _set_token(scratch: Path, console: Console) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,14 @@ from rich.console import Console
 from deployments.errors import SettingsError, first_line
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.hardware.device_detector import probe_machine
-from deployments.serve_adapter.local_ray import JOINS, PROXY_PORTS, accept_messages, serve_client, start_local_ray
+from deployments.serve_adapter.local_ray import (
+    JOINS,
+    METRICS_PORTS,
+    PROXY_PORTS,
+    accept_messages,
+    serve_client,
+    start_local_ray,
+)
 from serve_app.api_keys import read_keys
 from serve_app.config.models import ApplicationArgs
 from serve_app.config.overrides import NONE, Overrides
@@ -40,7 +47,7 @@ from serve_app.local.service_file import LocalService
 from serve_app.stop_signal import StopSignal
 
 _START_TIMEOUT_S = 600.0  # enough for a large model from a slow disk or hub
-_LAST_WORKERS_S = 2.0  # workers notice within milliseconds that their raylet is gone
+_LAST_WORKERS_S = 0.5  # workers notice within milliseconds that their raylet is gone
 _SETTING = "SettingsError: "  # in a traceback
 _METRICS_PORT = 8080  # as on KubeRay
 
@@ -65,9 +72,8 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
             keys.append(None if args.shared.api_keys is None else read_keys(args.shared.api_keys)[0].key)
             accept_messages(4 * args.shared.limits.max_body_bytes)
         show_machine(console, probe_machine())
-        metrics_port = free_port(_METRICS_PORT, host=LOOPBACK, kept=_ports(config))
         stop.listen()  # what is started from here on is taken down
-        with _local_ray(console, metrics_port) as dashboard:
+        with _local_ray(console, _ports(config)) as (dashboard, metrics_port):
             stop.listen()  # again: Ray has installed its own handlers, which would end the process at once
             _deploy(dashboard, config)
             with console.status("starting: loading the model, warming up"):
@@ -141,7 +147,7 @@ def _check_free(host: str, port: int, key: str) -> None:
         raise SettingsError("http_options.host", f"{host} is an IPv6 address, which is not supported; use one of IPv4")
     if not isinstance(port, int) or not 1 <= port <= 65535:
         raise SettingsError(key, f"should be a port from 1 to 65535, not {port!r}")
-    if others := [name for name in PROXY_PORTS if os.environ.get(name) == str(port)]:
+    if others := [name for name in (*PROXY_PORTS, *METRICS_PORTS) if os.environ.get(name) == str(port)]:
         raise SettingsError(key, f"{port} is {others[0]} here: give that another port, or choose another")
     if problem := bind_problem(host, port):
         raise SettingsError(key, f"cannot listen on {host}:{port}: {problem}")
@@ -152,24 +158,41 @@ def _reached_at(host: str) -> str:
 
 
 @contextmanager
-def _local_ray(console: Console, metrics_port: int) -> Iterator[str]:
-    """Start Ray on loopback, yield its dashboard's address, and stop it with all the processes it started."""
-    import ray
+def _local_ray(console: Console, kept: Collection[int]) -> Iterator[tuple[str, int]]:
+    """Start Ray on loopback, yield its dashboard's address and its metrics' port, which is none of those that are
+    `kept`, and stop it with all the processes it started.
+    """
     from ray import serve
 
     console.print("starting Ray")
+    started = _start_ray(console, kept)
     try:
-        dashboard = start_local_ray(LOOPBACK, metrics_port, read_cpu_shape().usable)
-    except Exception as error:
-        ray.shutdown()
-        raise StartFailed(f"Ray did not start: {first_line(error)}; see {_logs()}") from error
-    try:
-        yield dashboard
+        yield started
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call]
-        started = psutil.Process().children(recursive=True)
-        ray.shutdown()
-        _end(started)
+        _stop_ray()
+
+
+def _start_ray(console: Console, kept: Collection[int], tries: int = 2) -> tuple[str, int]:
+    """Ray times out if the machine is too busy, or if somebody takes the metrics' port meanwhile."""
+    metrics_port = free_port(_METRICS_PORT, host=LOOPBACK, kept=kept)
+    try:
+        return start_local_ray(LOOPBACK, metrics_port, read_cpu_shape().usable), metrics_port
+    except Exception as error:
+        _stop_ray()
+        if tries == 1 or "timed out" not in str(error):
+            raise StartFailed(f"Ray did not start: {first_line(error)}; see {_logs()}") from error
+    console.print("Ray did not start in time; trying once more")
+    return _start_ray(console, kept, tries - 1)
+
+
+def _stop_ray() -> None:
+    """Stop Ray with all its processes. If `ray.init` failed, Ray itself leaves those running that it had started."""
+    import ray
+
+    started = psutil.Process().children(recursive=True)
+    ray.shutdown()
+    _end(started)
 
 
 def _end(processes: Sequence[psutil.Process]) -> None:

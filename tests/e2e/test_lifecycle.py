@@ -34,7 +34,12 @@ def stray_files():
     return {path for path in names if path.name not in kept and not path.name.startswith("pytest-of-")}
 
 
-def test_ctrl_c_takes_down_exactly_what_was_started(tmp_path):
+NOT_UTF8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # Serve's template for HAProxy is not ASCII
+
+
+def test_ctrl_c_takes_down_exactly_what_was_started(tmp_path, monkeypatch):
+    for name, value in NOT_UTF8.items():
+        monkeypatch.setenv(name, value)
     keys = tmp_path / "api-keys"
     keys.write_text("sk-shown-to-nobody")
     config = emulating(12.0, **SLOW)

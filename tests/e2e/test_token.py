@@ -24,13 +24,12 @@ import ray
 from ray.serve.generated.serve_pb2 import ASGIRequest
 from test_with_keys import session_logs
 
-from tests.kit.service import ROOT, ROUTERS, load_yaml, running
-
-pytestmark = pytest.mark.alone  # beside another Ray this one opens fewer ports, and its jobs find the other one
+from tests.kit.service import ROOT, ROUTERS, load_yaml, running, wait_until
 
 BIN = Path(sys.executable).parent
 KEY = "sk-token-5c1e"
 SECURITY = (ROOT / "SECURITY.md").read_text()
+RAYS_OWN_PORTS = (8265, 44217, 44227, 52365)  # as another Ray on the machine takes them
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 WRONG = "f" * 64
 
@@ -60,7 +59,10 @@ def service(tmp_path_factory, owner):
     keys = folder / "api-keys"
     keys.write_text(KEY)
     application["args"]["api_keys"] = f"file:{keys}"
-    with pytest.MonkeyPatch.context() as patch:
+    with contextlib.ExitStack() as taken, pytest.MonkeyPatch.context() as patch:
+        for port in RAYS_OWN_PORTS:
+            with contextlib.suppress(OSError):  # another Ray has it indeed
+                taken.enter_context(socket.create_server(("", port)))
         for name, value in {**owner.environment, "HOME": str(owner.home)}.items():
             patch.setenv(name, value)
         with running(config, folder) as service:
@@ -254,7 +256,12 @@ def table():
     }
 
 
+def has_haproxy(service):
+    return any(process_name(process) == "haproxy" and listening(process) for process in processes(service))
+
+
 def test_every_port_is_protected_as_security_md_says(service):
+    wait_until(lambda: has_haproxy(service), "HAProxy")  # Serve may just replace it
     found = {
         (process_name(process), "loopback" if is_local else "all", protection(port))
         for process in processes(service)

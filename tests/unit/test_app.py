@@ -150,11 +150,13 @@ def test_the_overflow_may_stay_while_the_accelerator_changes_its_model():
     plans = plan_models(args, [GPU_NODE])
     names = args.deployments()["x"]
     bound = bind_pools(args.models["x"], plans["x"], [GPU_NODE], cpu_parts(args.models, plans), names, replica=object)
-    seconds = {
-        pool: application._bound_deployment._deployment_config.graceful_shutdown_timeout_s
-        for pool, (_, application) in bound.items()
+    configs = {pool: application._bound_deployment._deployment_config for pool, (_, application) in bound.items()}
+    assert {pool: config.graceful_shutdown_timeout_s for pool, config in configs.items()} == {
+        "accelerator": 20.0,
+        "cpu": 620.0,
     }
-    assert seconds == {"accelerator": 20.0, "cpu": 620.0}
+    # An idle one frees its device at once: by Serve's own setting it would wait two seconds first.
+    assert {config.graceful_shutdown_wait_loop_s for config in configs.values()} == {0.1}
 
 
 # --- several models ---------------------------------------------------------------------------------------------------

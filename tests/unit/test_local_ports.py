@@ -2,16 +2,24 @@
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from subprocess import PIPE
+from types import SimpleNamespace
 
 import pytest
 
-from serve_app.local.ray_environment import StartFailed, _remove_old_sessions, free_port, scratch_parent
+from serve_app.local.ray_environment import (
+    StartFailed,
+    _check_space,
+    _remove_old_sessions,
+    free_port,
+    scratch_parent,
+)
 
 ROOT = Path(__file__).parents[2]
 LOOPBACK = "127.0.0.1"
@@ -67,10 +75,11 @@ def test_the_sockets_of_haproxy_have_paths_that_it_takes(monkeypatch, usual, cho
 
 
 TURN = """
-import sys
+import os, sys
 from rich.console import Console
-from serve_app.local.ray_environment import turn_to_start
-turn = turn_to_start(Console())
+from serve_app.local import ray_environment
+ray_environment.TURN_PORT = int(os.environ["PORT"])
+turn = ray_environment.turn_to_start(Console())
 print("mine", flush=True)
 sys.stdin.readline()
 turn.close()
@@ -80,27 +89,29 @@ sys.stdin.readline()
 
 
 def test_services_start_one_after_the_other(tmp_path):
-    """Each looks for free ports long before it listens on them."""
+    """Each looks for free ports long before it listens on them, whoever started it, and wherever its files lie."""
+    port = free_port(29_000)  # not the true one: a service may just start
     with contextlib.ExitStack() as stack:
 
-        def start():
+        def start(number):
+            (folder := tmp_path / str(number)).mkdir()
             process = stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-c", TURN], stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT,
-                    env={**os.environ, "TMPDIR": str(tmp_path)},
+                    env={**os.environ, "TMPDIR": str(folder), "PORT": str(port)},
                 )
             )  # fmt: skip
             stack.callback(process.kill)
             return process, process.stdout.readline()
 
-        first, said = start()
+        first, said = start(0)
         assert said == "mine\n"
-        second, said = start()
+        second, said = start(1)
         assert said == "waiting for another windve serve to start\n"
         first.stdin.write("\n")
         first.stdin.flush()
         assert [first.stdout.readline(), second.stdout.readline()] == ["started\n", "mine\n"]
-        third, said = start()
+        third, said = start(2)
         assert said.startswith("waiting")
         second.kill()  # it is not in the way of others for ever
         assert third.stdout.readline() == "mine\n"
@@ -113,3 +124,18 @@ def test_logs_of_the_last_services_are_kept_and_of_those_that_run(tmp_path):
         (tmp_path / "ray" / name / "logs").mkdir(parents=True)
     _remove_old_sessions(tmp_path)
     assert {path.name for path in (tmp_path / "ray").iterdir()} == {names[1], *names[-5:], "session_latest"}
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "RAY_TMPDIR"])
+@pytest.mark.parametrize("free_mib", [63, 64])
+def test_a_full_disk_is_named_at_once(monkeypatch, tmp_path, variable, free_mib):
+    """Ray waited a minute, and gave no reason."""
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_mib * 2**20 + 5))
+    expected = contextlib.nullcontext()
+    if free_mib == 63:
+        expected = pytest.raises(StartFailed, match=f"{tmp_path} has 63 MiB free, .* set {variable} to another")
+    with expected:
+        _check_space()

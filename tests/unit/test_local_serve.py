@@ -1,6 +1,7 @@
 """`windve serve` before its Ray is there: what it makes of the config, and Ctrl-C."""
 
 import io
+import itertools
 import os
 import signal
 import time
@@ -136,3 +137,31 @@ def test_a_wrong_setting_ends_the_start_at_its_first_failure(monkeypatch):
     stop, reporter = SimpleNamespace(wait=lambda _: False), SimpleNamespace(tick=lambda _: None)
     with pytest.raises(StartFailed, match=r"^args\.cpu\.dtype: no$"):
         serve._wait_until_running(stop, reporter)
+
+
+@pytest.mark.parametrize(
+    ("failures", "tries"),
+    [([], 1), (["The current node timed out during startup."], 2), (["timed out"] * 2, None), (["no port"], None)],
+)
+def test_ray_is_started_again_once_with_another_port(monkeypatch, failures, tries):
+    """Its agent ends where somebody has just taken the port of its metrics, and Ray waits in vain."""
+    left, calls, ports, free = list(failures), [], [], itertools.count(8080)
+    monkeypatch.setattr(serve, "free_port", lambda *_, **__: next(free))
+    monkeypatch.setattr(serve, "_stop_ray", lambda: calls.append("stopped"))
+
+    def start_local_ray(_, metrics_port, __):
+        ports.append(metrics_port)
+        if left:
+            raise RuntimeError(left.pop(0))
+        return "http://dashboard"
+
+    monkeypatch.setattr(serve, "start_local_ray", start_local_ray)
+    console = Console(file=io.StringIO(), width=200)
+    if tries is None:
+        with pytest.raises(serve.StartFailed, match=f"Ray did not start: {failures[0]}; see "):
+            serve._start_ray(console, ())
+    else:
+        assert serve._start_ray(console, ()) == ("http://dashboard", 8079 + tries)
+    assert ports == list(range(8080, next(free)))
+    assert calls == ["stopped"] * len(failures)
+    assert console.file.getvalue().count("once more") == (failures[:1] != [] and "timed out" in failures[0])

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from deployments.serve_adapter.local_ray import METRICS_PORTS
+
 ROOT = Path(__file__).parents[2]
 ADAPTER = ROOT / "deployments" / "serve_adapter"
 RAY = Path(importlib.util.find_spec("ray").origin).parent
 COMPILED = RAY / "core" / "src" / "ray" / "raylet" / "raylet"  # has RAY_x, in small letters, by the name x
-SOURCES = ("_private", "_common", "dashboard", "serve/_private", "serve/schema.py")
+SOURCES = ("_private", "_common", "dashboard", "autoscaler/_private/constants.py", "serve/_private", "serve/schema.py")
 
 PRIVATE = {  # name -> (the file of Ray that has it, how it stands there, what we use it for)
     "global_worker": ("_private/worker.py", r"^global_worker = ", "the actors of this process"),
@@ -38,6 +40,8 @@ PRIVATE = {  # name -> (the file of Ray that has it, how it stands there, what w
     "deploy_applications": ("dashboard/modules/serve/sdk.py", r"def deploy_applications\(", "`serve deploy`"),
     "get_serve_details": ("dashboard/modules/serve/sdk.py", r"def get_serve_details\(", "`serve status`"),
     "_node_ip_address": ("_private/worker.py", r'"_node_ip_address"', "a Ray on loopback alone"),
+    "RayParams": ("_private/worker.py", r"ray\._private\.parameter\.RayParams\($", "the port of the agent"),
+    "dashboard_agent_listen_port": ("_private/parameter.py", r"^        dashboard_agent_listen_port: ", "that port"),
     "_metrics_export_port": ("_private/worker.py", r'"_metrics_export_port"', "where Prometheus reads"),
 }  # fmt: skip
 # Outside of the adapter a class has the methods that Serve calls by name: they are the replica's own answers.
@@ -105,7 +109,7 @@ def variables():
     """All that we set for Ray: on this machine, and on a cluster's nodes."""
     texts = [path.read_text(encoding="utf-8") for path in (*ADAPTER.glob("*.py"), *(ROOT / "k8s").rglob("*.yaml"))]
     names = {name for text in texts for name in re.findall(r"\bRAY_\w{3,}[A-Za-z]\b", text)}
-    others = {"REPORTER_UPDATE_INTERVAL_MS", "METRICS_RECORD_INTERVAL_S", "LOG_NAME_UPDATE_INTERVAL_S"}
+    others = {"REPORTER_UPDATE_INTERVAL_MS", "METRICS_RECORD_INTERVAL_S", "LOG_NAME_UPDATE_INTERVAL_S", *METRICS_PORTS}
     return sorted({name for name in names if not PUBLIC.fullmatch(name)} | others)
 
 

@@ -41,7 +41,7 @@ def test_what_ci_run_calls_exists():
 def test_each_change_is_checked_and_each_night_what_takes_hours():
     assert calls("checks")[1] == [".ci/run"]
     assert WORKFLOWS["checks"]["on"].keys() == {"push", "pull_request"}
-    assert [command.split()[1] for command in calls("nightly")[1]] == ["test-more", "mutants", "soak"]
+    assert [command.split()[1] for command in calls("nightly")[1]] == ["test-more", "mutants", "test", "test", "soak"]
     assert "schedule" in WORKFLOWS["nightly"]["on"]
 
 

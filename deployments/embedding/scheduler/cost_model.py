@@ -10,7 +10,7 @@ import numpy as np
 from deployments.admission.least_squares import non_negative
 
 QUERY_TOKENS = 75  # length of the paper's query; alpha is its cost
-_LEAST_TOKEN_S = 1e-10  # keeps alpha, which is used as a divisor, above 0 even if all measured runs take equally long
+_LEAST_S = 1e-9  # a rounding error
 
 MeasuredRun = tuple[Sequence[int], float]  # the tokens of each query of a run, and the run's seconds
 
@@ -49,7 +49,8 @@ class CostModel:
     @classmethod
     def fit(cls, runs: Sequence[MeasuredRun]) -> CostModel:
         """Fit measured runs by non-negative least squares of relative errors, so that an error of 10 % weighs the same
-        for short and long runs. Raises ValueError without runs.
+        for short and long runs. If long runs took no longer than short ones, what a token costs cannot be told: then
+        each costs its share of the run with the most tokens a second. Raises ValueError without runs.
         """
         if not runs:
             raise ValueError("a cost model needs at least one run")
@@ -57,4 +58,5 @@ class CostModel:
         seconds = np.array([max(took_s, 1e-9) for _, took_s in runs])
         columns = np.array([[len(one), one.sum(), np.square(one).sum(), 1.0] for one in lengths]) / seconds[:, None]
         query_s, token_s, token2_s, beta_s = non_negative(columns, np.ones(len(runs))).tolist()
-        return cls(query_s, token_s or _LEAST_TOKEN_S, token2_s, beta_s)
+        model = cls(query_s, token_s, token2_s, beta_s)
+        return model if model.alpha_s > _LEAST_S else cls(0.0, 1 / float(columns[:, 1].max()), 0.0, beta_s)
