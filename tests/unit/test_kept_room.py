@@ -78,7 +78,7 @@ TWO = {"kept_s": lambda *_: 4.0}  # seconds: of two generations
         (kept(**TWO, has_under_share=True, longest=900.0, tokens=800), OVER, 300, True, False, [900, 300]),
         (kept(tokens=800), QUIET, 300, True, False, []),
         (kept(has_under_share=True, longest=700.0), OVER, 300, False, False, [700]),
-        (kept(cost_s=0.5, kept_s=lambda _, mean_s, within_s: mean_s + within_s), OVER, 300, False, False, [300] * 5),
+        (kept(cost_s=0.5, kept_s=lambda _, within_s: within_s), OVER, 300, False, False, [300] * 4),
     ],
 )
 def test_who_is_to_have_room_beside_it(room, account, prompt, waits, rests, prompts):

@@ -67,7 +67,7 @@ class KeptRoom:
         if account is not None and self._shares.has_level and not rests:
             if not account.is_over_share:
                 return []
-            kept_s = self._shares.kept_s(account, self._cost_s, policy.ttft_s)
+            kept_s = self._shares.kept_s(account, policy.ttft_s)
             others = min(_MOST_KEPT, math.ceil(kept_s / self._cost_s))
             if self._shares.has_under_share:
                 longest = max(longest, round(self._longest_under_share))
