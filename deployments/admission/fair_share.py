@@ -128,11 +128,13 @@ class Shares:
         if account.is_over_share:
             self.others_waiting_s += cost_s
 
+    def expected_s(self, account: Account, within_s: float) -> float:
+        """Device seconds that tenants served before this one are expected to ask for within `within_s`."""
+        return account.ahead_rho * within_s if account.is_over_share else 0.0
+
     def kept_s(self, account: Account, within_s: float) -> float:
         """Device seconds that this tenant leaves to others in the next run, which starts within `within_s`."""
-        if not account.is_over_share:
-            return 0.0
-        expected_s = account.ahead_rho * within_s
+        expected_s = self.expected_s(account, within_s)
         return expected_s + _DEVIATIONS * math.sqrt(expected_s * self.under_share_cost_s)
 
     @property
