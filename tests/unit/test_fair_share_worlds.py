@@ -118,7 +118,7 @@ def test_a_quiet_tenant_is_protected_within_a_second_or_two_of_a_flood(figure, c
         pytest.param(Load(V100, 1.0), 0.7, id="v100"),
         pytest.param(Load(V100, 1.0, None), 0.68, id="v100, answers at the end"),
         pytest.param(Load((0.005, 0.04), 0.5), 0.97, id="5 ms, 40 ms"),
-        pytest.param(Load(QUICK, 0.5, seconds=15), 0.99, id="quick"),
+        pytest.param(Load(QUICK, 0.5, seconds=10), 0.99, id="quick"),
     ],
 )
 def test_what_fairness_costs_of_the_throughput(figure, load, least):
