@@ -35,7 +35,7 @@ _DIVIDE_S = 0.05  # between two divisions: more often would be a waste
 # of its capacity. Below that, the kept room itself causes the refusals.
 _CONTENDED, _NEAR_CAPACITY = 0.01, 0.95
 _FLOOD, _FLOOD_S = 1.3, 1.0  # or if for so long they ask for this multiple of the capacity
-_SPARE = 2.0  # additional queries of the mean cost for which room is kept, because arrivals are uneven
+_DEVIATIONS = 3.0  # standard deviations of the expected work (compound Poisson) for which room is kept besides
 _MOST_NAMED = 32  # the most tenants that a replica names to Routers
 
 
@@ -49,6 +49,7 @@ class Tenant(msgspec.Struct, frozen=True, array_like=True, gc=False):
 @dataclass(slots=True, eq=False)
 class Account:
     """A tenant's account. `offered_s`, `used_s`: device seconds asked for and got, fading. `waiting_s`: those waiting.
+    `squares_s2`: the sum of the squared costs of its requests, fading.
 
     `is_over_share`: it asks for more than the level. `ahead_rho`: device seconds per second that tenants served before
     it ask for.
@@ -58,13 +59,16 @@ class Account:
     asked_at: float = 0.0
     offered_s: float = 0.0
     used_s: float = 0.0
+    squares_s2: float = 0.0
     waiting_s: float = 0.0
     is_over_share: bool = False
     ahead_rho: float = 0.0
 
     def count(self, offered_s: float, used_s: float) -> None:
+        """Count a request."""
         self.offered_s += offered_s
         self.used_s += used_s
+        self.squares_s2 += offered_s * offered_s
 
     @property
     def rho(self) -> float:
@@ -78,7 +82,8 @@ class Shares:
     about what the device can do, in device seconds per second; 0: unknown (generation).
 
     `has_under_share`: the level is finite, and some tenant asks for less. `under_share_rho`: device seconds per second
-    that such tenants ask for. `over_share`: tenants over their share, by name, in the order in which they are served.
+    that such tenants ask for; `under_share_cost_s`: the cost of their usual request, the mean weighted by cost.
+    `over_share`: tenants over their share, by name, in the order in which they are served.
     `others_waiting_s`: their waiting device seconds.
     """
 
@@ -86,6 +91,7 @@ class Shares:
     level: float = math.inf
     has_under_share: bool = False
     under_share_rho: float = 0.0
+    under_share_cost_s: float = 0.0
     over_share: dict[str, Account] = field(default_factory=dict)
     others_waiting_s: float = 0.0
     accounts: dict[str, Account] = field(default_factory=dict)
@@ -122,13 +128,14 @@ class Shares:
         if account.is_over_share:
             self.others_waiting_s += cost_s
 
-    def kept_s(self, account: Account, mean_s: float, within_s: float) -> float:
-        """Device seconds that this tenant leaves to others in the next run, which starts within `within_s`. `mean_s`:
-        the mean cost of a query.
-        """
-        if not account.is_over_share:
-            return 0.0
-        return account.ahead_rho * within_s + (_SPARE * mean_s if self.has_under_share else 0.0)
+    def expected_s(self, account: Account, within_s: float) -> float:
+        """Device seconds that tenants served before this one are expected to ask for within `within_s`."""
+        return account.ahead_rho * within_s if account.is_over_share else 0.0
+
+    def kept_s(self, account: Account, within_s: float) -> float:
+        """Device seconds that this tenant leaves to others in the next run, which starts within `within_s`."""
+        expected_s = self.expected_s(account, within_s)
+        return expected_s + _DEVIATIONS * math.sqrt(expected_s * self.under_share_cost_s)
 
     @property
     def named(self) -> list[str]:
@@ -144,6 +151,7 @@ class Shares:
         for name, account in list(self.accounts.items()):
             account.offered_s *= fade
             account.used_s *= fade
+            account.squares_s2 *= fade
             if now - account.asked_at > _MEMORY_S and not account.waiting_s:
                 del self.accounts[name]
         self._asked_s = sum(account.offered_s for account in self.accounts.values())
@@ -168,12 +176,15 @@ class Shares:
         asked_rho = max(offered_s / _MEMORY_S / _NEAR_CAPACITY, self._lately_rho / _FLOOD)
         is_near = asked_rho > self.capacity_rho
         contended = is_near and offered_s - left_s > _CONTENDED * offered_s
-        self.level, self.under_share_rho = math.inf, 0.0
+        self.level, squares_s2, under_share_s = math.inf, 0.0, 0.0
         for account in accounts:
             account.is_over_share = contended and account.offered_s * weights >= left_s * account.weight
             if not account.is_over_share:
                 left_s -= account.offered_s
                 weights -= account.weight
-                self.under_share_rho += account.rho
+                under_share_s += account.offered_s
+                squares_s2 += account.squares_s2
             elif not self.has_level:
                 self.level = left_s / weights
+        self.under_share_rho = under_share_s / _MEMORY_S
+        self.under_share_cost_s = squares_s2 / under_share_s if under_share_s else 0.0

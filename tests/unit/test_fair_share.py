@@ -50,17 +50,17 @@ GREEDY = [(1.0, 0.9), (9.0, 4.0), (9.0, 5.1)]  # under its share, and two over t
     ("name", "within_s", "kept_s"),
     [
         ("a", 0.5, 0.0),
-        # Who is under its share asks for 0.1 device seconds a second; two queries of the mean cost come unevenly.
-        ("b", 0.5, 0.05 * FADED + 0.04),
+        # Who is under its share asks for 0.1 device seconds a second, in requests of a second each.
+        ("b", 0.5, 0.05 * FADED + 3 * math.sqrt(0.05 * FADED)),
         # Before the third one the second is served, too, which asks for 0.9 a second.
-        ("c", 0.5, (0.05 + 0.45) * FADED + 0.04),
-        ("c", 2.0, (0.2 + 1.8) * FADED + 0.04),
+        ("c", 0.5, (0.05 + 0.45) * FADED + 3 * math.sqrt(0.5 * FADED)),
+        ("c", 2.0, (0.2 + 1.8) * FADED + 3 * math.sqrt(2.0 * FADED)),
     ],
 )
 def test_a_tenant_leaves_room_for_what_those_before_it_will_ask_for(name, within_s, kept_s):
     shares = divided(*GREEDY)
     assert shares.under_share_rho == pytest.approx(0.1 * FADED)
-    assert shares.kept_s(shares.accounts[name], 0.02, within_s) == pytest.approx(kept_s)
+    assert shares.kept_s(shares.accounts[name], within_s) == pytest.approx(kept_s)
     assert shares.accounts["b"].rho == pytest.approx(0.9 * FADED)
 
 
@@ -70,7 +70,16 @@ def test_where_nobody_is_under_its_share_room_is_left_only_for_those_who_got_les
     shares.account(0.12, Tenant("a"))
     assert not shares.has_under_share
     faded = FADED**2
-    assert [shares.kept_s(shares.accounts[name], 0.02, 0.5) for name in "ab"] == [0, pytest.approx(0.45 * faded)]
+    assert [shares.kept_s(shares.accounts[name], 0.5) for name in "ab"] == [0, pytest.approx(0.45 * faded)]
+
+
+def test_the_usual_request_is_the_mean_weighted_by_cost():
+    shares = Shares()
+    for name, costs in {"a": (0.1, 0.3), "b": (8.0,)}.items():
+        for cost_s in costs:
+            shares.account(0.0, Tenant(name)).count(cost_s, 0.5 * cost_s)
+    shares.account(0.06, Tenant("a"))
+    assert shares.under_share_cost_s == pytest.approx((0.1**2 + 0.3**2) / 0.4)
 
 
 def test_while_nothing_is_refused_nobody_counts_as_under_share():

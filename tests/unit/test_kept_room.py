@@ -32,7 +32,7 @@ class Starving:
 
 def kept(cost_s=2.0, longest=0.0, tokens=0, **shares):
     """Of tenants it knows what `shares` say."""
-    tenants = {"has_level": True, "has_under_share": False, "kept_s": lambda *_: 0.0, **shares}
+    tenants = {"has_level": True, "has_under_share": False, "expected_s": lambda *_: 0.0, **shares}
     return KeptRoom(_prompt=300, _most=20, _cost_s=cost_s, _longest_under_share=longest,
                     _shares=SimpleNamespace(**tenants), _long=Starving(tokens))  # fmt: skip
 
@@ -55,7 +55,7 @@ def test_who_has_an_account(tenant, bulk, has_one):
     assert (account is not None) is has_one
 
 
-TWO = {"kept_s": lambda *_: 4.0}  # seconds: of two generations
+TWO = {"expected_s": lambda *_: 4.0}  # seconds: of two generations
 
 
 @pytest.mark.parametrize(
@@ -65,20 +65,20 @@ TWO = {"kept_s": lambda *_: 4.0}  # seconds: of two generations
         (kept(tokens=600), None, 300, False, False, []),
         (kept(tokens=600), None, 1000, True, False, []),
         (kept(), None, 300, True, False, []),
-        (kept(kept_s=lambda *_: 4.1), OVER, 300, False, False, [300, 300, 300]),  # 4.1 s of 2 s each
+        (kept(expected_s=lambda *_: 4.1), OVER, 300, False, False, [300, 300, 300]),  # 4.1 s of 2 s each
         (kept(**TWO), UNDER, 300, False, False, [300, 300]),
         (kept(**TWO), None, 300, False, False, []),
         (kept(**TWO), QUIET, 300, False, False, []),
         (kept(**TWO), OVER, 300, False, True, []),
         (kept(**TWO, has_level=False), OVER, 300, False, False, []),
-        (kept(kept_s=lambda *_: 99.0), OVER, 300, False, False, [300] * 8),  # not more
-        (kept(**TWO, has_under_share=True, longest=700.4), OVER, 300, False, False, [700, 300]),
+        (kept(expected_s=lambda *_: 99.0), OVER, 300, False, False, [300] * 8),  # not more
+        (kept(**TWO, has_under_share=True, longest=700.4), OVER, 300, False, False, [700, 300, 300, 300]),
         (kept(**TWO, has_under_share=False, longest=700.4), OVER, 300, False, False, [300, 300]),
-        (kept(**TWO, has_under_share=True, longest=700.4, tokens=800), OVER, 300, True, False, [800, 300]),
-        (kept(**TWO, has_under_share=True, longest=900.0, tokens=800), OVER, 300, True, False, [900, 300]),
+        (kept(**TWO, has_under_share=True, longest=700.4, tokens=800), OVER, 300, True, False, [800, 300, 300, 300]),
+        (kept(**TWO, has_under_share=True, longest=900.0, tokens=800), OVER, 300, True, False, [900, 300, 300, 300]),
         (kept(tokens=800), QUIET, 300, True, False, []),
-        (kept(has_under_share=True, longest=700.0), OVER, 300, False, False, [700]),
-        (kept(cost_s=0.5, kept_s=lambda _, mean_s, within_s: mean_s + within_s), OVER, 300, False, False, [300] * 5),
+        (kept(has_under_share=True, longest=700.0), OVER, 300, False, False, [700, 300]),
+        (kept(cost_s=0.5, expected_s=lambda _, within_s: within_s), OVER, 300, False, False, [300] * 4),
     ],
 )
 def test_who_is_to_have_room_beside_it(room, account, prompt, waits, rests, prompts):

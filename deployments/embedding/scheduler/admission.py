@@ -175,7 +175,8 @@ class DeadlineAdmission(Admission[Q]):
         rho = self.demand.rho if account is None else account.ahead_rho + account.rho
         room_s = self._slo_room_s(now, outlook, rho)
         if account is not None:
-            room_s = self.demand.shared_s(account, room_s, outlook[1], self.demand.long_queries.mean_s)
+            mean_s = self.demand.long_queries.mean_s
+            room_s = self.demand.shared_s(account, room_s, self.queue.next_run_s, outlook[1], mean_s)
         return self._opening(now, outlook, room_s, rho)
 
     @property
@@ -283,7 +284,7 @@ class DeadlineAdmission(Admission[Q]):
         if not account.is_over_share:
             return self._room_s(now, left_s, outlook, self.limits.run_s, 0.0)
         room_s = self._room_s(now, left_s, outlook, self.limits.run_s, account.ahead_rho + account.rho)
-        return self.demand.shared_s(account, room_s, outlook[1], query.cost_s)
+        return self.demand.shared_s(account, room_s, self.queue.next_run_s, outlook[1], query.cost_s)
 
     def _slo_room_s(self, now: float, outlook: Outlook, rho: float) -> float:
         """Room for a query with the SLO to its deadline."""

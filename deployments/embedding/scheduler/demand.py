@@ -11,8 +11,7 @@ from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.starvation import LongQueries
 from deployments.embedding.scheduler.state import ScheduledQuery
 
-# "Others" are the tenants over their share.
-_LEAST_OTHERS = 0.25  # of a run: a short SLO never limits the others to less
+_LEAST_RUN = 0.25  # of a run's most work: fairness never shortens a run further
 _FADE_S = 0.01
 _RHO_S = 3.0  # the arrival rate is averaged over this time
 
@@ -97,31 +96,29 @@ class Demand:
         reserve_s = self.long_queries.reserve_s
         return reserve_s if reserve_s and reserve_s <= self.limits.idle_room_s(self.limits.policy.slo_s) else 0.0
 
-    def shared_s(self, account: Account, room_s: float, until_s: float, cost_s: float) -> float:
-        """How much of `room_s` in the next run, which starts in `until_s`, a tenant over its share may use for a query
-        of `cost_s`. If no tenant over its share has work waiting, one query always fits the limit on their part of a
-        run: otherwise long queries would never run.
+    def shared_s(self, account: Account, room_s: float, next_run_s: float, until_s: float, cost_s: float) -> float:
+        """How much of `room_s` in the next run, which starts in `until_s` and has work of `next_run_s` already, a
+        tenant over its share may use for a query of `cost_s`. If no tenant over its share has work waiting, one query
+        always fits the limits on their part of a run: otherwise long queries would never run.
         """
-        shares = self.shares
-        kept_s = shares.kept_s(account, self.long_queries.mean_s, until_s)
-        if shares.has_under_share:
-            part_s = self._others_run_s - shares.others_waiting_s
-            room_s = min(room_s, part_s if shares.others_waiting_s else max(part_s, kept_s + cost_s))
-        return room_s - kept_s
+        limits, shares = self.limits, self.shares
+        room_s -= (kept_s := shares.kept_s(account, until_s))
+        if not shares.has_under_share:
+            return room_s
+        share = limits.policy.max_batch_fraction or 1.0  # None: of a Router of an older version
+        part_s = min(share * limits.run_s - shares.others_waiting_s, self._shared_run_s - next_run_s - kept_s)
+        return min(room_s, part_s if shares.others_waiting_s else max(part_s, cost_s))
 
     @property
-    def _others_run_s(self) -> float:
-        """The most work of tenants over their share in one run. A query of a tenant under its share that comes just
-        after the run has started must still be in time. They always get at least a part of each run.
+    def _shared_run_s(self) -> float:
+        """The most work of a run, if a query of a tenant under its share that comes just after its start is to be in
+        time. That query is answered by the first pass of the next run or, at a run's end, by a run of the same length.
         """
         limits, predictor = self.limits, self.limits.predictor
-        one_s, most_s = self.long_queries.mean_s, limits.run_s
-        slo_s = predictor.fill_s(limits.policy.slo_s) * (1 - 2 * self.shares.under_share_rho)
-        # The time left for the next run, which answers the query: at a run's end, that run is equally long.
-        after_s = predictor.seconds(one_s) if limits.micro_batch_tokens else slo_s / 2
-        in_time_s = predictor.work_s(slo_s - after_s) - one_s - limits.pass_s
-        share = limits.policy.max_batch_fraction or 1.0  # None: of a Router of an older version
-        return min(share * most_s, max(in_time_s, _LEAST_OTHERS * most_s))
+        slo_s = predictor.fill_s(limits.policy.slo_s)
+        first_s = self.shares.under_share_cost_s + limits.pass_s
+        after_s = predictor.seconds(first_s) if limits.micro_batch_tokens else slo_s / 2
+        return max(_LEAST_RUN * limits.run_s, predictor.work_s(slo_s - after_s))
 
     def prefers(self, query: ScheduledQuery) -> bool:
         """Whether it may use room that is reserved for long queries: it is deferrable, or its tenant is under its

@@ -25,7 +25,7 @@ class DepthAdmission(Admission[Q]):
         free, account = self._free(bulk=first.bulk), first.account
         if account is not None and not first.deferrable:
             alpha_s, slo_s = self.limits.model.alpha_s, self.limits.policy.slo_s
-            free = max(0, free - math.ceil(self.demand.shares.kept_s(account, alpha_s, slo_s) / alpha_s))
+            free = max(0, free - math.ceil(self.demand.shares.kept_s(account, slo_s) / alpha_s))
         return min(len(queries), free)
 
     def is_full(self, _now: float, _outlook: Outlook) -> bool:

@@ -16,6 +16,7 @@ from deployments.generation.scheduler.starvation import LongPrompts
 from deployments.generation.scheduler.state import StepPolicy
 
 _AVERAGED = 0.05  # weight of the latest generation in the means
+_SPARE = 2  # generations of tenants under their share for which room is kept besides the expected ones
 _MOST_KEPT = 8  # the most generations for which room is kept at once
 
 
@@ -67,11 +68,11 @@ class KeptRoom:
         if account is not None and self._shares.has_level and not rests:
             if not account.is_over_share:
                 return []
-            kept_s = self._shares.kept_s(account, self._cost_s, policy.ttft_s)
-            others = min(_MOST_KEPT, math.ceil(kept_s / self._cost_s))
+            others = math.ceil(self._shares.expected_s(account, policy.ttft_s) / self._cost_s)
             if self._shares.has_under_share:
+                others += _SPARE
                 longest = max(longest, round(self._longest_under_share))
-        prompts = [longest] * (longest > 0) + [0] * (others - (longest > 0))
+        prompts = [longest] * (longest > 0) + [0] * (min(_MOST_KEPT, others) - (longest > 0))
         return [self.typical(now, policy, tokens) for tokens in prompts]
 
     def decided(
