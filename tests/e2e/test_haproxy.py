@@ -36,7 +36,7 @@ BUSY = "busy: this service has as many requests as it can answer in time; please
 NO_ROUTER = "no Router can answer at the moment; please try again in a second"
 
 
-def config_of_ray(folder, applications, protocols=RequestProtocol):
+def config_of_ray(folder, applications, protocols=RequestProtocol, **limits):
     """Where Ray writes it. `applications`: name -> ports of its Routers, and of Serve's own proxy."""
     backends = {
         f"{protocol.value}-{name}": BackendConfig(
@@ -56,6 +56,7 @@ def config_of_ray(folder, applications, protocols=RequestProtocol):
         retries=int(HAPROXY_RULES["RAY_SERVE_HAPROXY_RETRIES"]),
         observe_error_limit=int(HAPROXY_RULES["RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT"]),
         bufsize=int(HAPROXY_RULES["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]),
+        **limits,
     )
     path = folder / "haproxy.cfg"
     HAProxyApi(config, backends, str(path))._generate_config_file_internal()
@@ -68,9 +69,9 @@ def run(path, *arguments, script=HAPROXY, **more):
 
 
 @contextlib.contextmanager
-def proxy(folder, routers, fallback, script=HAPROXY, protocol=RequestProtocol.HTTP):
+def proxy(folder, routers, fallback, script=HAPROXY, protocol=RequestProtocol.HTTP, **limits):
     """Where a HAProxy listens. Its clients wait in the socket's backlog until it has started."""
-    path = config_of_ray(folder, {"windve": (routers, fallback)}, [protocol])
+    path = config_of_ray(folder, {"windve": (routers, fallback)}, [protocol], **limits)
     with contextlib.ExitStack() as stack:
         listeners = {}
 
@@ -377,10 +378,10 @@ class Agent:
 
 
 class Slow(Backend):
-    """A Router that answers once `free` is set."""
+    """A Router that answers once `free` is set. `connections`: from where each of its requests came."""
 
     def __init__(self):
-        self.free, self.busy = threading.Event(), threading.Semaphore(0)
+        self.free, self.busy, self.connections = threading.Event(), threading.Semaphore(0), []
         super().__init__(OK)
 
     def _answer(self, connection):
@@ -389,16 +390,17 @@ class Slow(Backend):
                 if b" /-/healthz " not in head and b" /info " not in head:
                     lines.read(int(re.search(rb"(?i)content-length: *(\d+)", head)[1]))
                     self.asked.append(head)
+                    self.connections.append(connection.getpeername())
                     self.busy.release()
                     self.free.wait(30)
                 connection.sendall(OK)
 
 
 @contextlib.contextmanager
-def full_house(folder, takes):
+def full_house(folder, takes, **limits):
     """A HAProxy before one Router that takes so many requests, and the Router."""
     router = Slow()
-    with Agent(router.port, takes) as agent, proxy(folder, [router.port], 2) as port:
+    with Agent(router.port, takes) as agent, proxy(folder, [router.port], 2, **limits) as port:
         agent.wait()
         yield port, router, agent
         router.free.set()
@@ -484,6 +486,31 @@ def test_what_it_has_refused_can_be_read(tmp_path):
         assert held.result()[0].status == 200
 
 
+def test_in_a_flood_connections_to_routers_are_kept(tmp_path):
+    """A busy Router takes long to accept new ones. 120 clients and as many connections use half of HAProxy's files."""
+    with contextlib.ExitStack() as stack:
+        port, router, _ = stack.enter_context(full_house(tmp_path, 200, maxconn=256))
+        pool = stack.enter_context(ThreadPoolExecutor(120))
+        clients = [http.client.HTTPConnection(LOOPBACK, port, timeout=30) for _ in range(120)]
+
+        def ask(client):
+            client.request("POST", EMBED, "{}")
+            answer = client.getresponse()
+            answer.read()
+            return answer.status
+
+        held = [pool.submit(ask, client) for client in clients]
+        for _ in held:
+            router.busy.acquire()
+        router.free.set()
+        assert {one.result() for one in held} == {200}
+        assert {status for _ in range(3) for status in pool.map(ask, clients)} == {200}
+        assert len(router.connections) == 480
+        assert len(set(router.connections)) == 120
+        for client in clients:
+            client.close()
+
+
 def test_a_router_that_has_not_said_how_many_it_takes_gets_a_few(tmp_path):
     """As after each reload of HAProxy: a busy Router is not buried before it can say so."""
     router = Slow()
@@ -547,7 +574,7 @@ def test_each_change_finds_its_place_in_what_ray_writes(tmp_path, applications):
     added = {name: after[name].count("\n") - before[name].count("\n") for name in after}
     of_grpc = {name for name in after if re.match(r"(backend|frontend) (default_)?grpc", name)}
     doors = {f"backend {kind}-{name}" for kind in ("http", "grpc") for name in applications}
-    assert {name for name, lines in added.items() if lines} == {"frontend http_frontend", *of_grpc, *doors}
+    assert {name for name, lines in added.items() if lines} == {"global", "frontend http_frontend", *of_grpc, *doors}
     assert {added[name] for name in of_grpc - {"frontend grpc_frontend"} - doors} <= {3}  # http-error 502, 503 and 504
     for name in doors:
         servers = [line for line in after[name].splitlines() if line.startswith("    server ")]
