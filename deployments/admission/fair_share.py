@@ -64,6 +64,12 @@ class Account:
     is_over_share: bool = False
     ahead_rho: float = 0.0
 
+    def refused(self, work_s: float) -> None:
+        """Count work of usual requests, which a Router refused itself."""
+        if self.offered_s:
+            self.squares_s2 += work_s * self.squares_s2 / self.offered_s
+        self.offered_s += work_s
+
     def count(self, offered_s: float, used_s: float) -> None:
         """Count a request."""
         self.offered_s += offered_s

@@ -285,7 +285,7 @@ class Placer:
         """Whether idle devices at their best known speed could not answer queries of these lengths within the time that
         the request allows, or its texts alone took so long to tokenize.
         """
-        if not lengths or request.bulk:
+        if not lengths or request.bulk or not self.can_answer:
             return False
         left_s, longest, share = request.allowed_s - request.tokenising_s, max(lengths), 0.0
         takes_longest = False

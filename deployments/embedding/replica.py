@@ -22,7 +22,7 @@ from deployments.embedding.scheduler.state import Policy
 from deployments.embedding.warm_up import measure
 from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.micro_batches import Lengths
-from deployments.errors import overflow
+from deployments.errors import not_finite
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.outputs import Numbers, Outputs, Rows, join
 from deployments.models.space import space_of
@@ -88,7 +88,7 @@ class Embedder(Replica[Settings]):
         rows = embed(self._engine, batch, threading.Event())
         took_s = time.perf_counter() - started
         if not np.all(np.isfinite(rows)):
-            raise overflow(self._pool, self._card.name, self._engine.info.dtype)
+            raise not_finite(self._pool, self._card.name, self._engine.info.dtype)
         return took_s
 
     def _warm_up_batch(self, lengths: list[int]) -> TokenBatch:

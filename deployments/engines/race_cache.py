@@ -78,7 +78,7 @@ def _about(card: ModelCard, settings: EngineSettings, threads: int) -> dict[str,
         "threads": threads,
         "settings": settings.model_dump(mode="json"),
         "model": [str(card.folder.resolve()), card.revision, repr(card)],
-        "files": state_of_files(card.folder),
+        "files": state_of_files(card.root or card.folder),
         "libraries": {name: _version(name) for name in _LIBRARIES},
         "code": _digest(Path(__file__).parent),
     }

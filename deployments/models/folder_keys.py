@@ -60,6 +60,7 @@ def _flat(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _arguments(new: str, old: str, **unused: str) -> dict[str, str]:
     unused["trust_remote_code"] = "`args.model.trust_remote_code` decides"
+    unused |= dict.fromkeys(("revision", "code_revision"), "`args.model.revision` decides")
     return {f"{name}.{key}": why for name in (new, old) for key, why in unused.items()}
 
 
@@ -79,8 +80,10 @@ _TRANSFORMER = Keys(
             use_safetensors="weights are read from safetensors",
             add_pooling_layer="the pooler is not used",
         ),
-        **_arguments("processor_kwargs", "tokenizer_args", use_fast=COMPARED),
-        **_arguments("config_kwargs", "config_args", use_cache="nothing is generated"),
+        **_arguments("processor_kwargs", "tokenizer_args", use_fast=COMPARED, padding_side=PADDING),
+        **_arguments(
+            "config_kwargs", "config_args", use_cache="nothing is generated", attn_implementation="the engine decides"
+        ),
         **{f"processing_kwargs.{one}": "only texts are read" for one in ("audio", "image", "video", "chat_template")},
     },
 )

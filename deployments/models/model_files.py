@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ from deployments.models.weights import count_parameters, find_weights
 from deployments.settings import Auto, Kind, ModelSettings
 
 _AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # their positions start after the padding token's id
+_BEGINNING = 4096  # bytes of tokenizer.json, in which its `truncation` stands
 _WITHOUT_TYPES = {"roberta", "xlm-roberta", "camembert"}  # their table of token types has only one type
 
 
@@ -146,9 +148,15 @@ def _config(folder: Path, *, own_code: bool) -> tuple[dict[str, Any], dict[str, 
 
 
 def _direction(folder: Path) -> Side:
-    """The side on which tokenizer.json cuts: transformers' default where tokenizer_config.json names none."""
-    said = read_json(folder / "tokenizer.json").get("truncation") or {}
-    return "left" if said.get("direction") == "Left" else "right"
+    """The side on which tokenizer.json cuts: transformers' default where tokenizer_config.json names none. Reads only
+    the file's beginning, where it stands: the vocabulary behind it may have 30 MB.
+    """
+    try:
+        with (folder / "tokenizer.json").open("rb") as file:
+            said = re.search(rb'"truncation":\s*{[^}]*"direction":\s*"Left"', file.read(_BEGINNING))
+    except OSError:
+        said = None
+    return "left" if said else "right"
 
 
 def _sizes(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Any], int]:

@@ -39,7 +39,7 @@ def check_modules(folder: Path) -> None:
         raise bad_model(f"the model's modules {', '.join(map(module_name, modules))} are not supported in this order")
     MODULES["Transformer"].check(transformer_config(folder), transformer_folder(folder) / "sentence_..._config.json")
     for module in modules:
-        if module_name(module) not in _TRANSFORMERS:
+        if module_name(module) not in _TRANSFORMERS and module["path"]:  # without one it has no config of its own
             file = folder / module["path"] / "config.json"
             MODULES[module_name(module)].check(read_json(file), file)
     _check_features(folder, modules)

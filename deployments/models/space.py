@@ -52,7 +52,7 @@ def _reading(card: ModelCard) -> str:
     """How the files are read, in a form that is equal on every machine."""
     prompts = sorted(card.prompts.items()), card.default_prompt_name
     how = card.kind, card.pooling, card.normalize, card.lower_case, card.max_tokens, card.dimension
-    return repr((how, prompts, card.judge, card.late))
+    return repr((how, prompts, card.judge, card.late, *(["left"] if card.truncation_side == "left" else [])))
 
 
 def _files(card: ModelCard) -> Iterator[Path]:

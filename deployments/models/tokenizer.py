@@ -127,7 +127,7 @@ class Tokenizer:
             if tokens is None:
                 return texts
             if tokens >= self._max_tokens:  # the model's own limit cuts more, and reads less of a long text
-                if (cuts.side or self._side) == "right":
+                if cuts.side != "left":
                     return texts
                 problem = f"a bound of {tokens} tokens on a text is no less than the model takes ({self._max_tokens})"
                 raise InvalidInput(f"{problem}; send a smaller one, or cut on the right")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -23,7 +25,7 @@ LOOPBACK = "127.0.0.1"
 PROXY_TIMEOUT_S = 15.0  # for servers that listen only a moment after they are reported as running
 TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 _LONGEST_RAY_FOLDER = 35  # a socket's path has at most 103 bytes on macOS, and Ray appends up to 68
-TURN_PORT, _LONGEST_TURN_S = 29_899, 120.0  # a service that downloads its model may keep it longer
+TURN_PORT, _LONGEST_TURN_S = 29_899, 600.0  # for a service that downloads its model meanwhile
 _LEAST_MIB = 64  # of the temporary folder's disk
 _SESSIONS = 5  # whose logs are kept
 _LONGEST_SCRATCH = 11  # HAProxy accepts 97 bytes for a socket's path; our folder, Ray's and the file's name take 86
@@ -39,18 +41,34 @@ def scratch_parent() -> str:
     return usual if len(os.fsencode(usual)) <= _LONGEST_SCRATCH else "/tmp"  # noqa: S108 - a new folder is made in it
 
 
+@contextmanager
+def scratch_folder() -> Iterator[str]:
+    """A new folder for HAProxy's sockets and Ray's token, while the block runs. Raises StartFailed."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="windve-", dir=scratch_parent())
+    except OSError as error:
+        raise StartFailed(
+            f"no temporary folder can be made ({error.strerror or error}): make room, or set TMPDIR to another folder"
+        ) from None
+    with folder as name:
+        yield name
+
+
 def turn_to_start(console: Console) -> socket.socket:
-    """Wait until no other service starts on this machine. Close the result once this one has started: it looks for free
-    ports long before it listens on them. The turn is a port, which ends with its process, whoever's it is.
+    """Wait until no other windve starts on this machine, for at most ten minutes. Close the socket once this one has
+    started: it looks for free ports long before it listens on them. The lock is a port, which the system frees when the
+    process ends, for any user.
     """
     turn, ends, said = socket.socket(), time.monotonic() + _LONGEST_TURN_S, False
     while time.monotonic() < ends:
         try:
             turn.bind((LOOPBACK, TURN_PORT))
             break
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                break
             if not said:
-                console.print("waiting for another windve serve to start")
+                console.print(f"waiting for another windve serve to start (it has port {TURN_PORT})")
                 said = True
             time.sleep(0.1)
     return turn
@@ -61,8 +79,8 @@ def set_ray_environment(scratch: Path, console: Console) -> None:
     # Serve writes HAProxy's config, which is not ASCII, in the locale's encoding.
     os.environ["PYTHONUTF8"] = "1"
     has_haproxy = set_variables(scratch, read_cpu_shape().usable, free_port)
-    _set_token(scratch, console)
     _check_space()
+    _set_token(scratch, console)
     # Every user of the machine can write to Ray's default folder: sockets, logs, jobs' code. So Ray gets a private one.
     private = private_folder() or scratch
     if len(str(private)) <= _LONGEST_RAY_FOLDER:

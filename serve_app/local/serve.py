@@ -39,7 +39,7 @@ from serve_app.local.ray_environment import (
     StartFailed,
     bind_problem,
     free_port,
-    scratch_parent,
+    scratch_folder,
     set_ray_environment,
     turn_to_start,
 )
@@ -60,7 +60,7 @@ def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
     stop = StopSignal()
     for number in (signal.SIGINT, signal.SIGTERM):  # end a download where it stands, even if a shell ignored them
         signal.signal(number, signal.default_int_handler)
-    with turn_to_start(console) as turn, tempfile.TemporaryDirectory(prefix="windve-", dir=scratch_parent()) as scratch:
+    with turn_to_start(console) as turn, scratch_folder() as scratch:
         set_ray_environment(Path(scratch), console)  # before the first import of ray, which reads it
         from serve_app.config.service_config import args_of
 

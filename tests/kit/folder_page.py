@@ -10,17 +10,19 @@ PAGE = Path(__file__).parents[2] / "docs" / "model-files.md"
 HEAD = """\
 # Model files
 
-How windve handles every file and key that sentence-transformers 6 and transformers 5 read from a model's folder. For
-what is served see [Models](models.md). `python -m tests.kit.folder_page` writes this page from the tables that windve
+Find a key of your model's files here: windve supports it, ignores it because it cannot change the answer, or refuses
+the model. These are all that sentence-transformers 6 and transformers 5 read. For what is served see
+[Models](models.md). `python -m tests.kit.folder_page` writes this page from the tables that windve
 itself obeys (`deployments/models/folder_keys.py`). A test compares them with the installed libraries.
 
 - **Supported**: means the same as in the library that reads it.
 - **No effect**: the vectors or scores are the same with any value. The reason is below.
-- **Refused**: windve does not start, and names the key. Null and the values after `=` are accepted: they ask for what
-  windve does anyway.
+- **Refused**: windve does not start, and names the key. Null is accepted, and so is the value after `=`: it asks for
+  what windve does anyway. A key that is not in the table is refused too. In files with a star it is ignored, as in the
+  libraries, or belongs to the model's class ([Models](models.md#families)).
 
-Other keys are refused too, except in the files with a star: there the libraries ignore them as well, or they belong to
-the model's class ([Models](models.md#families)).
+`model_kwargs`, `processor_kwargs` and `config_kwargs` may have their older names: `model_args`, `tokenizer_args` and
+`config_args`.
 """
 TRANSFORMER = "sentence_bert_config.json"
 
@@ -51,7 +53,8 @@ def page():
 
 
 def _listed(names):
-    return ", ".join(f"`{name}`" for name in names) or "-"
+    older = ("model_args.", "tokenizer_args.", "config_args.")
+    return ", ".join(f"`{name}`" for name in names if not name.startswith(older)) or "-"
 
 
 def _row(*cells):

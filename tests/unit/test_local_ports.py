@@ -107,7 +107,7 @@ def test_services_start_one_after_the_other(tmp_path):
         first, said = start(0)
         assert said == "mine\n"
         second, said = start(1)
-        assert said == "waiting for another windve serve to start\n"
+        assert said == f"waiting for another windve serve to start (it has port {port})\n"
         first.stdin.write("\n")
         first.stdin.flush()
         assert [first.stdout.readline(), second.stdout.readline()] == ["started\n", "mine\n"]

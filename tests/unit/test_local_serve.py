@@ -14,7 +14,7 @@ from test_terminal import info
 from deployments.errors import SettingsError
 from serve_app.config.models import Args
 from serve_app.config.overrides import Overrides
-from serve_app.local import serve
+from serve_app.local import ray_environment, serve
 from serve_app.local.console import _show_model
 from serve_app.local.ray_environment import StartFailed, free_port
 
@@ -89,7 +89,7 @@ def start(monkeypatch, tmp_path):
         monkeypatch.setattr(Args, "find_models", download)
         monkeypatch.setattr(serve, "Console", console)
         monkeypatch.setattr(serve, "set_ray_environment", lambda *_: None)
-        monkeypatch.setattr(serve, "scratch_parent", lambda: str(found["scratch"]))
+        monkeypatch.setattr(ray_environment, "scratch_parent", lambda: str(found["scratch"]))
         (tmp_path / "c.yaml").write_text(APPLICATION)
         try:
             serve.serve_until_interrupted(tmp_path / "c.yaml", Overrides(port=free_port(20_000)))

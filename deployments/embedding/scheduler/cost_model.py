@@ -49,14 +49,16 @@ class CostModel:
     @classmethod
     def fit(cls, runs: Sequence[MeasuredRun]) -> CostModel:
         """Fit measured runs by non-negative least squares of relative errors, so that an error of 10 % weighs the same
-        for short and long runs. If long runs took no longer than short ones, what a token costs cannot be told: then
-        each costs its share of the run with the most tokens a second. Raises ValueError without runs.
+        for short and long runs. If longer runs took no longer, the cost of a token is unknown: it is then taken from
+        the run with the most tokens per second. Raises ValueError without runs.
         """
         if not runs:
             raise ValueError("a cost model needs at least one run")
         lengths = [np.asarray(tokens, np.float64) for tokens, _ in runs]
         seconds = np.array([max(took_s, 1e-9) for _, took_s in runs])
         columns = np.array([[len(one), one.sum(), np.square(one).sum(), 1.0] for one in lengths]) / seconds[:, None]
+        if len(set(np.concatenate(lengths))) == 1:
+            columns[:, [0, 2]] = 0.0  # queries of one length do not tell what depends on it: the cost is per token
         query_s, token_s, token2_s, beta_s = non_negative(columns, np.ones(len(runs))).tolist()
         model = cls(query_s, token_s, token2_s, beta_s)
         return model if model.alpha_s > _LEAST_S else cls(0.0, 1 / float(columns[:, 1].max()), 0.0, beta_s)

@@ -31,7 +31,7 @@ class Demand:
     def arrives(self, now: float, work_s: float, tenant: Tenant | None = None) -> None:
         """Count work that asks for this device. `tenant`: set only for work that a Router has refused itself."""
         if tenant is not None:
-            self.shares.account(now, tenant).offered_s += work_s
+            self.shares.account(now, tenant).refused(work_s)
         if now - self._rho_at > _FADE_S:  # more often would be a waste
             self.rho *= math.exp((self._rho_at - now) / _RHO_S)
             self._rho_at = now
