@@ -66,7 +66,8 @@ def not_finite(pool: str, model: str, dtype: str) -> SettingsError:
     """The error for a model whose numbers are not finite in that number format. `pool`: its key in the settings."""
     if dtype == "float32":
         return SettingsError("args.model.id", f"{model} computes numbers that are not finite in float32")
-    problem = f"{model} computes numbers that are not finite in {dtype}: set it to auto, which takes a format that agrees with float32, or to float32"
+    remedy = "set it to auto, which takes a format that agrees with float32, or to float32"
+    problem = f"{model} computes numbers that are not finite in {dtype}: {remedy}"
     return SettingsError(f"args.{pool}.dtype", problem)
 
 
