@@ -92,6 +92,14 @@ def proxy(folder, routers, fallback, script=HAPROXY, protocol=RequestProtocol.HT
             process.wait(10)
 
 
+def head_of(lines):
+    """The lines of a request's head; empty at the end of the connection."""
+    found = []
+    while (line := lines.readline()) not in {b"", b"\r\n"}:
+        found.append(line)
+    return b"".join(found)
+
+
 class Backend:
     """A Router, or Serve's own proxy. It says each of `answers` once and the last one ever after; at None it dies."""
 
@@ -108,7 +116,7 @@ class Backend:
 
     def _answer(self, connection):
         with connection, connection.makefile("rb") as lines:
-            head = b"".join(iter(lines.readline, b"\r\n"))
+            head = head_of(lines)
             if not head:
                 return
             if b" /-/healthz " in head:
@@ -386,7 +394,7 @@ class Slow(Backend):
 
     def _answer(self, connection):
         with contextlib.suppress(ConnectionError), connection, connection.makefile("rb") as lines:
-            while head := b"".join(iter(lines.readline, b"\r\n")):
+            while head := head_of(lines):
                 if b" /-/healthz " not in head and b" /info " not in head:
                     lines.read(int(re.search(rb"(?i)content-length: *(\d+)", head)[1]))
                     self.asked.append(head)
