@@ -24,7 +24,7 @@ import ray
 from ray.serve.generated.serve_pb2 import ASGIRequest
 from test_with_keys import session_logs
 
-from tests.kit.service import ROOT, ROUTERS, load_yaml, running, wait_until
+from tests.kit.service import ROOT, ROUTERS, load_yaml, running
 
 BIN = Path(sys.executable).parent
 KEY = "sk-token-5c1e"
@@ -256,18 +256,20 @@ def table():
     }
 
 
-def has_haproxy(service):
-    return any(process_name(process) == "haproxy" and listening(process) for process in processes(service))
-
-
 def test_every_port_is_protected_as_security_md_says(service):
-    wait_until(lambda: has_haproxy(service), "HAProxy")  # Serve may just replace it
-    found = {
+    ends = time.monotonic() + 20
+    while (found := protections(service)) != table() and time.monotonic() < ends:
+        time.sleep(0.5)  # Serve may just replace HAProxy
+    assert found == table()
+
+
+def protections(service):
+    """Of its ports, as in `table`."""
+    return {
         (process_name(process), "loopback" if is_local else "all", protection(port))
         for process in processes(service)
         for port, is_local in listening(process)
     }
-    assert found == table()
 
 
 class Pickled:
