@@ -37,7 +37,7 @@ def check_modules(folder: Path) -> None:
     more = "SpladePooling" in names_of(folder) and order[-1] != "Pooling"
     if order != sorted(order, key=_ORDER.index) or twice or more:
         raise bad_model(f"the model's modules {', '.join(map(module_name, modules))} are not supported in this order")
-    MODULES["Transformer"].check(transformer_config(folder), transformer_folder(folder) / "sentence_..._config.json")
+    MODULES["Transformer"].check(*_transformer_file(folder))
     for module in modules:
         if module_name(module) not in _TRANSFORMERS and module["path"]:  # without one it has no config of its own
             file = folder / module["path"] / "config.json"
@@ -80,8 +80,13 @@ def transformer_folder(folder: Path) -> Path:
 
 def transformer_config(folder: Path) -> dict[str, Any]:
     """What sentence-transformers saved about the transformer: its length, and whether it lowers case."""
-    inside = transformer_folder(folder)
-    return next(filter(None, (read_json(inside / name) for name in TRANSFORMER_CONFIGS)), {})
+    return _transformer_file(folder)[0]
+
+
+def _transformer_file(folder: Path) -> tuple[dict[str, Any], Path]:
+    """The first of the transformer's configs that says anything, and where it is."""
+    paths = [transformer_folder(folder) / name for name in TRANSFORMER_CONFIGS]
+    return next(((found, path) for path in paths if (found := read_json(path))), ({}, paths[0]))
 
 
 def truncated_to(folder: Path, dimension: int) -> int:
