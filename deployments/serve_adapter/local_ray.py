@@ -127,8 +127,10 @@ def accept_messages(largest: int) -> None:
     os.environ[name] = str(max(largest, int(os.environ.get(name, "0"))))
 
 
-def start_local_ray(host: str, metrics_port: int, cores: int) -> str:
+def start_local_ray(host: str, metrics_port: int, dashboard_port: int, cores: int) -> str:
     """Start a Ray that listens only on `host`. Returns its dashboard's address."""
+    # A job finds this Ray by it. Ray itself gives a job the address of any Ray that runs on the machine.
+    os.environ["RAY_DASHBOARD_ADDRESS"] = f"http://{host}:{dashboard_port}"
     import ray
     from ray._private import parameter
 
@@ -140,6 +142,7 @@ def start_local_ray(host: str, metrics_port: int, cores: int) -> str:
         object_store_memory=_OBJECT_STORE_BYTES,
         include_dashboard=True,
         dashboard_host=host,
+        dashboard_port=dashboard_port,
         _node_ip_address=host,
         _metrics_export_port=metrics_port,
         logging_level=logging.ERROR,

@@ -50,6 +50,7 @@ _START_TIMEOUT_S = 600.0  # enough for a large model from a slow disk or hub
 _LAST_WORKERS_S = 0.5  # workers notice within milliseconds that their raylet is gone
 _SETTING = "SettingsError: "  # in a traceback
 _METRICS_PORT = 8080  # as on KubeRay
+_DASHBOARD_PORT = 8265  # Ray's default
 
 
 def serve_until_interrupted(path: Path, overrides: Overrides = NONE) -> None:
@@ -174,10 +175,14 @@ def _local_ray(console: Console, kept: Collection[int]) -> Iterator[tuple[str, i
 
 
 def _start_ray(console: Console, kept: Collection[int], tries: int = 2) -> tuple[str, int]:
-    """Ray times out if the machine is too busy, or if somebody takes the metrics' port meanwhile."""
-    metrics_port = free_port(_METRICS_PORT, host=LOOPBACK, kept=kept)
+    """Ray times out if the machine is too busy, or if somebody takes the metrics' port meanwhile. Returns the
+    dashboard's address and the metrics' port.
+    """
+    metrics_port, dashboard_port = (
+        free_port(first, host=LOOPBACK, kept=kept) for first in (_METRICS_PORT, _DASHBOARD_PORT)
+    )
     try:
-        return start_local_ray(LOOPBACK, metrics_port, read_cpu_shape().usable), metrics_port
+        return start_local_ray(LOOPBACK, metrics_port, dashboard_port, read_cpu_shape().usable), metrics_port
     except Exception as error:
         _stop_ray()
         if tries == 1 or "timed out" not in str(error):

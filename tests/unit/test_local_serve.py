@@ -146,10 +146,10 @@ def test_a_wrong_setting_ends_the_start_at_its_first_failure(monkeypatch):
 def test_ray_is_started_again_once_with_another_port(monkeypatch, failures, tries):
     """Its agent ends where somebody has just taken the port of its metrics, and Ray waits in vain."""
     left, calls, ports, free = list(failures), [], [], itertools.count(8080)
-    monkeypatch.setattr(serve, "free_port", lambda *_, **__: next(free))
+    monkeypatch.setattr(serve, "free_port", lambda first, **_: next(free) if first == 8080 else first)
     monkeypatch.setattr(serve, "_stop_ray", lambda: calls.append("stopped"))
 
-    def start_local_ray(_, metrics_port, __):
+    def start_local_ray(_, metrics_port, __, ___):
         ports.append(metrics_port)
         if left:
             raise RuntimeError(left.pop(0))
