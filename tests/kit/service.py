@@ -281,6 +281,13 @@ class Service:
         """The answer to one request by POST."""
         return burst(self.address, [request_bytes(payload, path, [*self.headers.items(), *headers])])[0]
 
+    def ask_again(self, path, payload, timeout_s=60.0) -> HttpReply:
+        """The first answer that is neither a refusal nor late: a machine that is busy elsewhere gives both."""
+        ends = time.monotonic() + timeout_s
+        while (reply := self.ask(path, payload)).status in (429, 503, 504) and time.monotonic() < ends:
+            time.sleep(0.2)
+        return reply
+
     def pools(self):
         return self.get("/info")["windve"]["pools"]
 
