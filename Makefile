@@ -9,7 +9,7 @@
 # make check    ruff and mypy
 # make docs     the documentation with search, on http://127.0.0.1:8001
 # make proto    the gRPC messages anew, after a change to serve_app/proto/*.proto
-# make manifests   what is generated, anew: k8s/'s dashboard and Serve configs, the schema of a Serve config
+# make manifests   what is generated, anew: k8s/'s Serve configs, the schema of a Serve config
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
@@ -72,7 +72,6 @@ proto: $(VENV)/.test
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. serve_app/proto/tei.proto serve_app/proto/generation.proto
 
 manifests: $(VENV)/.test
-	$(BIN)/python -m k8s.dashboard
 	$(BIN)/python -m k8s.serve_config
 	$(BIN)/python -m serve_app.config.schema
 

@@ -21,7 +21,6 @@ from benchmarks.kit.goal import Goal
 from benchmarks.kit.serving import serving, settled, shipped, wait_until_answered
 from benchmarks.kit.sheet import Sheet, table
 from deployments.hardware.device_detector import ACCELERATOR, CPU
-from k8s.dashboard import TOP, Panel
 from tests.kit.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
 
 POOLS = (ACCELERATOR, CPU)
@@ -30,7 +29,7 @@ SLO_S = 2.0
 _SECONDS, _QUICK_SECONDS = 45.0, 20.0  # of each phase
 _QUIET_S = 6.0  # counters are complete once nothing has changed for this long
 _RATE_INTERVAL = "10s"
-_PANELS = [panel for panel in TOP if panel.kind == "graph"]
+_PANELS = [panel for panel in prometheus.panels() if panel["type"] == "timeseries"][:6]  # the first screen
 _ODD = "#f1f1f1"
 _UNITS = {"percentunit": (100, "%"), "short": (1, "queries"), "qps": (1, "queries/s")}  # Grafana's names of them
 
@@ -96,11 +95,11 @@ def _history(reader: prometheus.Prometheus, start: float, end: float) -> dict[st
     """The lines of each panel: name, and values over seconds since `start`."""
     found: dict[str, list[dict[str, Any]]] = {}
     for panel in _PANELS:
-        lines = found[panel.title] = []
-        for query in panel.queries:
-            expr = query.expr.replace("$__rate_interval", _RATE_INTERVAL).replace("$application", "windve")
+        lines = found[panel["title"]] = []
+        for query in panel["targets"]:
+            expr = query["expr"].replace("$__rate_interval", _RATE_INTERVAL).replace("$application", "windve")
             for tags, points in reader.history(expr, start, end):
-                name = re.sub(r"{{(\w+)}}", lambda tag, tags=tags: tags.get(tag[1], ""), query.legend)  # type: ignore[misc]
+                name = re.sub(r"{{(\w+)}}", lambda tag, tags=tags: tags.get(tag[1], ""), query["legendFormat"])  # type: ignore[misc]
                 seen = [(round(at - start, 1), value) for at, value in points if np.isfinite(value)]
                 if seen:
                     lines.append({"name": name, "seconds": [at for at, _ in seen], "values": [v for _, v in seen]})
@@ -138,7 +137,7 @@ def goals(found: Found) -> list[Goal]:
 def plot(found: Found) -> Figure:
     every = panels((13, 6.4), 3, 2)
     for axes, panel in zip(every, _PANELS, strict=True):
-        if (lines := found["panels"].get(panel.title)) is None:
+        if (lines := found["panels"].get(panel["title"])) is None:
             axes.set_axis_off()  # the dashboard has got it since these figures were kept
         else:
             _panel(axes, panel, lines, found["seconds"])
@@ -148,8 +147,9 @@ def plot(found: Found) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], seconds: float) -> None:
-    scale, unit = _UNITS.get(panel.unit, (1, panel.unit))
+def _panel(axes: Axes, panel: dict[str, Any], lines: Sequence[dict[str, Any]], seconds: float) -> None:
+    named = panel["fieldConfig"]["defaults"]["unit"]
+    scale, unit = _UNITS.get(named, (1, named))
     for number in range(len(PHASES)):
         if number % 2:
             axes.axvspan(number * seconds, (number + 1) * seconds, color=_ODD, zorder=0)
@@ -159,7 +159,7 @@ def _panel(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], seconds: f
             line["seconds"], [scale * value for value in line["values"]], color=colour, label=line["name"],
             linestyle="--" if flat else "-", linewidth=1.2 if flat else 1.8,
         )  # fmt: skip
-    axes.set_title(panel.title, loc="left", fontsize=11)
+    axes.set_title(panel["title"], loc="left", fontsize=11)
     axes.set_ylabel(unit)
     axes.set_xlim(0, len(PHASES) * seconds)
     axes.set_ylim(0, 1.08 * axes.get_ylim()[1])  # a level line is seen below the frame

@@ -14,7 +14,14 @@ from typing import Any
 
 import yaml
 
-from benchmarks.kit.serving import answers, free_port, running
+from benchmarks.kit.serving import ROOT, answers, free_port, running
+
+DASHBOARD = ROOT / "k8s" / "base" / "dashboard.json"
+
+
+def panels() -> list[dict[str, Any]]:
+    """The dashboard's panels, in Grafana's JSON model."""
+    return [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
 
 
 def is_installed() -> bool:

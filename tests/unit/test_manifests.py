@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 import re
 import shlex
 import shutil
@@ -167,6 +168,13 @@ def test_no_depth_is_guessed_and_without_an_accelerator_there_is_no_model_of_one
 def test_the_api_server_takes_all_of_it(name):
     for document in documents(name):
         assert problems(document) == [], f"{document['kind']} {document['metadata']['name']}"
+
+
+@of_each_overlay
+def test_grafana_s_sidecar_finds_the_dashboard(overlay):
+    (found,) = [document for document in documents(overlay) if document["metadata"]["name"] == "windve-dashboard"]
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(found["data"]["windve.json"])["uid"] == "windve"
 
 
 @pytest.mark.parametrize(
