@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import os
 import re
-import tempfile
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,8 +15,7 @@ from typing import Any
 
 from calibration.service.application import Application
 from calibration.service.deployment import for_the_devices_there
-from calibration.service.serve_config import edit, router_application
-from calibration.service.yaml_text import FILE
+from calibration.service.serve_config import FILE, edit, router_application
 from deployments.errors import SettingsError
 
 _COST = {"query_s": 0.1, "token_s": 0.1, "token2_s": 0.1}
@@ -84,7 +83,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
-        raise SettingsError(str(path), f"cannot be read: {_reason(error)}") from None
+        raise SettingsError(str(path), f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise SettingsError(str(path), "is not UTF-8 text") from None
 
@@ -96,66 +95,30 @@ def write_atomically(path: Path, before: str, after: str) -> Path:
     owner if we may set it. Raises SettingsError if the file no longer contains `before`, or cannot be written; the
     original is then unchanged, and nothing is left beside it.
     """
-    made: list[Path] = []
+    target = path.resolve()
+    backup = target.with_name(f"{target.name}.bak-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
+    new = backup.with_suffix(".tmp")
     try:
-        target = path.resolve(strict=True)
-        _check_holds(path, before)
         status = target.stat()
-        number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-        made.append(Path(name))
-        _fill(number, after, status)
-        number, backup = _create_backup(target)
-        made.append(backup)
-        _fill(number, before, status)
+        shutil.copy2(target, backup)
+        shutil.copy2(target, new)
+        with contextlib.suppress(OSError):  # only root may change the owner
+            shutil.chown(new, status.st_uid, status.st_gid)
+        with new.open("wb") as file:
+            file.write(after.encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
         _check_holds(path, before)
-        Path(name).replace(target)
-        made.clear()
-    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself, before Python 3.13
-        raise SettingsError(str(path), f"cannot be written: {_reason(error)}") from None
-    finally:
-        for leftover in made:
-            with contextlib.suppress(OSError):
-                leftover.unlink()
-    _sync_folder(target.parent)
+        new.replace(target)
+    except (OSError, SettingsError, KeyboardInterrupt) as error:
+        for leftover in (new, backup):
+            leftover.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise SettingsError(str(path), f"cannot be written: {error.strerror or error}") from None
+        raise
     return backup
 
 
 def _check_holds(path: Path, before: str) -> None:
     if path.read_bytes() != before.encode("utf-8"):
         raise SettingsError(str(path), "changed during the calibration: nothing was written; run it again")
-
-
-def _fill(number: int, text: str, like: os.stat_result) -> None:
-    """Write an open file with the permissions of another, and sync it to disk."""
-    with os.fdopen(number, "wb") as file:
-        with contextlib.suppress(OSError):  # only root may change the owner
-            os.fchown(number, like.st_uid, like.st_gid)
-        os.fchmod(number, like.st_mode & 0o7777)
-        file.write(text.encode("utf-8"))
-        file.flush()
-        os.fsync(number)
-
-
-def _create_backup(target: Path) -> tuple[int, Path]:
-    """Create a new file beside the target, under the first free name, open for writing."""
-    stem = f"{target.name}.bak-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    attempt = 0
-    while True:
-        backup = target.with_name(f"{stem}-{attempt}" if attempt else stem)
-        with contextlib.suppress(FileExistsError):
-            return os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), backup
-        attempt += 1
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename durable. It has already happened, so a file system that does not support this is no failure."""
-    with contextlib.suppress(OSError):
-        number = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

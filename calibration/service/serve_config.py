@@ -1,23 +1,32 @@
 """Edits a Serve config, or a KubeRay RayService manifest with one, and keeps the layout of the file.
 
-Pure: no ray, no torch, no files.
+PyYAML, with which Ray Serve reads the file, says where each value stands. Only the text of changed values is written
+anew, and the result is read again and compared before it is returned. Pure: no ray, no torch, no files.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pprint import saferepr
+from textwrap import indent
 from typing import Any
 
-from calibration.service.yaml_text import FILE, load, rewrite
+import yaml
+
 from deployments.errors import SettingsError
 from serve_app.config.models import IMPORT_PATHS
 
 DEPLOYMENT = "Router"
+FILE = "<config>"  # the key in errors about the whole text
 
 _WHOLE = {"accelerator", "cpu", "calibration"}  # parts of a `user_config` that calibrations write: no old key stays
-_CARRIED = "spec.serveConfigV2"
+_CARRIED = ("spec", "serveConfigV2")  # where a manifest has its Serve config, as a text
+
+_Path = tuple[str | int, ...]
+_Cut = tuple[int, int, str]  # start, end, and the text in its place
 
 
 def edit(text: str, application: str, changes: Mapping[str, Any]) -> str:
@@ -25,61 +34,69 @@ def edit(text: str, application: str, changes: Mapping[str, Any]) -> str:
 
     `text` is a Serve config, or a file with RayService manifests that carry one in `spec.serveConfigV2`. A mapping
     merges into a mapping, another value replaces one, a missing key is added; what `user_config`, or a model's own part
-    of it, says of a pool and of the calibration is replaced whole. Comments, order and quotes stay.
+    of it, says of a pool and of the calibration is replaced whole. Comments, order and quotes stay, except within
+    braces that get or lose a key.
 
-    Raises SettingsError if the file is not YAML, does not have exactly one such application, or has something that
-    cannot be changed in place (an alias, a merge key, a comment within braces). Raises TypeError if `changes` contain
-    anything but mappings with string keys, lists, strings, numbers, bools and None.
+    Raises SettingsError if the file is not YAML, does not have exactly one such application, or cannot be changed in
+    place (an alias).
     """
     documents = load(text)
-    place = _find(documents, application)
-    router = _at(place.config, place.path)
-    merged = _merged(router, json.loads(json.dumps(changes)), place.where)
-    wanted = _replaced(place.config, place.path, merged)
-    if place.manifest:
-        manifest = documents[place.document]
+    number, carried, path = _find(documents, application)
+    document = list(yaml.compose_all(text, yaml.SafeLoader))[number]
+    if carried is None:
+        new = _merged(_at(documents[number], path), changes)
+        cuts = list(_cuts(text, _node(document, path), _at(documents[number], path), new))
+    else:
+        path = _CARRIED
         try:
-            carried = rewrite(manifest["spec"]["serveConfigV2"], 0, wanted)
+            new = edit(carried, application, changes)
         except SettingsError as error:
-            raise SettingsError(_CARRIED if error.key == FILE else f"{_CARRIED}.{error.key}", error.problem) from None
-        wanted = _replaced(manifest, ("spec", "serveConfigV2"), carried)
-    return rewrite(text, place.document, wanted)
+            raise SettingsError(".".join(_CARRIED), error.problem) from None
+        cuts = [_carried(text, _node(document, path), new)]
+    after = text
+    for start, end, what in sorted(cuts, reverse=True):
+        after = after[:start] + (what.replace("\n", "\r\n") if "\r\n" in text else what) + after[end:]
+    with suppress(SettingsError):
+        if _same(load(after), _replaced(documents, (number, *path), new)):
+            return after
+    raise SettingsError(
+        FILE, "cannot be edited in place, perhaps due to an anchor (&) and an alias (*): write out the Router's entry"
+    )
 
 
 def router_application(text: str, application: str) -> dict[str, Any]:
     """The application that `edit` would change, as it is in the text. Raises SettingsError as `edit` does."""
-    place = _find(load(text), application)
-    found: dict[str, Any] = _at(place.config, place.path[:2])
+    documents = load(text)
+    number, carried, path = _find(documents, application)
+    found: dict[str, Any] = _at(documents[number] if carried is None else load(carried)[0], path[:2])
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The place of the Router entry: the document in the file, whether it is a manifest, and the path in the config."""
-
-    document: int
-    manifest: bool
-    config: dict[str, Any]
-    path: tuple[str | int, ...]
-
-    @property
-    def where(self) -> str:
-        steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path)
-        return f"{_CARRIED}{steps}" if self.manifest else steps.removeprefix(".")
+def load(text: str, key: str = FILE) -> list[Any]:
+    """The documents of a YAML text, as Ray Serve reads them. If it is not YAML, raises SettingsError with `key`."""
+    try:
+        return list(yaml.safe_load_all(text))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2026-13-45
+        raise SettingsError(key, f"is not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def _find(documents: Sequence[Any], application: str) -> _Place:
-    """Find the only Router entry of the only application of that name. Raises SettingsError."""
+# Which values change.
+
+
+def _find(documents: Sequence[Any], application: str) -> tuple[int, str | None, _Path]:
+    """The document with the only application of that name, the text of the config that it carries (None: it is one),
+    and the path of the only Router entry in the config. Raises SettingsError.
+    """
     ours = [
-        (number, manifest, config, index, found)
+        (number, carried, index, found)
         for number, document in enumerate(documents)
-        for manifest, config in _configs(document)
+        for carried, config in _configs(document)
         for index, found in enumerate(_list(config.get("applications")))
         if isinstance(found, dict) and found.get("import_path") in IMPORT_PATHS
     ]
-    named = [one for one in ours if one[4].get("name", "default") == application]
+    named = [one for one in ours if one[3].get("name", "default") == application]
     if not named:
-        names = ", ".join(str(one[4].get("name", "default")) for one in ours)
+        names = ", ".join(str(one[3].get("name", "default")) for one in ours)
         there_are = f"there are: {names}" if names else "there are none with that import_path"
         raise SettingsError(
             "applications",
@@ -87,7 +104,7 @@ def _find(documents: Sequence[Any], application: str) -> _Place:
         )
     if len(named) > 1:
         raise SettingsError("applications", f"{len(named)} applications are named {application} in this file")
-    number, manifest, config, index, found = named[0]
+    number, carried, index, found = named[0]
     entries = [
         at
         for at, entry in enumerate(_list(found.get("deployments")))
@@ -98,35 +115,30 @@ def _find(documents: Sequence[Any], application: str) -> _Place:
         raise SettingsError(
             "applications", f"the application {application} has {how_many} named {DEPLOYMENT} in this file"
         )
-    return _Place(number, manifest, config, ("applications", index, "deployments", entries[0]))
+    return number, carried, ("applications", index, "deployments", entries[0])
 
 
-def _configs(document: Any) -> Iterable[tuple[bool, dict[str, Any]]]:
-    """Yields (is a manifest, Serve config) for a document that is a Serve config or a manifest with one."""
+def _configs(document: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """Yields (its text, Serve config) for a manifest that carries one, (None, config) for a Serve config."""
     if not isinstance(document, dict):
         return
     if document.get("kind") != "RayService":
-        yield False, document
-        return
-    spec = document.get("spec")
-    carried = spec.get("serveConfigV2") if isinstance(spec, dict) else None
-    if isinstance(carried, str):
-        inner = load(carried, _CARRIED)
-        if len(inner) == 1 and isinstance(inner[0], dict):
-            yield True, inner[0]
+        yield None, document
+    elif isinstance(document.get("spec"), dict) and isinstance(carried := document["spec"].get("serveConfigV2"), str):
+        yield from ((carried, config) for config in load(carried, ".".join(_CARRIED)) if isinstance(config, dict))
 
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _at(value: Any, path: Iterable[str | int]) -> Any:
+def _at(value: Any, path: _Path) -> Any:
     for step in path:
         value = value[step]
     return value
 
 
-def _replaced(value: Any, path: Sequence[str | int], new: Any) -> Any:
+def _replaced(value: Any, path: _Path, new: Any) -> Any:
     """A copy of the value with `new` at the path. An alias elsewhere keeps the old value."""
     if not path:
         return new
@@ -135,23 +147,104 @@ def _replaced(value: Any, path: Sequence[str | int], new: Any) -> Any:
     return changed
 
 
-def _merged(old: dict[str, Any], changes: dict[str, Any], where: str, path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A copy of `old`, which is at `path` in the Router's entry, with the changes merged in. Raises SettingsError: only
-    one of the two has a mapping.
-    """
-    merged = dict(old)
-    for key, new in changes.items():
-        there, inside, place = old.get(key), f"{where}.{key}", (*path, key)
-        if there is not None and isinstance(new, dict) != isinstance(there, dict):
-            kind = "a mapping" if isinstance(new, dict) else "a single value"
-            raise SettingsError(inside, f"should be {kind} in this file")
-        merges = isinstance(new, dict) and isinstance(there, dict) and not _is_whole(place)
-        merged[key] = _merged(old[key], new, inside, place) if merges else new
-    return merged
-
-
-def _is_whole(path: tuple[str, ...]) -> bool:
+def _merged(old: Any, changes: Any, path: tuple[str, ...] = ()) -> Any:
+    """A copy of `old`, which is at `path` in the Router's entry, with the changes merged in."""
     match path:
-        case ("user_config", key) | ("user_config", "models", _, key):
-            return key in _WHOLE
-    return False
+        case ("user_config", key) | ("user_config", "models", _, key) if key in _WHOLE:
+            return changes
+    if not isinstance(old, dict) or not isinstance(changes, Mapping):
+        return changes
+    return old | {key: _merged(old.get(key), new, (*path, key)) for key, new in changes.items()}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether both are equal, except for the order of keys, and of the same types: 1, 1.0 and True differ; nan equals
+    nan.
+    """
+    return saferepr(one) == saferepr(other)
+
+
+# How they are written.
+
+
+def _node(node: yaml.Node, path: _Path) -> yaml.Node:
+    for step in path:
+        node = node.value[step] if isinstance(step, int) else _pairs(node)[step][1]
+    return node
+
+
+def _pairs(node: yaml.Node) -> dict[str | int, tuple[yaml.Node, yaml.Node]]:
+    """The nodes of a mapping's keys and values, by the key."""
+    return {key.value: (key, value) for key, value in node.value} if isinstance(node, yaml.MappingNode) else {}
+
+
+def _cuts(text: str, node: yaml.Node, old: Any, wanted: Any) -> Iterator[_Cut]:
+    """What to change in the text so that the node, which says `old`, says what is wanted."""
+    if _same(old, wanted):
+        return
+    now = old if isinstance(old, dict) and isinstance(wanted, dict) else {}
+    pairs = {key: pair for key, pair in _pairs(node).items() if key in now}
+    stay = [pair for key, pair in pairs.items() if key in wanted]
+    if not stay:
+        yield _anew(node, wanted)
+        return
+    more = {key: new for key, new in wanted.items() if key not in pairs and not (key in now and _same(now[key], new))}
+    if not _is_block(node) and (more or len(stay) < len(pairs)):
+        yield _anew(node, wanted)
+        return
+    for key, (name, value) in pairs.items():
+        if key in wanted:
+            yield from _cuts(text, value, old[key], wanted[key])
+        else:
+            yield name.start_mark.index - name.start_mark.column, _line_end(text, value) + 1, ""
+    if more:
+        at = _line_end(text, stay[-1][1])
+        yield at, at, "\n" + _block(more, node.start_mark.column)
+
+
+def _anew(node: yaml.Node, wanted: Any) -> _Cut:
+    """A node that is written anew: in the lines of a block, or on the line where it is."""
+    start, end = node.start_mark.index, _end(node)
+    if _is_block(node) and isinstance(wanted, dict) and wanted:
+        return start, end, _block(wanted, node.start_mark.column).lstrip()
+    flow = _dump(wanted, flow=True).removesuffix("\n").removesuffix("\n...")
+    return start, end, " " * (start == end) + flow  # an empty value is at its key's colon
+
+
+def _block(value: dict[str, Any], column: int) -> str:
+    """A mapping as YAML, a line a key: a value of scalars is within braces on its line, others on several."""
+    parts = (_dump({key: one}, flow=None if isinstance(one, (dict, list)) else False) for key, one in value.items())
+    return indent("".join(parts), " " * column).removesuffix("\n")
+
+
+def _dump(value: Any, *, flow: bool | None) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=flow, sort_keys=False, width=math.inf, allow_unicode=True)
+    return text
+
+
+def _is_block(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.CollectionNode) and bool(node.value) and not node.flow_style
+
+
+def _end(node: yaml.Node) -> int:
+    """Where a node's own text ends. PyYAML counts blank lines and comments after a block as its own."""
+    while _is_block(node):
+        node = node.value[-1][1] if isinstance(node, yaml.MappingNode) else node.value[-1]
+    return int(node.end_mark.index)
+
+
+def _line_end(text: str, node: yaml.Node) -> int:
+    """Where the last line of a node ends."""
+    found = text.find("\n", max(0, _end(node) - 1))  # - 1: a literal ends with its last line end
+    at = len(text) if found < 0 else found
+    return at - text[:at].endswith("\r")
+
+
+def _carried(text: str, carrier: yaml.Node, inner: str) -> _Cut:
+    """The config in a manifest: a literal stays one, with its indentation and the line of its `|`."""
+    start, end = carrier.start_mark.index, carrier.end_mark.index
+    if not isinstance(carrier, yaml.ScalarNode) or carrier.style != "|":
+        return start, end, json.dumps(inner, ensure_ascii=False)
+    header, *lines = text[start:end].splitlines()
+    first = next(line for line in lines if line.strip())
+    return start, end, f"{header}\n{indent(inner, first[: -len(first.lstrip())])}".removesuffix("\n") + "\n"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from deployments.errors import SettingsError, WindveError
 
 _MISUSED, _INTERRUPTED = 2, 130
-_OF_CALIBRATION = {"matplotlib", "ruamel", "ruamel.yaml", "scipy", "sklearn"}
+_OF_CALIBRATION = {"matplotlib", "scipy", "sklearn"}
 
 
 class Command(NamedTuple):

@@ -33,7 +33,6 @@ applications:
   deployments:
   - name: Router
 """
-WHERE = "applications[0].deployments[0]"
 
 
 def config(router):
@@ -67,7 +66,7 @@ MERGES = {
         "user_config: {slo_s: 1.0}\n",
     ),
     "nothing there": ("", DEPTH, "user_config:\n  cpu: {queue_depth: 38}\n"),
-    "null there": ("user_config: # c\n", DEPTH, "user_config: # c\n  cpu: {queue_depth: 38}\n"),
+    "null there": ("user_config: # c\n", DEPTH, "user_config: {cpu: {queue_depth: 38}} # c\n"),
     "all is new": (
         "num_replicas: 1\n",
         FOUND,
@@ -82,15 +81,15 @@ MERGES = {
             "    alpha_s: 0.0858\n"
             "    cost: {query_s: 0.5}\n"
             "  calibration:\n"
-            '    at: "2026-11-20T23:59:00Z"\n'
+            "    at: '2026-11-20T23:59:00Z'\n"
             "    r2: {accelerator: 0.9991}\n"
-            '    proved: ["bursts"]\n'
+            "    proved: [bursts]\n"
         ),
     ),
     "a calibration loses its old keys, and the comments stay": (
         "user_config:\n  calibration: # ours\n    at: y # then\n    old: {a: 1}\n\n  # CPU\n  slo_s: 1.0\n",
         CALIBRATION,
-        'user_config:\n  calibration: # ours\n    at: "x" # then\n    r2: {cpu: 0.5}\n\n  # CPU\n  slo_s: 1.0\n',
+        "user_config:\n  calibration: # ours\n    at: x # then\n    r2: {cpu: 0.5}\n\n  # CPU\n  slo_s: 1.0\n",
     ),
     "another `calibration`, and a model of a pool's name, are merged": (
         "user_config: {bulk: {calibration: {a: 1}}, models: {v1.cpu: {a: 1}}}\n",
@@ -100,7 +99,7 @@ MERGES = {
     "a pool loses what is not true of it any more": (
         "user_config:\n  cpu:  # theirs\n    queue_depth: 8  # per replica\n    alpha_s: 0.1\n    beta_s: 0.2\n",
         DEPTH,
-        "user_config:\n  cpu:  # theirs\n    queue_depth: 38 # per replica\n",
+        "user_config:\n  cpu:  # theirs\n    queue_depth: 38  # per replica\n",
     ),
 }
 
@@ -153,12 +152,66 @@ def test_an_application_without_a_name_is_the_default():
     assert router_application(text, "default")["deployments"] == [{"name": "Router"}]
 
 
-@pytest.mark.parametrize(
-    "changes", [{"a": object()}, {"a": {(1, 2): 2}}, {"a": b"x"}], ids=["an object", "a key", "bytes"]
-)
-def test_what_cannot_be_written(changes):
-    with pytest.raises(TypeError):
-        edit(HEAD, "w", changes)
+KEPT = {
+    "quotes, numbers and words of others": "'x': 0x40\n\"y\": [ 1,2 ]\nz: 1_000.00\nn: ~\nd: 2026-01-01\na: 1  # c\n",
+    "texts over several lines": "x: a text\n  that goes on\ny: >-\n  b\n  c\na: 1\n",
+    "anchors, aliases and merge keys of others": "x: &x {y: 1}\nz:\n  <<: *x\n  v: *x\na: 1\n",
+    "another indentation": "x:\n-   y: 1\n    z:\n      - 2\na: 1\n",
+    "beyond ASCII, and no line end": "x: é # 😀\na: 1",
+}
+
+
+@pytest.mark.parametrize("router", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("around", ["{}", "\ufeff# c\n{}", "%YAML 1.1\n---\n{}\n...\n# end\n--- {{ z: 1 }}\n"])
+def test_all_else_keeps_every_byte(router, around):
+    before = around.format(config(router))
+    assert edit(before, "w", {"a": 2}) == before.replace("a: 1", "a: 2")
+
+
+ADDED = {
+    "before comments and blank lines": ("user_config:\n  b: 1  # c\n\n  # after\n# d\nx: 1\n", "  b: 1  # c\n"),
+    "behind a literal that ends in blank lines": (
+        "user_config:\n  b: |+\n    # no comment\n\n\nx: 1\n",
+        "comment\n\n\n",
+    ),
+    "beside a value by a merge key": ("user_config:\n  <<: {cpu: 1}\n  b: 1\n", "  b: 1\n"),
+    "at the end of the file": ("user_config:\n  b: 1", "  b: 1"),
+}
+
+
+@pytest.mark.parametrize(("before", "behind"), ADDED.values(), ids=ADDED)
+def test_a_new_key_stands_behind_its_neighbour(before, behind):
+    new = behind + "\n" * (not behind.endswith("\n")) + "  cpu: {queue_depth: 38}" + "\n" * behind.endswith("\n")
+    assert edit(HEAD + textwrap.indent(before, "    "), "w", DEPTH) == (
+        HEAD + textwrap.indent(before.replace(behind, new), "    ")
+    )
+
+
+VALUES = [
+    1e-05,
+    2.5e-07,
+    1e22,
+    -0.0,
+    1.0,
+    7,
+    True,
+    None,
+    "",
+    "1e-05",
+    "12:30:00",
+    "No",
+    "~",
+    " a",
+    "a: b #c",
+    "a\nb\t'😀",
+]
+
+
+@pytest.mark.parametrize("there", ["", "a: 0 # c\n", "a: {y: 1}\n", "a:\n  y: 1\n"])
+def test_values_are_read_back_as_they_were(there):
+    for value in (*VALUES, VALUES, {"y": VALUES, "c": {"d": {}}}):
+        after = yaml.safe_load(edit(config(there), "w", {"a": value}))
+        assert repr(after["applications"][0]["deployments"][0]["a"]) == repr(value)
 
 
 @pytest.mark.parametrize(
@@ -173,17 +226,14 @@ def test_what_cannot_be_written(changes):
         (manifest(HEAD) + "---\n" + HEAD, "w", "applications: 2 applications are named w in this file"),
         (HEAD + "  - name: Router\n", "w", "applications: the application w has 2 deployments named Router in this"),
         (HEAD[: HEAD.index("  dep")], "w", "applications: the application w has no deployment named Router in this"),
-        (config("user_config: {cpu: 3}\n"), "w", f"{WHERE}.user_config.cpu: should be a mapping in this file"),
-        (config("user_config: {slo_s: {a: 1}}\n"), "w", f"{WHERE}.user_config.slo_s: should be a single value in th"),
-        (config("user_config: {cpu: &c {a: 1}, b: *c}\n"), "w", f"{WHERE}.user_config.b: would change too"),
-        (config("name: Router\n"), "w", '<config>: is not valid YAML: found duplicate key "name" with value'),
-        (manifest(HEAD + "\n    x: [\n"), "w", "spec.serveConfigV2: is not valid YAML: "),
-        (manifest(config("name: Router\n")), "w", "spec.serveConfigV2: is not valid YAML: found duplicate key"),
         (
-            manifest(config("user_config: {cpu: &c {a: 1}, b: *c}\n")),
+            config("user_config:\n  cpu: &c {a: 1}\n  b: *c\n"),
             "w",
-            f"spec.serveConfigV2.{WHERE}.user_config.b: would change too",
+            "<config>: cannot be edited in place, perhaps due to",
         ),
+        (config("b: &c {slo_s: 2}\nuser_config: *c\n"), "w", "<config>: cannot be edited in place, perhaps due to"),
+        (manifest(HEAD + "\n    x: [\n"), "w", "spec.serveConfigV2: is not valid YAML: "),
+        (manifest(config("user_config:\n  cpu: &c {a: 1}\n  b: *c\n")), "w", "spec.serveConfigV2: cannot be edited in"),
         ("kind: RayService\nspec: {serveConfigV2: {applications: []}}\n", "w", "applications: no application with"),
         ("- 1\n--- 2\n---\n", "w", "applications: no application with"),
         ("kind: RayService\n", "w", "applications: no application with"),
