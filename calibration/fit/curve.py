@@ -48,10 +48,6 @@ class Curve:
             return most if self.latency_s(1, shape) <= slo_s else 0
         return floor(min(float(most), self.unrounded_depth(slo_s, shape)))
 
-    def times(self, factor: float) -> Curve:
-        """The curve of a device on which everything takes `factor` times as long."""
-        return Curve(self.alpha_s * factor, self.beta_s * factor)
-
 
 def floor(value: float) -> int:
     """`math.floor`, but a value just below a whole number counts as that number."""

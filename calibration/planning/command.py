@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +10,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from calibration.planning.instance import Instance
-from calibration.planning.plan import TrafficDemand, as_json, make_plan, show
+from calibration.planning.plan import TrafficDemand, make_plan, show
 from calibration.report.report_model import MOST
 from calibration.report.tables import plain
 from deployments.errors import SettingsError
@@ -71,7 +70,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: one per accelerator replica, or per CPU replica if there is no accelerator)",
     )
     add("--currency", default="EUR", metavar="NAME", help="printed after amounts (default: %(default)s)")
-    add("--json", action="store_true", help="print the plan as JSON instead of tables")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -84,11 +82,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         devices_per_instance=None if devices is None else _positive("--devices-per-instance", devices, "devices"),
         currency=plain(arguments.currency).strip(),
     )
-    plan = make_plan(Instance.read(arguments.report), demand)
-    if arguments.json:
-        print(json.dumps(as_json(plan), indent=2, allow_nan=False))
-    else:
-        show(plan, console)
+    show(make_plan(Instance.read(arguments.report), demand), console)
     return 0
 
 

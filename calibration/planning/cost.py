@@ -8,15 +8,13 @@ given price.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from calibration.fit.curve import Curve, Shape, ceil
 from calibration.report.gain import gain, saved_share
 
 SLO_FACTORS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
-CORE_FACTORS = (0.5, 1.0, 1.5, 2.0, 4.0)
-PARALLEL_SHARE = 0.95  # an assumption, not a measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +157,6 @@ class SloRow:
     accelerator: int | None
     cpu: int | None
     gain: float | None
-    unrounded_gain: float | None
 
 
 def slo_effect(
@@ -167,86 +164,12 @@ def slo_effect(
 ) -> list[SloRow]:
     """Eq. 23: a looser SLO gives the CPU a larger share, as long as beta_cpu > beta_acc (Eq. 15).
 
-    This is strictly true of `unrounded_gain`, C_cpu / C_acc of the curves. The gain of a row may differ from it by up
-    to one query of either pool, because queries are whole.
+    This is strictly true of the curves. The gain of a row may differ from theirs by up to one query of either pool,
+    because queries are whole.
     """
-    pools = {name: pool for name, pool in (("accelerator", accelerator), ("cpu", cpu)) if pool is not None}
 
     def row(slo_s: float) -> SloRow:
-        counts = {name: pool.capacity_at(slo_s, shape) for name, pool in pools.items()}
-        first, second = counts.get("accelerator"), counts.get("cpu")
-        if first is None or second is None:
-            return SloRow(slo_s, first, second, None, None)
-        exact = [pool.curve.unrounded_depth(slo_s, shape) * pool.replicas for pool in pools.values()]
-        return SloRow(slo_s, first, second, gain(first, second), gain(*exact))
+        first, second = (None if pool is None else pool.capacity_at(slo_s, shape) for pool in (accelerator, cpu))
+        return SloRow(slo_s, first, second, None if first is None or second is None else gain(first, second))
 
     return [row(slo_s) for slo_s in slos_s]
-
-
-# Figure 6: what more cores would do. A model, not a measurement
-
-
-@dataclass(frozen=True, slots=True)
-class CoresRow:
-    """An extrapolation to `factor` times the CPU's cores, `cores` per replica where the count is known.
-
-    `depth` is in queries at once on all CPU replicas.
-    """
-
-    factor: float
-    cores: int | None
-    curve: Curve
-    depth: int
-    gain: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Cores:
-    """The extrapolation to other numbers of CPU cores, and the fewest cores with which the CPU can take a query at all.
-
-    `least_factor`: relative to the measured cores; None if no number of cores is enough. `least_cores` is also None if
-    the measured number of cores is unknown.
-    """
-
-    least_factor: float | None
-    least_cores: int | None
-    rows: Sequence[CoresRow]
-
-
-def slowdown(factor: float) -> float:
-    """Amdahl's law: the time on `factor` times the cores, relative to the time now."""
-    return (1.0 - PARALLEL_SHARE) + PARALLEL_SHARE / factor
-
-
-def cores_effect(
-    cpu: PoolCapacity, accelerator_capacity: int | None, *, slo_s: float, shape: Shape, cores: int | None
-) -> Cores:
-    """Figure 6 by a model: alpha and beta of the CPU both follow `slowdown`. Nothing here was measured.
-
-    It assumes PARALLEL_SHARE for both, although beta is mostly loading the model (Eq. 13), which memory bandwidth
-    bounds regardless of the cores. So it is too optimistic for large factors (the paper found a point beyond which
-    cores add nothing), and also for small ones (see `least_factor`). `cores`: of one replica; if known, factors are
-    rounded to whole cores. `accelerator_capacity`: what the gain is relative to.
-    """
-    rows: dict[float, CoresRow] = {}
-    for asked in CORE_FACTORS:
-        count = None if cores is None else max(1, round(cores * asked))
-        factor = asked if cores is None or count is None else count / cores
-        curve = cpu.curve.times(slowdown(factor))
-        depth = curve.depth(slo_s, shape) * cpu.replicas
-        gained = None if accelerator_capacity is None else gain(accelerator_capacity, depth)
-        rows[factor] = CoresRow(factor, count, curve, depth, gained)
-    least = least_factor(cpu.curve, slo_s, shape)
-    fewest = None if cores is None or least is None else max(1, ceil(cores * least))
-    return Cores(least, fewest, list(rows.values()))
-
-
-def least_factor(curve: Curve, slo_s: float, shape: Shape) -> float | None:
-    """The fewest cores, relative to those measured, with which the CPU answers one query within `slo_s` (Eq. 11).
-
-    Solves `slowdown(factor) * latency(1) = slo_s`; None if the serial part alone takes longer. By this model, the
-    paper's 48 Xeon cores could be reduced to 19 at 1 s and to 10 at 2 s, but Figure 6 found no gain below 44 and 36.
-    Below the measured number of cores, this is the best case.
-    """
-    room = slo_s / curve.latency_s(1, shape) - (1.0 - PARALLEL_SHARE)
-    return PARALLEL_SHARE / room if room > 0 else None

@@ -72,11 +72,6 @@ class Instance:
         """The CPU, if it takes the accelerator's overflow."""
         return self.cpu if self.accelerator is not None and self.cpu_idle is None else None
 
-    @property
-    def cpu_cores(self) -> int | None:
-        """Cores of one CPU replica; None if unknown."""
-        return self.report.pools[CPU].cores if self.cpu else None
-
 
 def _check_calibrated(path: Path, report: CalibrationReport) -> None:
     if report.outcome == "estimated":

@@ -7,33 +7,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
 from calibration.planning.cost import (
-    PARALLEL_SHARE,
     SLO_FACTORS,
     Bound,
-    Cores,
     Deployment,
     PoolCapacity,
     Sizing,
     SloRow,
-    cores_effect,
     gain_bound,
     queries_per_window,
     size,
     slo_effect,
 )
 from calibration.planning.instance import Instance
-from calibration.report.core_worth import core_worth, core_worth_sheet, router_cores
+from calibration.report.core_worth import core_worth_sheet
 from calibration.report.tables import POOLS, Sheet, percent, print_sheet
 
 EMULATED = "The report is of EMULATED devices: the plan shows the method, not what real devices need."
-_TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +54,6 @@ class CapacityPlan:
     windows: tuple[int, int]
     bound: Bound | None
     slos: Sequence[SloRow]
-    cores: Cores | None
 
 
 def make_plan(instance: Instance, demand: TrafficDemand) -> CapacityPlan:
@@ -68,9 +62,8 @@ def make_plan(instance: Instance, demand: TrafficDemand) -> CapacityPlan:
     devices = demand.devices_per_instance or base.replicas
     added_capacity, added_rate = (helper.capacity, helper.throughput(shape)) if helper else (0, 0.0)
     rate = base.throughput(shape)
-    # A latency that does not rise allows no conclusion about other SLOs or other numbers of cores.
+    # A latency that does not rise allows no conclusion about other SLOs.
     accelerator, cpu = (pool if pool and pool.curve.rises else None for pool in (instance.accelerator, instance.cpu))
-    capacity = accelerator.capacity_at(slo_s, shape) if accelerator else None
     slos_s = [factor * slo_s for factor in SLO_FACTORS]
     return CapacityPlan(
         instance,
@@ -81,60 +74,7 @@ def make_plan(instance: Instance, demand: TrafficDemand) -> CapacityPlan:
         windows=(queries_per_window(slo_s, 1.0 / rate), queries_per_window(slo_s, 1.0 / (rate + added_rate))),
         bound=gain_bound(accelerator, cpu) if accelerator and cpu else None,
         slos=slo_effect(accelerator, cpu, slos_s, shape) if base.curve.rises else [],
-        cores=cores_effect(cpu, capacity, slo_s=slo_s, shape=shape, cores=instance.cpu_cores) if cpu else None,
     )
-
-
-# as JSON
-
-
-def as_json(plan: CapacityPlan) -> dict[str, Any]:
-    """The plan for programs: units in names, shares between 0 and 1, null for unknown values."""
-    instance, demand, helped = plan.instance, plan.demand, plan.instance.helper is not None
-    measured = {"measured": False, "parallel_share": PARALLEL_SHARE}
-    return {
-        "conclusion": conclusion(plan),
-        "notes": list(_notes(plan)),
-        "report": str(instance.path),
-        "emulated": instance.report.application.emulated,
-        "slo_s": instance.slo_s,
-        "shape": instance.shape,
-        "planned_by": instance.base_name.lower(),
-        "cpu_helps": helped,
-        "cpu_idle_reason": instance.cpu_idle,
-        "price": demand.price,
-        "currency": demand.currency,
-        "devices_per_instance": plan.devices_per_instance,
-        "peak": {**_sizing(plan.peak, helped=helped), "queries_at_once": demand.peak},
-        "average": {
-            **_sizing(plan.average, helped=helped),
-            "queries_per_s": demand.average,
-            "queries_per_window_alone": plan.windows[0],
-            "queries_per_window_together": plan.windows[1] if helped else None,
-        },
-        "bound": {**asdict(plan.bound), "below": plan.bound.below} if plan.bound else None,
-        "slos": [asdict(row) for row in plan.slos],
-        "queries_per_s_of_a_core": core_worth(instance.report),
-        "router_cores": router_cores(instance.report),
-        "cores": {**measured, **asdict(plan.cores)} if plan.cores else None,
-    }
-
-
-def _sizing(sized: Sizing, *, helped: bool) -> dict[str, Any]:
-    saved = {
-        "devices": sized.saved.devices,
-        "cost": sized.saved.cost,
-        "share": sized.saved_share,
-        "share_limit": sized.saved_share_limit,
-    }
-    return {
-        "alone": {"each": sized.each_alone, **asdict(sized.alone)},
-        "together": {"each": sized.each_together, **asdict(sized.together)} if helped else None,
-        "saved": saved if helped else None,
-    }
-
-
-# for people
 
 
 def show(plan: CapacityPlan, console: Console) -> None:
@@ -150,8 +90,6 @@ def show(plan: CapacityPlan, console: Console) -> None:
         print_sheet(console, _bound(plan, plan.bound))
     if plan.slos:
         print_sheet(console, _slos(plan))
-    if plan.cores:
-        print_sheet(console, _cores(plan, plan.cores))
     if worth := core_worth_sheet(instance.report):
         print_sheet(console, worth)
 
@@ -279,36 +217,6 @@ def _slos_notes(plan: CapacityPlan) -> Iterator[str]:
     gains = [row.gain for row in plan.slos if row.gain is not None]
     if plan.bound and plan.bound.premise and gains != sorted(gains):
         yield "Where the share dips, it is the rounding to whole queries."
-
-
-def _cores(plan: CapacityPlan, cores: Cores) -> Sheet:
-    """Figure 6, extrapolated."""
-    compared = cores.rows[0].gain is not None
-    columns = ["CPU cores", "alpha, s per query", "beta, s", "CPU, at once", *(["the CPU adds"] if compared else [])]
-    rows, styles = [], {}
-    for number, row in enumerate(cores.rows):
-        count = f"{_TIMES} {row.factor:g}" if row.cores is None else f"{row.cores:,}  ({_TIMES} {row.factor:.3g})"
-        cells = [count, f"{row.curve.alpha_s:.3g}", f"{row.curve.beta_s:.3g}", f"{row.depth:,}"]
-        rows.append([*cells, *([percent(row.gain)] if compared else [])])
-        if row.factor == 1:
-            styles[number] = "bold"
-    title = "What other CPU cores would do (Figure 6): EXTRAPOLATED, not measured"
-    return Sheet(title, columns, rows, _lines(_cores_notes(plan, cores)), styles)
-
-
-def _cores_notes(plan: CapacityPlan, cores: Cores) -> Iterator[str]:
-    yield f"A model, not a measurement: {100 * PARALLEL_SHARE:g} % of alpha and of beta go by the cores (Amdahl)."
-    if cores.least_factor is None:
-        yield "By it, no number of cores lets the CPU answer one query within the SLO."
-    elif cores.least_cores is None:
-        yield f"By it, the CPU meets the SLO from {_TIMES} {cores.least_factor:.2g} of its cores on."
-    else:
-        unit = "core" if cores.least_cores == 1 else "cores"
-        yield f"By it, the CPU meets the SLO from {cores.least_cores:,} {unit} on."
-    yield "It is the best case: memory bandwidth and other work on the machine are left out, and with fewer"
-    yield "cores the paper's CPU stopped helping much earlier. Calibrate again before you buy."
-    if plan.instance.cpu and plan.instance.cpu.replicas > 1:
-        yield "Cores are those of one replica; queries at once are those of all."
 
 
 def _lines(notes: Iterable[str]) -> str:
