@@ -280,19 +280,6 @@ class LogConfig(Strict):
         return "off" if given is False else given  # YAML reads it as false
 
 
-RENAMED = {  # settings of earlier versions
-    "heterogeneous": "cpu_overflow",
-    "stuck_after_s": "batch_timeout_s",
-    "replicas.fill": "target_utilization",
-    "fair_share.run": "max_batch_fraction",
-    "pass_queries": "micro_batch_queries",
-    "step_tokens": "max_num_batched_tokens",
-    "host_blocks": "num_cpu_blocks",
-    "ping_s": "sse_keepalive_s",
-    "unread_tokens": "max_buffered_tokens",
-    "most_answers": "max_answers",
-    "most_prompts": "max_prompts",
-}
 _BRANCHES = {"int", "float", "bool", "str", *_REPLICAS}
 
 
@@ -316,8 +303,7 @@ def _first_problem(root: str, invalid: ValidationError) -> SettingsError:
     key, problems = min(by_key.items(), key=lambda item: item[1][0]["type"] != "extra_forbidden")
     match problems[0]["type"]:
         case "extra_forbidden":
-            new_name = next((new for old, new in RENAMED.items() if key.endswith(f".{old}")), None)
-            return SettingsError(key, f"was renamed: use {new_name}" if new_name else "there is no such setting")
+            return SettingsError(key, "there is no such setting")
         case "missing" | "string_too_short" as kind:
             return SettingsError(key, "missing" if kind == "missing" else "must not be empty")
         case "invalid_key":
@@ -325,8 +311,6 @@ def _first_problem(root: str, invalid: ValidationError) -> SettingsError:
             return SettingsError(key, f"YAML reads a key as {read_as!r}: put it in quotes")
         case "value_error":
             return SettingsError(key, str(problems[0]["msg"]).removeprefix("Value error, "))
-    if key.endswith(".admission") and problems[0]["input"] == "finish":
-        return SettingsError(key, "finish was renamed: use deadline")
     wanted = " or ".join(str(problem["msg"]).removeprefix("Input should be ") for problem in problems)
     if problems[0]["type"] in {"model_type", "dict_type"}:
         wanted = "a mapping of settings"

@@ -36,11 +36,7 @@ BAD_ARGS = [
     ({**MODEL, "cpu": {"emulated": EMULATED["emulated"]}}, "args.cpu: `emulated` is given but the engine is auto"),
     ({**MODEL, "cpu": EMULATED}, "args: accelerator.engine and cpu.engine: emulated and real engines cannot be mixed"),
     ({**MODEL, "accelerator": {"device": "tpu"}}, "args.accelerator.device: should be 'auto', 'npu', 'cuda'"),
-    ({**MODEL, "heterogeneous": True}, "args.heterogeneous: was renamed: use cpu_overflow"),
-    (
-        {**MODEL, "cpu": {"replicas": {"min": 1, "max": 2, "fill": 0.5}}},
-        "args.cpu.replicas.fill: was renamed: use target_utilization",
-    ),
+    ({**MODEL, "heterogeneous": True}, "args.heterogeneous: there is no such setting"),
     ({**MODEL, "cpu_overflow": "yes"}, "args.cpu_overflow: should be 'auto' or a valid boolean, not 'yes'"),
     ({**MODEL, "traces": {"endpoint": "collector:4317"}}, "args.traces.endpoint: "),
     ({**MODEL, "traces": {"sample_ratio": 2}}, "args.traces.sample_ratio: "),
