@@ -167,12 +167,11 @@ def _consistent_line(concurrency: Floats, latency: Floats) -> Curve:
 
 def _least_squares(concurrency: Floats, latency: Floats, before: Curve) -> Curve:
     """Least squares, weighted by the previous line instead of the samples, so that low samples do not weigh more."""
-    from sklearn.linear_model import LinearRegression
+    from scipy.optimize import nnls
 
-    line = LinearRegression(positive=True, fit_intercept=False)  # beta is a column, so that it is bounded too
-    weights = 1 / np.square(_line_s(before, concurrency))
-    line.fit(np.column_stack([concurrency, np.ones_like(concurrency)]), latency, sample_weight=weights)
-    return Curve(float(line.coef_[0]), float(line.coef_[1]))
+    expected_s = _line_s(before, concurrency)
+    (alpha_s, beta_s), _ = nnls(np.column_stack([concurrency / expected_s, 1 / expected_s]), latency / expected_s)
+    return Curve(float(alpha_s), float(beta_s))
 
 
 def _describe(model: Curve, concurrency: Floats, latency: Floats, near: npt.NDArray[np.bool_]) -> Fit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 import urllib.request
@@ -16,7 +15,7 @@ from urllib.parse import quote, urlsplit
 import orjson
 
 from calibration.load import Address
-from calibration.service.serve_config import DEPLOYMENT
+from calibration.service.serve_config import DEPLOYMENT, merged
 from deployments.errors import SettingsError, WindveError, first_line
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.serve_adapter.local_ray import serve_client
@@ -305,16 +304,10 @@ def _router(application: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_router(application: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with `changes` in the Router's entry. `user_config` and models' parts in it are merged by key."""
-    changed = copy.deepcopy(dict(application))
-    router = _router(changed)
-    config = {**(router.get("user_config") or {}), **changes["user_config"]}
-    if "models" in changes["user_config"]:
-        before = (router.get("user_config") or {}).get("models") or {}
-        own = {name: {**(before.get(name) or {}), **new} for name, new in changes["user_config"]["models"].items()}
-        config["models"] = {**before, **own}
-    router.update({**changes, "user_config": config})
-    return changed
+    """A copy with `changes` merged into the Router's entry."""
+    ours = _router(application)
+    deployments = [merged(one, changes) if one is ours else one for one in application["deployments"]]
+    return {**application, "deployments": deployments}
 
 
 def _chosen(model: str | None, args: Args) -> str | None:

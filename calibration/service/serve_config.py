@@ -44,7 +44,7 @@ def edit(text: str, application: str, changes: Mapping[str, Any]) -> str:
     number, carried, path = _find(documents, application)
     document = list(yaml.compose_all(text, yaml.SafeLoader))[number]
     if carried is None:
-        new = _merged(_at(documents[number], path), changes)
+        new = merged(_at(documents[number], path), changes)
         cuts = list(_cuts(text, _node(document, path), _at(documents[number], path), new))
     else:
         path = _CARRIED
@@ -147,14 +147,14 @@ def _replaced(value: Any, path: _Path, new: Any) -> Any:
     return changed
 
 
-def _merged(old: Any, changes: Any, path: tuple[str, ...] = ()) -> Any:
-    """A copy of `old`, which is at `path` in the Router's entry, with the changes merged in."""
+def merged(old: Any, changes: Any, path: tuple[str, ...] = ()) -> Any:
+    """A copy of `old`, which is at `path` in the Router's entry, with the changes merged in (see `edit`)."""
     match path:
         case ("user_config", key) | ("user_config", "models", _, key) if key in _WHOLE:
             return changes
     if not isinstance(old, dict) or not isinstance(changes, Mapping):
         return changes
-    return old | {key: _merged(old.get(key), new, (*path, key)) for key, new in changes.items()}
+    return old | {key: merged(old.get(key), new, (*path, key)) for key, new in changes.items()}
 
 
 def _same(one: Any, other: Any) -> bool:

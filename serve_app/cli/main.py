@@ -12,7 +12,7 @@ from typing import NamedTuple
 from deployments.errors import SettingsError, WindveError
 
 _MISUSED, _INTERRUPTED = 2, 130
-_OF_CALIBRATION = {"matplotlib", "scipy", "sklearn"}
+_OF_CALIBRATION = {"matplotlib", "scipy"}
 
 
 class Command(NamedTuple):

@@ -46,7 +46,7 @@ def test_help_names_each_command_and_teaches(capsys):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_teaches(capsys, name):
     if name == "bench":
-        pytest.importorskip("sklearn")
+        pytest.importorskip("scipy")
     assert status_of(name, "--help") == 0
     said = capsys.readouterr().out
     assert said.startswith(f"usage: windve {name}")
@@ -241,12 +241,12 @@ def test_calibrate_names_what_is_not_installed(monkeypatch, capsys):
         main(["calibrate"])  # a mistake of ours is not hidden
 
     def lacks(_):
-        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+        raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
 
     monkeypatch.setitem(sys.modules, "calibration.command", type(sys)("calibration.command"))
     monkeypatch.setattr(sys.modules["calibration.command"], "main", lacks, raising=False)
     assert main(["calibrate"]) == 1
-    assert capsys.readouterr().err == "windve: calibrate needs sklearn: pip install 'windve[calibration]'\n"
+    assert capsys.readouterr().err == "windve: calibrate needs scipy: pip install 'windve[calibration]'\n"
 
 
 def test_a_reader_that_goes_is_no_error():

@@ -315,7 +315,7 @@ def test_a_spoilt_report_is_planned_or_refused_in_one_sentence(planned, place, v
 
 
 def test_needs_neither_numpy_nor_plots_nor_ray():
-    names = ("ray", "torch", "numpy", "sklearn", "matplotlib")
+    names = ("ray", "torch", "numpy", "scipy", "matplotlib")
     code = f"import sys, calibration.planning.command; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
