@@ -185,10 +185,12 @@ class _Session:
 
     def _show(self, result: Result, written: WrittenReport, problem: str | None = None) -> None:
         """Write and show the report. `problem`: why the calibration failed."""
-        shown: Any = step_report if self.application.generates else embeddings_report
-        report = result.report(problem, written)
-        page = shown.write(self.arguments.out, report)
-        shown.show(self.console, report)
+        if isinstance(result, GenerationResult):
+            shown = step_report.shown(result.report(problem, written))
+        else:
+            shown = embeddings_report.shown(result.report(problem, written))
+        page = shown.write(self.arguments.out)
+        shown.show(self.console)
         self.console.print(f"report: {page}", soft_wrap=True)
 
 

@@ -10,9 +10,7 @@ from calibration.generation.promise_proof import PromiseProof
 from calibration.generation.request_capacity import Mix, SimulatedReplica
 from calibration.generation.step_report_model import (
     GenerationCalibrationReport,
-    OverlapReport,
     PromiseReport,
-    ProofReport,
     StepPoolReport,
     StepReport,
 )
@@ -97,7 +95,7 @@ class GenerationResult(RunResult):
             ),
             pools={pool: self._pool(pool) for pool in self.pools},
             capacity=self.capacity,
-            streams=[_proof(proof) for proof in self.proofs],
+            streams=self.proofs,
         )
 
     def _pool(self, pool: str) -> StepPoolReport:
@@ -105,7 +103,7 @@ class GenerationResult(RunResult):
         if (fit := self.fits.get(pool)) is not None:
             found.step_time, found.host_time = fit.settings()["step_time"], fit.settings().get("host_time")
             found.num_cpu_blocks = self.room(pool).num_cpu_blocks
-            found.overlaps = [OverlapReport.model_validate(one) for one in self.overlaps(pool)]
+            found.overlaps = self.overlaps(pool)
             found.median_error, found.worst_error, found.noise = fit.median_error, fit.worst_error, fit.noise
             found.steps = [
                 StepReport(
@@ -118,8 +116,3 @@ class GenerationResult(RunResult):
                 for one in fit.measured
             ]
         return found
-
-
-def _proof(proof: PromiseProof) -> ProofReport:
-    rounded = {key: [round(value, 6) for value in getattr(proof, key)] for key in ("firsts_s", "paces_s")}
-    return ProofReport(name=proof.stream.name, **asdict(proof.stream), **(asdict(proof) | rounded))

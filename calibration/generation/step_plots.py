@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from calibration.generation.step_report_model import GenerationCalibrationReport, ProofReport
+from calibration.generation.promise_proof import PromiseProof
+from calibration.generation.step_report_model import GenerationCalibrationReport
 from calibration.report.plots import DOTS_PER_INCH, GREY, INK, LABEL_BOX, SLO, canvas, plain_axes, png
 from calibration.report.tables import POOLS
 
@@ -73,7 +74,7 @@ def _logarithmic(axes: Axes) -> None:
 
 def _shares(
     axes: Axes,
-    streams: Sequence[ProofReport],
+    streams: Sequence[PromiseProof],
     seen: Sequence[Sequence[float]],
     promised_s: float,
     *,
@@ -85,7 +86,7 @@ def _shares(
         share = np.arange(1, len(ordered) + 1) / max(1, len(ordered))
         axes.step(
             ordered, share, where="post", color=_COLOURS[(0, 2, 3)[place % 3]], linestyle=("-", "--", ":")[place % 3],
-            linewidth=1.8, label=stream.name if named else None,
+            linewidth=1.8, label=stream.stream.name if named else None,
         )  # fmt: skip
     axes.axvline(promised_s, color=SLO, linewidth=1.4, linestyle=(0, (6, 3)))
     axes.annotate(

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
 from calibration.generation import step_plots
-from calibration.generation.step_report_model import GenerationCalibrationReport, ProofReport, StepPoolReport
-from calibration.report.page import html_pictures, html_table, number, seconds, show_report, text, write_report
+from calibration.generation.promise_proof import PromiseProof
+from calibration.generation.step_report_model import GenerationCalibrationReport, StepPoolReport
+from calibration.report.page import Pictures, Shown, number, seconds, text
 from calibration.report.tables import DASH, POOLS, Sheet, percent
 
 
-def write(folder: Path, report: GenerationCalibrationReport) -> Path:
-    """Write `report.json`, the pictures and `report.html` into `folder`. Returns the path of `report.html`."""
+def shown(report: GenerationCalibrationReport) -> Shown:
+    """The step times, whether a host pays off, the streams and the verdict."""
+    sheets = (_times(report), *_hosts(report), _streams(report))
+    return Shown(report, verdict(report), sheets, lambda: _pictures(report))
+
+
+def _pictures(report: GenerationCalibrationReport) -> Pictures:
     pictures = {
         f"steps-{name}.png": (f"Predicted over measured steps, {POOLS[name]}", step_plots.steps(report, name))
         for name in _measured(report)
     }
-    promises = step_plots.promises(report)
-    if promises is not None:
+    if (promises := step_plots.promises(report)) is not None:
         pictures["promises.png"] = ("First tokens and paces beside the promise", promises)
-    sheets = (_times(report), *_hosts(report))
-    findings = [*map(html_table, sheets), html_pictures(pictures), html_table(_streams(report))]
-    return write_report(folder, report, verdict(report), pictures, findings)
-
-
-def show(console: Console, report: GenerationCalibrationReport) -> None:
-    """Print the step times, whether a host pays off, the streams and the verdict, for a terminal of 100 columns."""
-    show_report(console, report, verdict(report), (_times(report), *_hosts(report), _streams(report)))
+    return pictures
 
 
 def verdict(report: GenerationCalibrationReport) -> str:
@@ -117,7 +113,7 @@ def _streams(report: GenerationCalibrationReport) -> Sheet | None:
     if not report.streams:
         return None
     rows = [
-        [one.name, f"{one.rate:.3g}", f"{len(one.firsts_s)} of {one.sent}", str(one.busy), _late(one),
+        [one.stream.name, f"{one.stream.rate:.3g}", f"{len(one.firsts_s)} of {one.sent}", str(one.busy), _late(one),
          _p99(one.firsts_s), _p99(one.paces_s)]
         for one in report.streams
     ]  # fmt: skip
@@ -125,7 +121,7 @@ def _streams(report: GenerationCalibrationReport) -> Sheet | None:
     return Sheet("Streams, by their client", columns, rows)
 
 
-def _late(one: ProofReport) -> str:
+def _late(one: PromiseProof) -> str:
     return f"{one.late_firsts}, {one.late_paces}"
 
 

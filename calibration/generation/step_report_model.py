@@ -8,6 +8,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from calibration.generation.overlap import Overlap
+from calibration.generation.promise_proof import PromiseProof
 from calibration.report.report_model import PoolHead, ReportHead, ReportPart
 
 
@@ -36,23 +38,6 @@ class StepReport(ReportPart):
     predicted_s: float
 
 
-class OverlapReport(ReportPart):
-    """APEX's prediction (`generation.overlap`) with the accelerator's cache full of answers of `context` tokens each:
-    does the host's attention pay off, with two batches that take turns? Rates are in tokens per second. `blocks`: host
-    cache blocks that keep the host busy.
-    """
-
-    context: int
-    ratio: float  # N_G / N_C
-    largest_ratio: float  # the right side of (6)
-    pays: bool
-    alone_rate: float
-    pipelined_rate: float
-    asynchronous_rate: float
-    pipelined_blocks: int
-    asynchronous_blocks: int
-
-
 class StepPoolReport(PoolHead):
     """One pool: its replicas, their step time (`StepTime`), and its errors against the measurements. If hosts hold part
     of the cache: their times (`HostTime`), and whether they pay off.
@@ -61,26 +46,11 @@ class StepPoolReport(PoolHead):
     step_time: dict[str, float] | None = None
     host_time: dict[str, float] | None = None
     num_cpu_blocks: int = 0
-    overlaps: list[OverlapReport] = Field(default_factory=list)
+    overlaps: list[Overlap] = Field(default_factory=list)
     median_error: float | None = None
     worst_error: float | None = None
     noise: float | None = None
     steps: list[StepReport] = Field(default_factory=list)
-
-
-class ProofReport(ReportPart):
-    """One stream, as its client saw it. Of the admitted requests: seconds to each first token, and between tokens."""
-
-    name: str
-    rate: float
-    times: float
-    together: int
-    sent: int
-    busy: int
-    late_firsts: int
-    late_paces: int
-    firsts_s: list[float]
-    paces_s: list[float]
 
 
 class GenerationCalibrationReport(ReportHead):
@@ -93,4 +63,4 @@ class GenerationCalibrationReport(ReportHead):
     settings: PromiseReport
     pools: dict[str, StepPoolReport]
     capacity: float | None
-    streams: list[ProofReport]
+    streams: list[PromiseProof]

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -25,41 +25,20 @@ Pictures = Mapping[str, tuple[str, bytes]]  # file name -> its caption, and the 
 UNITS = {"_s": "s", "_ms": "ms", "_gib": "GiB", "_bytes": "bytes"}
 
 STYLE = """
-:root { color-scheme: light dark; --ink: #1c2128; --soft: #59636e; --line: #d5dae0; --page: #ffffff; --tint: #f4f6f8;
-  --mark: #00694e; --warn: #9a3412; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e3e7ec; --soft: #9aa5b1; --line: #38414b; --page: #14181d;
-  --tint: #1d232a; --mark: #56c9a4; --warn: #f2a172; } }
-body { max-width: 46rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; background: var(--page); color: var(--ink);
-  font: 16px/1.55 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; line-height: 1.3; margin: 0 0 .5rem; color: var(--mark); }
-h1.refused, .warn { color: var(--warn); }
-.warn { font-weight: 600; border-left: 4px solid; padding-left: .75rem; }
-h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
-header p, caption, figcaption { color: var(--soft); }
-caption { text-align: left; padding-bottom: .4rem; font-size: .9rem; }
+:root { color-scheme: light dark; }
+body { max-width: 46rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; font: 16px/1.55 system-ui, sans-serif;
+  overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
+h1.refused, .warn { color: #c2410c; }
+caption { text-align: left; padding-bottom: .4rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
-th, td { padding: .35rem .6rem; text-align: right; vertical-align: top;
-  border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; font-weight: normal; }
-thead th, thead th:first-child { color: var(--soft); font-weight: 600; font-size: .9rem; }
-table.facts :is(td, th) { text-align: left; overflow-wrap: anywhere; }
-table.facts th:first-child { width: 34%; }
-tr.final > * { font-weight: 700; background: var(--tint); }
-figure { margin: 1rem 0; padding: .75rem; background: #fff; border: 1px solid var(--line); border-radius: 8px; }
-figure img { display: block; width: 100%; height: auto; }
-@media print { body { max-width: none; padding: 0; } figure, table { break-inside: avoid; } }
+th, td { padding: .35rem .6rem; text-align: right; vertical-align: top; border-bottom: 1px solid #8884; }
+th:first-child, table.facts :is(td, th) { text-align: left; font-weight: normal; overflow-wrap: anywhere; }
+tr.final > * { font-weight: 700; }
+figure { margin: 1rem 0; background: #fff; }
+figure img { display: block; width: 100%; }
 """
-
-
-def show_report(console: Console, report: ReportHead, verdict: str, sheets: Iterable[Sheet | None]) -> None:
-    """Print a report on a terminal of 100 columns."""
-    for sheet in sheets:
-        if sheet is not None:
-            print_sheet(console, sheet)
-    if report.application.emulated:
-        console.print(Text(report.emulated_means, style="yellow"))
-    console.print(Text(verdict, style="bold red" if report.is_refused else "bold green"), soft_wrap=True)
 
 
 @contextmanager
@@ -70,19 +49,6 @@ def written_into(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise SettingsError("--out", f"{folder} cannot be written: {error.strerror}") from None
-
-
-def write_report(folder: Path, report: ReportHead, verdict: str, pictures: Pictures, findings: Iterable[str]) -> Path:
-    """Write `report.json`, the pictures and `report.html` into `folder`. Returns the path of the HTML. `findings`:
-    HTML.
-    """
-    path = folder / "report.html"
-    with written_into(folder):
-        (folder / "report.json").write_text(report.model_dump_json(indent=2), encoding="utf-8")
-        for name, (_, png) in pictures.items():
-            (folder / name).write_bytes(png)
-        path.write_text(_document(report, verdict, findings), encoding="utf-8")
-    return path
 
 
 def facts(title: str, part: BaseModel) -> Sheet:
@@ -143,8 +109,40 @@ def html_pictures(pictures: Pictures) -> str:
     return f"<section>\n<h2>Pictures</h2>\n{figures}</section>\n" if figures else ""
 
 
-def _document(report: ReportHead, verdict: str, findings: Iterable[str]) -> str:
-    sentence, application = escape(verdict), report.application
+class Shown(NamedTuple):
+    """What a report says: the verdict, its tables (None: there is nothing to show), and its pictures, which take a
+    second to draw.
+    """
+
+    report: ReportHead
+    verdict: str
+    sheets: Sequence[Sheet | None]
+    pictures: Callable[[], Pictures]
+
+    def show(self, console: Console) -> None:
+        """Print it on a terminal of 100 columns."""
+        for sheet in self.sheets:
+            if sheet is not None:
+                print_sheet(console, sheet)
+        if self.report.application.emulated:
+            console.print(Text(self.report.emulated_means, style="yellow"))
+        style = "bold red" if self.report.is_refused else "bold green"
+        console.print(Text(self.verdict, style=style), soft_wrap=True)
+
+    def write(self, folder: Path) -> Path:
+        """Write `report.json`, the pictures and `report.html` into `folder`. Returns the path of the HTML."""
+        path, pictures = folder / "report.html", self.pictures()
+        with written_into(folder):
+            (folder / "report.json").write_text(self.report.model_dump_json(indent=2), encoding="utf-8")
+            for name, (_, png) in pictures.items():
+                (folder / name).write_bytes(png)
+            path.write_text(_document(self, pictures), encoding="utf-8")
+        return path
+
+
+def _document(shown: Shown, pictures: Pictures) -> str:
+    report = shown.report
+    sentence, application = escape(shown.verdict), report.application
     about = (
         f"Application {text(application.name)}, model {text(application.model)}. Measured by windve "
         f"{text(report.windve)} in {number(report.seconds, '.0f')} s, finished {text(report.finished)}."
@@ -155,7 +153,8 @@ def _document(report: ReportHead, verdict: str, findings: Iterable[str]) -> str:
         f"<p>{escape(about)}</p>\n",
         f'<p class="warn">{escape(report.emulated_means)}</p>\n' if application.emulated else "",
         "</header>\n<main>\n",
-        *findings,
+        *map(html_table, shown.sheets),
+        html_pictures(pictures),
         html_table(facts("Application", application)),
         html_table(facts("Machine", report.machine)),
         html_table(facts("Settings", report.settings)),

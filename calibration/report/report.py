@@ -5,23 +5,11 @@ terminal. It renders a `CalibrationReport`; None is shown as a dash.
 from __future__ import annotations
 
 import math
-from pathlib import Path
-
-from rich.console import Console
 
 from calibration.report import plots
 from calibration.report.core_worth import core_worth_sheet
 from calibration.report.gain import saved_share
-from calibration.report.page import (
-    Pictures,
-    html_pictures,
-    html_table,
-    number,
-    seconds,
-    show_report,
-    text,
-    write_report,
-)
+from calibration.report.page import Pictures, Shown, number, seconds, text
 from calibration.report.report_model import CalibrationReport, LatenciesReport, PoolReport
 from calibration.report.tables import DASH, POOLS, Sheet, percent
 from deployments.hardware.device_detector import ACCELERATOR, CPU
@@ -29,23 +17,21 @@ from deployments.hardware.device_detector import ACCELERATOR, CPU
 _QUANTILES = ("p50, s", "p99, s", "slowest, s")
 
 
-def write(folder: Path, report: CalibrationReport) -> Path:
-    """Write `report.json`, the pictures and `report.html` into `folder`. Returns the path of `report.html`."""
+def shown(report: CalibrationReport) -> Shown:
+    """The depths, the gain, the verification and the verdict."""
+    sheets = (_depths(report), _gain(report), core_worth_sheet(report), _verification(report), _streams(report))
+    return Shown(report, verdict(report), (*sheets, _cost(report), _curves(report)), lambda: _pictures(report))
+
+
+def _pictures(report: CalibrationReport) -> Pictures:
     against = f", against the SLO of {report.settings.slo_s:g} s"
     pictures = {
         f"fit-{name}.png": (f"Latency over concurrency, {POOLS[name]}{against}", plots.fit(report, name))
         for name in _pools(report)
     }
-    verification = plots.verification(report)
-    if verification is not None:
+    if (verification := plots.verification(report)) is not None:
         pictures["verification.png"] = (f"Latencies in the verification{against}", verification)
-    return write_report(folder, report, verdict(report), pictures, _findings(report, pictures))
-
-
-def show(console: Console, report: CalibrationReport) -> None:
-    """Print the depths, the gain, the verification and the verdict, for a terminal of 100 columns."""
-    sheets = (_depths(report), _cost(report), _gain(report), _verification(report), _streams(report))
-    show_report(console, report, verdict(report), (*sheets, core_worth_sheet(report)))
+    return pictures
 
 
 def verdict(report: CalibrationReport) -> str:
@@ -186,13 +172,3 @@ def _curve(pool: PoolReport) -> dict[str, str]:
         "samples, of them outliers": f"{len(pool.samples)}, {outliers}",
         "queries sent": number(pool.queries),
     }
-
-
-def _findings(report: CalibrationReport, pictures: Pictures) -> list[str]:
-    """The findings for the page, in HTML."""
-    sheets = (_verification(report), _streams(report), _curves(report), _cost(report))
-    return [
-        *map(html_table, (_depths(report), _gain(report), core_worth_sheet(report))),
-        html_pictures(pictures),
-        *map(html_table, sheets),
-    ]

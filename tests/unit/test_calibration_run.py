@@ -179,10 +179,10 @@ def test_depths_costs_and_what_was_proved_are_written(calibrate, tmp_path):
     assert [proof.stream.rate for proof in found.streams] == [pytest.approx(rate, rel=0.01)] * 2
     console = Console(file=io.StringIO(), width=100)
     made = found.report(None, WrittenReport(applied=True))
-    report.show(console, made)
+    report.shown(made).show(console)
     assert "Cost of a query by its length" in console.file.getvalue()
     assert made.router_request_s == pytest.approx(0.0004)
-    page = report.write(tmp_path / "report", made)
+    page = report.shown(made).write(tmp_path / "report")
     assert "stream of mixed lengths" in page.read_text()
     assert CalibrationReport.parse(page.with_name("report.json").read_bytes(), "it") == made
 
@@ -209,7 +209,7 @@ def test_a_pool_whose_latency_does_not_rise_gets_a_depth_alone(calibrate, monkey
     assert (config.cpu.queue_depth, config.cpu.alpha_s, config.cpu.cost) == (200, None, None)
     assert config.accelerator.cost is not None
     console = Console(file=io.StringIO(), width=100)
-    report.show(console, found.report(None, WrittenReport()))
+    report.shown(found.report(None, WrittenReport())).show(console)
     assert "Cost of a query by its length" in console.file.getvalue()
 
 

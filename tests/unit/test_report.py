@@ -130,7 +130,7 @@ def typed(made):
 
 def shown(made, width=100):
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    report.show(console, typed(made))
+    report.shown(typed(made)).show(console)
     return console.file.getvalue()
 
 
@@ -152,7 +152,7 @@ def plain(monkeypatch):
 @pytest.mark.parametrize("change", VARIANTS, ids=lambda change: getattr(change, "__name__", None))
 def test_every_outcome_renders(change, tmp_path, plain):
     made = changed(change)
-    page = report.write(tmp_path / "new" / "folder", typed(made))
+    page = report.shown(typed(made)).write(tmp_path / "new" / "folder")
     assert page == tmp_path / "new" / "folder" / "report.html"
     assert orjson.loads((page.parent / "report.json").read_bytes()) == made
     drawn = {f"fit-{name}.png" for name in made["pools"]} | ({"verification.png"} if made["bursts"] else set())
@@ -224,7 +224,7 @@ def test_the_terminal_has_the_tables_of_the_paper():
 
 
 def test_the_page_has_the_numbers(tmp_path, plain):
-    text = Page(report.write(tmp_path, typed(MADE)).read_text(encoding="utf-8")).text
+    text = Page(report.shown(typed(MADE)).write(tmp_path).read_text(encoding="utf-8")).text
     numbers = "95 + 19|+20.0 %|16.7 %|0.018|0.99870|570 of 570|23.5|240.2|1210"
     words = "serve_app/config.yaml|memory, GiB|AMD EPYC|keeps its depth while the CPU works"
     for said in f"{numbers}|{words}".split("|"):
@@ -256,7 +256,7 @@ def test_foreign_text_stays_text(tmp_path, plain):
     made["bursts"] = []
     for pool in made["pools"].values():
         pool |= {"devices": [foreign, foreign], "engine": foreign}
-    page = report.write(tmp_path, typed(made)).read_text(encoding="utf-8")
+    page = report.shown(typed(made)).write(tmp_path).read_text(encoding="utf-8")
     assert "<script" not in page
     assert "\x1b" not in page
     assert "<script src=http://evil>$\\frac{$ [red]x[/red]" in Page(page).text
@@ -264,6 +264,6 @@ def test_foreign_text_stays_text(tmp_path, plain):
     assert "\x1b" not in terminal
     assert "[red]x[/red]" in terminal
     made |= {"outcome": "refused", "reason": foreign}
-    page = report.write(tmp_path, typed(made)).read_text(encoding="utf-8")
+    page = report.shown(typed(made)).write(tmp_path).read_text(encoding="utf-8")
     assert "<script" not in page
     assert "refused: <script src=http://evil>" in Page(page).text

@@ -279,8 +279,8 @@ def calibrate(wired):
 def shown(found, folder):
     """(the report, its page, what the terminal says)."""
     made, console = found.report(None, WrittenReport()), Console(file=io.StringIO(), width=120)
-    step_report.show(console, made)
-    return made, step_report.write(folder, made).read_text(), " ".join(console.file.getvalue().split())
+    step_report.shown(made).show(console)
+    return made, step_report.shown(made).write(folder).read_text(), " ".join(console.file.getvalue().split())
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_late_streams_are_sent_once_more_and_then_refused(calibrate, tmp_path, s
         calibrate(Application(), *seen)
     made = calibrate.result.report(str(refused.value), WrittenReport())
     assert made.outcome == "refused"
-    assert problem in step_report.write(tmp_path, made).read_text()
+    assert problem in step_report.shown(made).write(tmp_path).read_text()
 
 
 def changed(**windve):
