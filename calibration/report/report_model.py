@@ -1,7 +1,6 @@
 """The calibration's report as one type. The calibration writes it, the page and the pictures show it, plans read it.
 
 Times are in seconds, shares are between 0 and 1, and None means unknown: a pool that was not measured has no `alpha_s`.
-A file may lack fields that have a default, because earlier versions did not write all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from calibration.fit.curve import Curve, Shape
 from calibration.measure.burst import Burst
@@ -26,7 +25,6 @@ from deployments.settings import parse_settings
 if TYPE_CHECKING:
     from calibration.service.application import Application
 
-FORMAT = 1
 MOST = 10**12  # upper bound of all counts and times; anything larger is a typing error
 
 Count = Annotated[int, Field(strict=True, ge=1, le=MOST)]
@@ -36,9 +34,7 @@ Seconds = Annotated[float, Field(strict=True, ge=0, le=MOST, allow_inf_nan=False
 
 
 class ReportPart(BaseModel):
-    """A part of a report. Keys of later versions are ignored."""
-
-    model_config = ConfigDict(extra="ignore", from_attributes=True)
+    """A part of a report."""
 
 
 class ApplicationReport(ReportPart):
@@ -198,7 +194,6 @@ class ReportHead(ReportPart):
     """
 
     emulated_means: ClassVar[str]
-    format: int = FORMAT
     windve: str
     started: str
     finished: str
@@ -278,7 +273,7 @@ class CalibrationReport(ReportHead):
     pools: dict[str, PoolReport]
     cpu_overflow: CpuOverflowReport
     verification: VerificationReport | None
-    streams: list[StreamReport] = []
+    streams: list[StreamReport]
     router_request_s: Seconds | None = None
     bursts: list[Burst]
 
@@ -290,14 +285,8 @@ class CalibrationReport(ReportHead):
         except (ValueError, RecursionError) as error:
             why = "it is not text" if isinstance(error, UnicodeDecodeError) else str(error)
             raise SettingsError("REPORT", f"{source} is not a calibration report: it is not JSON ({why})") from None
-        if not isinstance(document, dict) or "format" not in document or "outcome" not in document:
-            raise SettingsError("REPORT", f"{source} is not a calibration report: it has no format and outcome")
-        if document.get("kind") == "generation":
+        if isinstance(document, dict) and document.get("kind") == "generation":
             raise SettingsError("REPORT", f"{source} is of an application that generates; plans are for embeddings")
-        if document["format"] != FORMAT:
-            raise SettingsError(
-                "REPORT", f"{source} has format {plain(document['format'])}, but this version reads format {FORMAT}"
-            )
         return parse_settings(cls, document, "REPORT")
 
     def capacity(self, name: str) -> int:

@@ -168,22 +168,6 @@ def test_every_outcome_renders(change, tmp_path, plain):
     assert all(len(line) <= 100 for line in terminal.splitlines()[:-1])
 
 
-def test_a_report_of_an_earlier_version_is_read():
-    made = changed(None)
-    del made["streams"]
-    for pool in made["pools"].values():
-        del pool["stress_queries"], pool["band"], pool["cost"]
-    read = typed(made)
-    assert (read.streams, read.pools["cpu"].cost, read.pools["cpu"].band) == ([], None, [])
-    assert shown(made).splitlines()[-1] == VARIANTS[None]
-
-
-def test_what_a_later_version_adds_is_ignored():
-    made = changed(None)
-    made["later"] = made["pools"]["cpu"]["later"] = [1]
-    assert typed(made) == typed(changed(None))
-
-
 @pytest.mark.parametrize(
     ("request_s", "cores", "rows", "advice"),
     [
