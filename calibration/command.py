@@ -7,18 +7,10 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from deployments.errors import SettingsError
 
-if TYPE_CHECKING:
-    from calibration.generation.generation_result import GenerationOptions
-    from calibration.report.report_model import CalibrationOptions
-
 _DEFAULT_OUT = Path("reports/calibration")
-_PROMPT_TOKENS, _ANSWER_TOKENS = 512, 128  # default means, if the model's context is long enough
-_OF_EMBEDDINGS = ("slo", "shape", "tokens", "most", "stress_step", "model")
-_OF_GENERATION = ("prompt_tokens", "answer_tokens")
 _DEEPEST = 100_000  # as a config may have it (`deployments.settings.Depth`)
 _INTERRUPTED = 130  # the shell's status for a command that Ctrl-C ended
 
@@ -30,7 +22,7 @@ def main(words: Sequence[str]) -> int:
     try:
         from calibration.session import calibrate  # here, because importing its libraries takes a second
 
-        calibrate(arguments)
+        calibrate(arguments, parser().parse_args([]))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("windve: interrupted; run the same command again, which starts anew", file=sys.stderr)
         return _INTERRUPTED
@@ -155,44 +147,3 @@ def check(arguments: argparse.Namespace) -> None:
         raise SettingsError("--most", f"should be at most {_DEEPEST}, the largest depth that a config may have")
     if arguments.stress_step > arguments.most:
         raise SettingsError("--stress-step", f"should be at most --most, which is {arguments.most}")
-
-
-def check_options(arguments: argparse.Namespace, *, generates: bool) -> None:
-    """Raises SettingsError that names an option for the other kind of application."""
-    others, kind = (_OF_EMBEDDINGS, "embeddings") if generates else (_OF_GENERATION, "generation")
-    defaults = parser()
-    given = [name for name in others if getattr(arguments, name) != defaults.get_default(name)]
-    if given:
-        this = "generates" if generates else "embeds"
-        raise SettingsError(
-            f"--{given[0].replace('_', '-')}", f"is for {kind}, but this application {this}: leave it out"
-        )
-
-
-def generation_options(arguments: argparse.Namespace, context: int) -> GenerationOptions:
-    """Raises SettingsError that names the option."""
-    from calibration.generation.generation_result import GenerationOptions
-
-    prompt, answer = arguments.prompt_tokens, arguments.answer_tokens
-    for option, tokens in (("--prompt-tokens", prompt), ("--answer-tokens", answer)):
-        if tokens is not None and not 1 <= tokens < context:
-            raise SettingsError(option, f"should be from 1 to below the model's context of {context}, not {tokens}")
-    prompt = prompt or max(1, min(_PROMPT_TOKENS, context // 4))
-    return GenerationOptions(prompt, answer or max(1, min(_ANSWER_TOKENS, context // 8)), arguments.seed)
-
-
-def options(arguments: argparse.Namespace, configured_slo_s: float | None) -> CalibrationOptions:
-    """Raises SettingsError that names the option."""
-    from calibration.report.report_model import CalibrationOptions
-
-    slo_s = arguments.slo or configured_slo_s
-    if not slo_s:
-        raise SettingsError("--slo", "missing; set it, because the running application has none")
-    return CalibrationOptions(
-        slo_s=float(slo_s),
-        shape=arguments.shape,
-        tokens=arguments.tokens,
-        most=arguments.most,
-        seed=arguments.seed,
-        stress_step=arguments.stress_step,
-    )

@@ -18,14 +18,13 @@ from typing import Any
 
 from rich.console import Console
 
-from calibration.command import check_options, generation_options, options
 from calibration.generation import step_report
-from calibration.generation.generation_result import GenerationResult
+from calibration.generation.generation_result import GenerationOptions, GenerationResult
 from calibration.generation.generation_run import GenerationCalibration
 from calibration.progress import Progress
 from calibration.report import report as embeddings_report
 from calibration.report.page import written_into
-from calibration.report.report_model import WrittenReport
+from calibration.report.report_model import CalibrationOptions, WrittenReport
 from calibration.result import CalibrationResult
 from calibration.run import Calibration
 from calibration.service.application import Application, CalibrationFailed, find_dashboard
@@ -35,17 +34,22 @@ from calibration.service.ray_service import RayService
 from deployments.errors import SettingsError, WindveError
 from serve_app.config.models import Args
 
+_PROMPT_TOKENS, _ANSWER_TOKENS = 512, 128  # default means, if the model's context is long enough
+_OF_EMBEDDINGS = ("slo", "shape", "tokens", "most", "stress_step", "model")
+_OF_GENERATION = ("prompt_tokens", "answer_tokens")
 _STREAMS = 4096  # most streams read at once in the proof
 
 Result = CalibrationResult | GenerationResult
 
 
-def calibrate(arguments: argparse.Namespace) -> None:
-    """Raises WindveError if the calibration fails, KeyboardInterrupt or CancelledError if it is stopped."""
+def calibrate(arguments: argparse.Namespace, defaults: argparse.Namespace) -> None:
+    """`arguments`: those of `windve calibrate`, with the `defaults` of those that are not given. Raises
+    WindveError if the calibration fails, KeyboardInterrupt or CancelledError if it is stopped.
+    """
     console = Console(highlight=False, markup=False)  # names and paths may have brackets
     service = RayService.beside_this_pod(arguments.rayservice) if arguments.rayservice is not None else None
     application = _find(arguments, console)
-    check_options(arguments, generates=application.generates)
+    _check_kind(arguments, defaults, generates=application.generates)
     config = ConfigFile.read(arguments.config, application) if arguments.config else None
     if service is not None:  # refused before anything is measured
         service.change(application, example(application), dry_run=True)
@@ -55,6 +59,42 @@ def calibrate(arguments: argparse.Namespace) -> None:
             session.calibrate_generation()
         else:
             session.calibrate_embeddings()
+
+
+def _check_kind(arguments: argparse.Namespace, defaults: argparse.Namespace, *, generates: bool) -> None:
+    """Raises SettingsError that names an option for the other kind of application."""
+    others, kind = (_OF_EMBEDDINGS, "embeddings") if generates else (_OF_GENERATION, "generation")
+    given = [name for name in others if getattr(arguments, name) != getattr(defaults, name)]
+    if given:
+        this = "generates" if generates else "embeds"
+        raise SettingsError(
+            f"--{given[0].replace('_', '-')}", f"is for {kind}, but this application {this}: leave it out"
+        )
+
+
+def _generation_options(arguments: argparse.Namespace, context: int) -> GenerationOptions:
+    """Raises SettingsError that names the option."""
+    prompt, answer = arguments.prompt_tokens, arguments.answer_tokens
+    for option, tokens in (("--prompt-tokens", prompt), ("--answer-tokens", answer)):
+        if tokens is not None and not 1 <= tokens < context:
+            raise SettingsError(option, f"should be from 1 to below the model's context of {context}, not {tokens}")
+    prompt = prompt or max(1, min(_PROMPT_TOKENS, context // 4))
+    return GenerationOptions(prompt, answer or max(1, min(_ANSWER_TOKENS, context // 8)), arguments.seed)
+
+
+def _options(arguments: argparse.Namespace, configured_slo_s: float | None) -> CalibrationOptions:
+    """Raises SettingsError that names the option."""
+    slo_s = arguments.slo or configured_slo_s
+    if not slo_s:
+        raise SettingsError("--slo", "missing; set it, because the running application has none")
+    return CalibrationOptions(
+        slo_s=float(slo_s),
+        shape=arguments.shape,
+        tokens=arguments.tokens,
+        most=arguments.most,
+        seed=arguments.seed,
+        stress_step=arguments.stress_step,
+    )
 
 
 @contextmanager
@@ -107,7 +147,7 @@ class _Session:
 
     def calibrate_embeddings(self) -> None:
         arguments, application = self.arguments, self.application
-        wanted = options(arguments, application.router_config().get("slo_s"))
+        wanted = _options(arguments, application.router_config().get("slo_s"))
         run = Calibration(application, wanted, Progress(self.console))
         models = Args(application.deployed.get("args")).models
         models[application.model or next(iter(models))].check_slo(wanted.slo_s, "--slo")
@@ -121,7 +161,7 @@ class _Session:
 
     def calibrate_generation(self) -> None:
         application = self.application
-        wanted = generation_options(self.arguments, application.info()["max_input_length"])
+        wanted = _generation_options(self.arguments, application.info()["max_input_length"])
         run = GenerationCalibration(application, wanted, Progress(self.console))
         _allow_connections(_STREAMS)
         policy = run.result.policy

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from calibration.command import check_options, parser
+from calibration.command import parser
 from calibration.generation import generation_run, request_capacity, step_plots, step_report
 from calibration.generation.generation_result import GenerationOptions
 from calibration.generation.generation_run import GenerationCalibration
@@ -29,6 +29,7 @@ from calibration.prove import in_force
 from calibration.report import plots
 from calibration.report.report_model import CalibrationReport, WrittenReport
 from calibration.service.application import CalibrationFailed
+from calibration.session import _check_kind
 from deployments.errors import SettingsError
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.planned_steps import PlannedStep
@@ -425,6 +426,9 @@ def test_a_stream_that_fails_proves_nothing(came):
         PromiseProof.of(PromiseStream(1.0, 5.0), came, POLICY)
 
 
+DEFAULTS = parser().parse_args([])
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -433,9 +437,9 @@ def test_a_stream_that_fails_proves_nothing(came):
     ],
 )
 def test_options_of_embeddings_are_refused_by_name(words, problem):
-    check_options(parser().parse_args(["--seed", "5"]), generates=True)
+    _check_kind(parser().parse_args(["--seed", "5"]), DEFAULTS, generates=True)
     with pytest.raises(SettingsError, match=problem):
-        check_options(parser().parse_args(words), generates=True)
+        _check_kind(parser().parse_args(words), DEFAULTS, generates=True)
 
 
 @pytest.fixture
