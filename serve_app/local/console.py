@@ -81,53 +81,34 @@ def show_application(console: Console, address: str, api_key: str | None) -> lis
     return [(info["model_id"], info["windve"]["kind"]) for info in models]
 
 
-def _show_generation(console: Console, info: dict[str, Any]) -> None:
-    ours = info["windve"]
-    console.print(f"model: {info['model_id']}, generation, {info['max_input_length']} tokens with the answer")
-    console.print(
-        f"topology: {ours['topology']}; first token within {ours['ttft_s']:g} s, then {ours['tpot_s']:g} s a token"
-    )
-    if ours["emulated"]:
-        console.print("the devices are EMULATED: the times are realistic, the tokens are meaningless", style="yellow")
-    table = _table("pool", "replicas", "device", "dtype", "blocks", "cores")
-    for name, pool in ours["pools"].items():
-        member, device, cores = _first_replica(pool)
-        blocks = str(member.get("blocks"))
-        if "host" in member:
-            blocks += f" + {member['host']['blocks']} of the host"
-        table.add_row(name, str(pool["live_replicas"]), *device, blocks, cores)
-    console.print(table, soft_wrap=True)
-
-
-def _table(*columns: str) -> Table:
-    return Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-
-
-def _first_replica(pool: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, str], str]:
-    """The first replica's description, its (device, dtype), and its cores."""
-    member: dict[str, Any] = next(iter(pool["replicas"].values()), {})
-    return member, (str(member.get("device")), str(member.get("dtype"))), ",".join(map(str, member.get("cores", [])))
-
-
 def _show_model(console: Console, info: dict[str, Any]) -> None:
     ours = info["windve"]
-    if ours["kind"] == "generation":
-        _show_generation(console, info)
-        return
-    kind, *others = ours["kinds"]
-    also = f" (also {', '.join(others)})" if others else ""
-    console.print(
-        f"model: {info['model_id']}, {kind} of {ours['dimension']} numbers{also}, {info['max_input_length']} tokens"
-    )
-    console.print(f"topology: {ours['topology']}; SLO {ours['slo_s']} s")
+    if generates := ours["kind"] == "generation":
+        about = f"generation, {info['max_input_length']} tokens with the answer"
+        promise = f"first token within {ours['ttft_s']:g} s, then {ours['tpot_s']:g} s a token"
+        columns = ["blocks", "cores"]
+    else:
+        kind, *others = ours["kinds"]
+        also = f" (also {', '.join(others)})" if others else ""
+        about = f"{kind} of {ours['dimension']} numbers{also}, {info['max_input_length']} tokens"
+        promise, columns = f"SLO {ours['slo_s']} s", ["cores", "depth", "seconds for C queries"]
+    console.print(f"model: {info['model_id']}, {about}")
+    console.print(f"topology: {ours['topology']}; {promise}")
     if ours["emulated"]:
-        console.print("the devices are EMULATED: the times are realistic, the vectors are meaningless", style="yellow")
-    table = _table("pool", "replicas", "depth", "device", "dtype", "cores", "seconds for C queries")
+        what = "tokens" if generates else "vectors"
+        console.print(f"the devices are EMULATED: the times are realistic, the {what} are meaningless", style="yellow")
+    table = Table("pool", "replicas", "device", "dtype", *columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, pool in ours["pools"].items():
-        _, device, cores = _first_replica(pool)
-        model, depth = pool["latency_model"], "-" if pool["queue_depth"] is None else str(pool["queue_depth"])
-        curve = f"{model['alpha_s']:.4f} C + {model['beta_s']:.4f} ({model['source']})"
-        table.add_row(name, str(pool["live_replicas"]), depth, *device, cores, curve)
+        first: dict[str, Any] = next(iter(pool["replicas"].values()), {})
+        cells = [name, str(pool["live_replicas"]), str(first.get("device")), str(first.get("dtype"))]
+        cores = ",".join(map(str, first.get("cores", [])))
+        if generates:
+            of_host = f" + {first['host']['blocks']} of the host" if "host" in first else ""
+            table.add_row(*cells, f"{first.get('blocks')}{of_host}", cores)
+        else:
+            model, depth = pool["latency_model"], "-" if pool["queue_depth"] is None else str(pool["queue_depth"])
+            curve = f"{model['alpha_s']:.4f} C + {model['beta_s']:.4f} ({model['source']})"
+            table.add_row(*cells, cores, depth, curve)
     console.print(table, soft_wrap=True)
 
 

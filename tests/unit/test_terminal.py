@@ -34,12 +34,25 @@ def shown(show, *about):
         ({}, "model: m3, embedding of 64 numbers, 512 tokens"),
         ({"kinds": ["embedding", "sparse", "multi_vector"]}, "embedding of 64 numbers (also sparse, multi_vector), "),
         ({}, "topology: CPU only; SLO 1.0 s"),
-        ({}, "cpu   1         -      cpu     float32  0,1    0.0100 C + 0.2000 (estimated)"),
+        ({}, "cpu   1         cpu     float32  0,1    -      0.0100 C + 0.2000 (estimated)"),
         ({"emulated": True}, "the devices are EMULATED"),
     ],
 )
 def test_a_model(ours, words):
     assert words in shown(_show_model, info(**ours))
+
+
+def test_a_model_that_generates():
+    replica = {"device": "cuda:0", "dtype": "bfloat16", "cores": [3], "blocks": 7, "host": {"blocks": 9}}
+    pools = {"accelerator": {"live_replicas": 2, "replicas": {"r": replica}}}
+    text = shown(_show_model, info(kind="generation", ttft_s=1.0, tpot_s=0.2, emulated=True, pools=pools))
+    for words in (
+        "model: m3, generation, 512 tokens with the answer",
+        "first token within 1 s, then 0.2 s a token",
+        "the tokens are meaningless",
+        "accelerator  2         cuda:0  bfloat16  7 + 9 of the host  3",
+    ):
+        assert words in text
 
 
 @pytest.mark.parametrize(
