@@ -26,13 +26,16 @@ _MORE_REQUESTS = 1.1
 
 
 def run(bench: Bench) -> None:
-    """`--only` takes names of rules, and "all rules"."""
+    """`--only` takes names of rules, "all rules", and names of groups of scenes."""
     quiet_ray()
-    rules = [rule for rule in RULES if bench.wants(rule.name)]
+    groups = bench.only & GROUPS.keys() or GROUPS.keys()
+    names = bench.only - GROUPS.keys() or {ALL_ON, *(rule.name for rule in RULES)}
+    rules = [rule for rule in RULES if rule.name in names]
     with bench.steps(1 + len(rules)) as step:
         step(ALL_ON)
-        for group in GROUPS if bench.wants(ALL_ON) else ():
-            _play(bench, ALL_ON, group)
+        for group in GROUPS if ALL_ON in names else ():
+            if group in groups:
+                _play(bench, ALL_ON, group)
         for rule in rules:
             step(rule.name)
             about = {"what": "rule", "rule": rule.name}
@@ -40,7 +43,8 @@ def run(bench: Bench) -> None:
             bench.sample(about, told, f"{rule.lines} lines")
             with rule.off():
                 for group in rule.groups:
-                    _play(bench, rule.name, group)
+                    if group in groups:
+                        _play(bench, rule.name, group)
 
 
 def _play(bench: Bench, rule: str, group: str) -> None:
