@@ -19,6 +19,7 @@ ABOUT = {
     "overflow": "a peak that overflows to the CPU and goes, as Prometheus and the dashboard's panels see it",
     "admission": "admission by predicted finish in virtual time, beside the paper's depths and the plain rules",
     "zoo": "the promise on devices that no cost model describes, in virtual time, beside an oracle",
+    "rules": "each rule of admission, order, placing, retries and learning off by itself, in virtual time",
     "scaling": "from one box to 256 nodes: Routers and queues in virtual time, and a Router that dies",
     "generation": "generation in virtual time: first tokens and paces that are kept, and goodput beside a bound",
     "hybrid": "a host that holds a part of the cache, in virtual time: each mode beside the model and no host",

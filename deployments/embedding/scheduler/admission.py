@@ -172,7 +172,9 @@ class DeadlineAdmission(Admission[Q]):
 
     def opening(self, now: float, outlook: Outlook, *, over_share: bool) -> Opening:
         account = next(iter(self.demand.shares.over_share.values()), None) if over_share else None
-        rho = self.demand.rho if account is None else account.ahead_rho + account.rho
+        rho = 0.0 if self.demand.shares.has_level else self.demand.rho  # for tenants under their share
+        if account is not None:
+            rho = account.ahead_rho + account.rho
         room_s = self._slo_room_s(now, outlook, rho)
         if account is not None:
             mean_s = self.demand.long_queries.mean_s

@@ -87,8 +87,7 @@ class Demand:
         if counts:
             cost_s, slo_s = asked_s / len(queries), self.limits.policy.slo_s
             most_s = self.limits.idle_room_s(slo_s) if cost_s > self.long_queries.mean_s else math.inf  # not long
-            left_s = min(queries[0].due - now, slo_s)
-            self.long_queries.offered(now, cost_s, refused=bool(refused), most_s=most_s, left_s=left_s)
+            self.long_queries.offered(now, cost_s, refused=bool(refused), most_s=most_s)
 
     @property
     def reserve_s(self) -> float:

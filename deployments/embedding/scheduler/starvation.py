@@ -5,8 +5,8 @@ compares two ratios: the admitted share of the long queries' work, and that of a
 `_AIM` times the second, the device reserves room for a long query: it admits a shorter one only if a long one would
 have room as well. Over 20 s and more, at any load, this keeps the first ratio at `SHARE` of the second or above.
 
-No room is reserved for a query that it does not help. One that costs more than `_HELPED` of what an idle device admits
-would take too much from the others. One whose deadline is clearly earlier than usual would be refused all the same.
+No room is reserved for a query that costs more than `_HELPED` of what an idle device admits: it would take too much
+from the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ _MEMORY_S = 10.0  # how long a query is remembered
 _FADE_EVERY = 0.01  # of the memory: fading more often would be a waste
 _FEW = 3.0  # long queries that must be remembered before room is reserved
 _HELPED = 0.6  # of what an idle device admits: no room is reserved for a query that costs more
-_TIGHT = 0.95  # of the usual time to a deadline: no room is reserved for a query with less
 _MEAN, _LONG_MEAN = 0.02, 0.1  # how far one query moves a mean, and the mean cost of long queries, towards its own
 
 
@@ -42,24 +41,11 @@ class _Work:
 
 
 @dataclass(slots=True)
-class UsualTime:
-    """The mean time that queries have to their deadline."""
-
-    mean_s: float = 0.0
-
-    def count(self, left_s: float) -> bool:
-        """Count a query with this much time. Returns whether that is clearly less than usual."""
-        self.mean_s += _MEAN * (left_s - self.mean_s) if self.mean_s else left_s
-        return left_s < _TIGHT * self.mean_s
-
-
-@dataclass(slots=True)
 class LongQueries:
     """Remembers the offered and admitted work, of all and of long queries. `mean_s`: the mean cost of a query."""
 
     mean_s: float
     long_s: float = 0.0  # the mean cost of long queries
-    usual: UsualTime = field(default_factory=UsualTime)
     _all: _Work = field(default_factory=_Work)
     _long: _Work = field(default_factory=_Work)
     _at: float = 0.0
@@ -73,23 +59,14 @@ class LongQueries:
         starve = long.admitted_s * work.offered_s < _AIM * work.admitted_s * long.offered_s
         return self.long_s if starve and long.offered_s >= _FEW * self.long_s else 0.0
 
-    def offered(
-        self,
-        now: float,
-        cost_s: float,
-        *,
-        refused: bool,
-        count: int = 1,
-        most_s: float = math.inf,
-        left_s: float | None = None,
-    ) -> None:
+    def offered(self, now: float, cost_s: float, *, refused: bool, count: int = 1, most_s: float = math.inf) -> None:
         """Count `count` queries of that cost, all admitted or all refused for lack of room. `most_s`: the largest cost
-        that an idle device admits within the SLO. `left_s`: the time to the deadline; None: about the usual one.
+        that an idle device admits within the SLO.
         """
-        is_tight, is_huge = left_s is not None and self.usual.count(left_s), cost_s > _HELPED * most_s
+        is_huge = cost_s > _HELPED * most_s
         self.mean_s = _towards(cost_s, self.mean_s, _MEAN, count)
         is_long = cost_s > _LONG * self.mean_s
-        if refused and is_long and (is_tight or is_huge):
+        if refused and is_long and is_huge:
             return
         if now - self._at > _FADE_EVERY * _MEMORY_S:
             fade = math.exp((self._at - now) / _MEMORY_S)

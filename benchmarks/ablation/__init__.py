@@ -1,0 +1,1 @@
+"""Each rule of admission, order, placing, retries and learning off by itself."""
