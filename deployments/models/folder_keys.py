@@ -16,7 +16,7 @@ DONE = "done"
 PADDING = "padding changes nothing"
 THEIR_LIBRARY = "about the library that saved the model"
 OF_SCORES = "scores are answered as TEI does: the sigmoid or softmax of the logits, or with `raw_scores` the logits"
-COMPARED = "the tokens are compared with those of transformers at start"
+COMPARED = "the tokens are those of transformers"
 
 
 def _words(text: str) -> frozenset[str]:

@@ -1,12 +1,8 @@
-"""Checks the Router's tokenizer against the model's own in transformers, before the first query.
+"""Takes the model's own tokenizer from transformers, before the first query, and checks that it fits the model.
 
 A raw tokenizer.json is not always the model's tokenizer, because the model's class in transformers may build another
-one:
-
-- If both produce the same tokens, the file is used as it is.
-- If they agree on the words of plain texts, but differ in the tokens around a text or in odd cases (blanks, names of
-  special tokens), transformers' tokenizer is used.
-- If they differ in plain words, one of them belongs to another model, and nothing is served.
+one, with other tokens around a text or in odd cases. If the two make other tokens of plain words, one of them belongs
+to another model, and nothing is served.
 """
 
 from __future__ import annotations
@@ -14,8 +10,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -23,38 +18,20 @@ from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import bad_model
 from deployments.models.model_kind import SCORING
-from deployments.models.reference_tokenizer import Ask, OwnTokenizer, Question, ask
+from deployments.models.reference_tokenizer import Ask, Question, ask
 from deployments.models.tokenizer_files import add_ends, read_tokenizer
 from deployments.models.tokenizer_probes import ENGLISH, ODD, PAIRS, PLAIN
 
 logger = logging.getLogger("ray.serve")
 
 _VOCABULARIES = ("vocab.*", "*.model", "tekken.json")  # what transformers reads without a tokenizer.json
-_SPECIAL_TOKENS = 12  # how many of the tokenizer's own special tokens are compared
-_REMEDY = (
-    "one of the two is not this model's: set it to file (tokenizer.json as it is) or transformers, "
-    "whichever the model was trained with"
-)
-Texts = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first token of a text in which two tokenizers differ. None: this tokenizer has no more tokens."""
-
-    text: str
-    place: int
-    here: int | None
-    own: int | None
-
-    def __str__(self) -> str:
-        here, own = ("nothing" if token is None else token for token in (self.here, self.own))
-        return f"token {self.place} of {self.text} is {here} by tokenizer.json and {own} by transformers"
+_SPECIAL_TOKENS = 12  # how many of the tokenizer's own special tokens are tried
 
 
 def checked_tokenizer(card: ModelCard, wanted: str = "auto", ask: Ask = ask) -> FastTokenizer:
-    """The tokenizer that produces the model's own tokens. `wanted`: the setting `args.model.tokenizer`; "auto"
-    compares, "file" takes tokenizer.json unchecked, "transformers" takes what transformers builds.
+    """The tokenizer that produces the model's own tokens. `wanted`: the setting `args.model.tokenizer`; "auto" and
+    "transformers" take what transformers builds, "auto" only if tokenizer.json has the same words; "file" takes
+    tokenizer.json unchecked.
 
     Raises SettingsError if the tokens would not be the model's, or if no tokenizer can be built.
     """
@@ -66,16 +43,40 @@ def checked_tokenizer(card: ModelCard, wanted: str = "auto", ask: Ask = ask) -> 
     if wanted == "file" and here is not None:
         chosen = here
     else:
-        pairs = PAIRS if card.kind in SCORING and card.judge is None else {}
-        own = ask(Question(str(card.folder), card.trust_remote_code, [*texts.values()], [*pairs.values()]))
-        if isinstance(own, str):
-            chosen = _unchecked(card, here if wanted == "auto" else None, own)
-        else:
-            chosen = _compared(card, here, own, texts) if wanted == "auto" else _fast(card, own, texts)
+        chosen = _own(card, here if wanted == "auto" else None, texts, ask)
         if added := add_ends(chosen, card.folder, known=here):
             logger.info("%s is put around each text, as tokenizer_config.json says", " and ".join(added))
     _check_vocabulary(card, chosen, texts, whole=here is None)
     return chosen
+
+
+def _own(card: ModelCard, here: FastTokenizer | None, texts: Mapping[str, str], ask: Ask) -> FastTokenizer:
+    """The tokenizer of transformers, or `here` if that cannot be built."""
+    pairs = PAIRS.values() if card.kind in SCORING and card.judge is None else ()
+    own = ask(Question(str(card.folder), card.trust_remote_code, [*((text,) for text in texts.values()), *pairs]))
+    if isinstance(own, str):
+        return _unchecked(card, here, own)
+    if own.backend is None:
+        problem = f"{own.name} of transformers is no fast tokenizer, which alone is served; file takes tokenizer.json"
+        raise SettingsError("args.model.tokenizer", problem)
+    fast = FastTokenizer.from_str(own.backend)
+    if here is not None:
+        _compare_words(here, fast)
+    return fast
+
+
+def _compare_words(here: FastTokenizer, theirs: FastTokenizer) -> None:
+    """Raises SettingsError for the first plain text whose tokens differ, without the tokens around it."""
+    for name, text in PLAIN.items():
+        ids = [fast.encode(text, add_special_tokens=False).ids for fast in (here, theirs)]
+        for place, (ours, own) in enumerate(itertools.zip_longest(*ids, fillvalue="nothing"), 1):
+            if ours != own:
+                raise SettingsError(
+                    "args.model.tokenizer",
+                    f"token {place} of {name} is {ours} by tokenizer.json and {own} by transformers: one of the two is "
+                    "not this model's: set it to file (tokenizer.json as it is) or transformers, whichever the model "
+                    "was trained with",
+                )
 
 
 def _unchecked(card: ModelCard, here: FastTokenizer | None, problem: str) -> FastTokenizer:
@@ -88,34 +89,8 @@ def _unchecked(card: ModelCard, here: FastTokenizer | None, problem: str) -> Fas
     return here
 
 
-def _compared(card: ModelCard, here: FastTokenizer | None, own: OwnTokenizer, texts: Texts) -> FastTokenizer:
-    """tokenizer.json's tokenizer if it produces the same tokens, else transformers' if that is known to be right."""
-    if here is None:
-        return _fast(card, own, texts)
-    first = next(_differences(card, here, own, texts), None)
-    if first is None:
-        return here
-    theirs = _fast(card, own, texts, first)
-    if wrong := next(_other_words(here, theirs, texts), None):
-        raise SettingsError("args.model.tokenizer", f"{wrong}: {_REMEDY}")
-    logger.warning("%s of transformers is used in place of tokenizer.json: %s", own.name, first)
-    return theirs
-
-
-def _fast(card: ModelCard, own: OwnTokenizer, texts: Texts, first: Difference | None = None) -> FastTokenizer:
-    """The fast tokenizer inside transformers'. Raises SettingsError if the latter does more in Python."""
-    theirs = None if own.backend is None else FastTokenizer.from_str(own.backend)
-    if theirs is None or next(_differences(card, theirs, own, texts), None):
-        here = f"{first}, and " if first else ""
-        raise SettingsError(
-            "args.model.tokenizer",
-            f"{here}{own.name} of transformers is no fast tokenizer, which alone is served; file takes tokenizer.json",
-        )
-    return theirs
-
-
 def _texts(card: ModelCard, here: FastTokenizer | None) -> dict[str, str]:
-    """The texts to compare, by name: fixed texts, the tokenizer's own special tokens, and the model's prompts."""
+    """The texts to try, by name: fixed texts, the tokenizer's own special tokens, and the model's prompts."""
     special = [] if here is None else [token.content for token in here.get_added_tokens_decoder().values()]
     texts = {
         **PLAIN,
@@ -128,32 +103,7 @@ def _texts(card: ModelCard, here: FastTokenizer | None) -> dict[str, str]:
     return texts
 
 
-def _differences(card: ModelCard, fast: FastTokenizer, own: OwnTokenizer, texts: Texts) -> Iterator[Difference]:
-    """The first difference in each text and pair."""
-    for name, encoding, ids in zip(texts, fast.encode_batch([*texts.values()]), own.texts, strict=True):
-        yield from _first(name, encoding.ids, ids)
-    for (name, pair), (ids, types) in zip(PAIRS.items(), own.pairs, strict=False):
-        encoding = fast.encode(*pair)
-        yield from _first(name, encoding.ids, ids)
-        if card.token_types and types:
-            yield from _first(f"the types of {name}", encoding.type_ids, types)
-
-
-def _other_words(here: FastTokenizer, theirs: FastTokenizer, texts: Texts) -> Iterator[Difference]:
-    """The first difference in each plain text, without the tokens around it."""
-    for name in PLAIN:
-        ids = [fast.encode(texts[name], add_special_tokens=False).ids for fast in (here, theirs)]
-        yield from _first(f"{name}, without special tokens,", *ids)
-
-
-def _first(text: str, here: Sequence[int], own: Sequence[int]) -> Iterator[Difference]:
-    for place, tokens in enumerate(itertools.zip_longest(here, own), 1):
-        if tokens[0] != tokens[1]:
-            yield Difference(text, place, *tokens)
-            return
-
-
-def _check_vocabulary(card: ModelCard, fast: FastTokenizer, texts: Texts, *, whole: bool) -> None:
+def _check_vocabulary(card: ModelCard, fast: FastTokenizer, texts: Mapping[str, str], *, whole: bool) -> None:
     """Raises SettingsError if the tokenizer does not fit the model's vocabulary. `whole`: also check that the
     vocabulary is complete, because transformers builds a tokenizer even if it does not find the files.
     """
