@@ -21,7 +21,7 @@ K8S = Path(__file__).parent
 API_KEYS = "file:/run/secrets/windve/keys"  # where pods/*.yaml mount the Secret windve-api-keys
 _WAIT_FOR_NODES_S = 1800.0  # KubeRay hands the config to the head before the workers have pulled their images
 _POD_CPUS = 8  # at least, of each worker pod (pods/worker.yaml)
-_GENERATES = "Qwen/Qwen2.5-0.5B-Instruct"  # each pod downloads it; the toy model would be trained by each pod again
+_GENERATES = "Qwen/Qwen2.5-0.5B-Instruct"  # each pod downloads it
 
 
 class Overlay(NamedTuple):

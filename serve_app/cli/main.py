@@ -30,7 +30,6 @@ COMMANDS = {
     "plan": Command("calibration.planning.command", "compute devices and money for a demand, from a calibration"),
     "bench": Command("serve_app.cli.bench", "run benchmarks: windve and other servers (in the repository)"),
     "convert": Command("serve_app.convert", "write a model as safetensors, for hosts without access to a hub"),
-    "small-model": Command("serve_app.generation.write_small_model", "write the toy model that generates text"),
     "schema": Command("serve_app.cli.schema", "print the JSON Schema of a Serve config, for editors"),
 }
 _EXAMPLES = """\

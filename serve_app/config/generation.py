@@ -8,7 +8,6 @@ from typing import Any
 
 from deployments.generation.settings import GenerationRouterConfig, GenerationSettings
 from deployments.generation.text.model_card import read_generation_card
-from deployments.generation.text.small_model import SMALL_MODEL
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.models.model_folder import pinned
 
@@ -37,9 +36,8 @@ class GenerationArgs:
 
     def pin_revisions(self) -> None:
         """Replace the revision of a model from the hub by the commit it names now. Raises SettingsError."""
-        if self.shared.model.id != SMALL_MODEL:
-            self.shared = self.shared.model_copy(update={"model": pinned(self.shared.model)})
-            self.models = {self.shared.model.served_name: self.shared}
+        self.shared = self.shared.model_copy(update={"model": pinned(self.shared.model)})
+        self.models = {self.shared.model.served_name: self.shared}
 
     def router_configs(self, raw: Any) -> dict[str, GenerationRouterConfig]:
         """The Router's `user_config`, by the model's name. Raises SettingsError."""

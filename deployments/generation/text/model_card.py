@@ -9,7 +9,6 @@ from typing import Any
 
 from deployments.errors import SettingsError
 from deployments.generation.text.sampling import Sampling
-from deployments.generation.text.small_model import SMALL_MODEL, small_model_folder
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.model_folder import read_json, understood
 from deployments.settings import ModelSettings
@@ -44,12 +43,7 @@ class GenerationCard:
 
 
 def read_generation_card(settings: ModelSettings) -> GenerationCard:
-    """Read a model's files. Fetches the model if `id` is a hub name, and trains the small model if `id` names that.
-
-    Raises SettingsError, which names the wrong setting in `args.model`.
-    """
-    if settings.id == SMALL_MODEL:
-        settings = settings.model_copy(update={"id": str(small_model_folder()), "name": settings.name or SMALL_MODEL})
+    """Read a model's files, fetched if `id` is a hub name. Raises SettingsError, which names the setting."""
     model = read_model_card(settings.model_copy(update=_AS_DECODER))
     folder = model.folder
     with understood(settings.id):
