@@ -9,7 +9,6 @@ from pathlib import Path
 from deployments.errors import SettingsError
 from deployments.models.model_folder import find_folder
 from deployments.models.pickles import make_folder, pickles_of
-from deployments.models.unpickle import Written
 from deployments.models.weights import count_parameters, find_weights
 from deployments.settings import ModelSettings
 
@@ -42,29 +41,22 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def convert(settings: ModelSettings, folder: Path) -> None:
-    """Print each file as it is written. Raises SettingsError, and leaves no `folder` then."""
+    """Print what was written. Raises SettingsError, and leaves no `folder` then."""
     if folder.exists():
         raise SettingsError("FOLDER", f"{folder} already exists; remove it, or choose another folder")
     source, revision = find_folder(settings)
     pickles = pickles_of(source)
     if not pickles:
         find_weights(source)  # so that missing weights are found before gigabytes are copied
-
-    def tell(written: Written) -> None:
-        print(f"{Path(written.file).name}: {written.tensors} tensors, {_gib(written.size)}")
-
     try:
-        make_folder(source, folder, pickles, tell=tell)
+        make_folder(source, folder, pickles)
     except OSError as error:
         raise SettingsError("FOLDER", f"{folder} cannot be written: {error}") from None
     weights = find_weights(folder)
     at = f" at {revision}" if revision else ""
     made = f"{len(pickles)} files converted from pickles" if pickles else "its weights were already safetensors"
+    size = sum(path.stat().st_size for path in weights) / 2**30
     print(
         f"{settings.id}{at} is in {folder}: {sum(map(count_parameters, weights)) / 1e6:.1f} million parameters, "
-        f"{_gib(sum(path.stat().st_size for path in weights))}, {made}; to serve it, set args.model.id: {folder}"
+        f"{size:.2f} GiB, {made}; to serve it, set args.model.id: {folder}"
     )
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"

@@ -19,7 +19,7 @@ from filelock import FileLock
 from deployments.models.disk_cache import cache_folder
 from deployments.models.model_folder import bad_model, find_folder, read_json
 from deployments.models.modules import modules_of
-from deployments.models.unpickle import NotWeights, Written, unpickle
+from deployments.models.unpickle import NotWeights, unpickle
 from deployments.models.weights import SAFE_INDEX, parts_of
 from deployments.settings import ModelSettings
 
@@ -74,7 +74,7 @@ def safe_folder(folder: Path) -> Path:
                     "%s: %s read by torch.load(weights_only=True), and kept as safetensors in %s",
                     folder, " and ".join(pickles) + (" is" if len(pickles) == 1 else " are"), kept,
                 )  # fmt: skip
-                make_folder(folder, kept, pickles, take=_link)
+                make_folder(folder, kept, pickles, take=lambda source, link: link.symlink_to(source.resolve()))
     except OSError as error:
         raise bad_model(
             f"{folder} holds pickled weights, and the safetensors made of them cannot be kept: {error}; "
@@ -89,7 +89,6 @@ def make_folder(
     pickles: Mapping[str, str],
     *,
     take: Callable[[Path, Path], object] = shutil.copyfile,
-    tell: Callable[[Written], None] = lambda _: None,
 ) -> None:
     """Create the folder `target` with the model of `folder`: safetensors in place of `pickles`, and everything else by
     `take` (copy or link). It creates all of it or nothing.
@@ -99,29 +98,27 @@ def make_folder(
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as beside:
         made = Path(beside) / target.name
-        for name in (*_others(folder), *pickles.values()):
+        others = _others(folder)
+        for name in (*others, *pickles.values()):
             (made / name).parent.mkdir(parents=True, exist_ok=True)
-        for name in _others(folder):
+        for name in others:
             take(folder / name, made / name)
-        _check_space(folder, pickles, made)
+        needed, free = sum((folder / name).stat().st_size for name in pickles), shutil.disk_usage(made).free
+        if needed > free:
+            raise OSError(f"{needed / 2**30:.1f} GiB are needed in {target.parent}, and {free / 2**30:.1f} are free")
         try:
-            for written in unpickle([(folder / source, made / name) for source, name in pickles.items()]):
-                tell(written)
+            unpickle([(folder / source, made / name) for source, name in pickles.items()])
         except NotWeights as error:
             raise bad_model(str(error)) from None
-        if parts_of(folder, _INDEX, ".bin") and SAFE_INDEX not in _others(folder):
-            _write_index(folder, made)
+        if parts_of(folder, _INDEX, ".bin") and SAFE_INDEX not in others:
+            index = read_json(folder / _INDEX)
+            index["weight_map"] = {name: _safe_name(part) for name, part in index["weight_map"].items()}
+            (made / SAFE_INDEX).write_text(json.dumps(index), encoding="utf-8")
         made.rename(target)
 
 
 def _safe_name(part: str) -> str:
     return part.removeprefix("pytorch_").removesuffix(".bin") + ".safetensors"
-
-
-def _write_index(folder: Path, made: Path) -> None:
-    index = read_json(folder / _INDEX)
-    index["weight_map"] = {name: _safe_name(part) for name, part in index["weight_map"].items()}
-    (made / SAFE_INDEX).write_text(json.dumps(index), encoding="utf-8")
 
 
 def _others(folder: Path) -> list[str]:
@@ -132,16 +129,6 @@ def _others(folder: Path) -> list[str]:
         for path in files
         if path.suffix not in _LEFT_OUT and path.name != _INDEX and not any(part.startswith(".") for part in path.parts)
     ]
-
-
-def _check_space(folder: Path, pickles: Mapping[str, str], target: Path) -> None:
-    needed, free = sum((folder / name).stat().st_size for name in pickles), shutil.disk_usage(target).free
-    if needed > free:
-        raise OSError(f"{needed / 2**30:.1f} GiB are needed in {target.parent.parent}, and {free / 2**30:.1f} are free")
-
-
-def _link(source: Path, target: Path) -> None:
-    target.symlink_to(source.resolve())
 
 
 def _name(folder: Path, pickles: Mapping[str, str]) -> str:

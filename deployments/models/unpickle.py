@@ -1,7 +1,7 @@
 """Converts pickled weights to safetensors files, only by `torch.load(weights_only=True)`.
 
 It runs as a script in a short-lived process of its own, the only place where a model's pickle is read. It imports
-nothing of windve, reads the files' names as JSON from stdin, and writes one line of JSON for each.
+nothing of windve, and reads the files' names as JSON from stdin.
 """
 
 from __future__ import annotations
@@ -12,56 +12,28 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A safetensors file that was written from a pickle."""
-
-    file: str
-    tensors: int
-    size: int  # bytes
 
 
 class NotWeights(Exception):
     """A file holds something other than tensors. The message is one sentence."""
 
 
-def unpickle(files: Sequence[tuple[Path, Path]]) -> Iterator[Written]:
+def unpickle(files: Sequence[tuple[Path, Path]]) -> None:
     """Convert each (pickle, file to write) in turn. If it raises NotWeights, the rest is not written."""
-    command = [sys.executable, "-P", __file__]
-    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # see torch_engine.import_torch
-    with subprocess.Popen(  # noqa: S603 - ourselves
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps([[str(source), str(target)] for source, target in files]))
-        process.stdin.close()
-        done, last = 0, "without a word"
-        for line in process.stdout:
-            if not line.startswith("{"):  # a warning or an error of torch
-                last = line.strip() or last
-                continue
-            answer = json.loads(line)
-            if "problem" in answer:
-                raise NotWeights(answer["problem"])
-            done += 1
-            yield Written(**answer)
-    if done < len(files):
-        raise NotWeights(f"{files[done][0]} could not be read, the process that read it ended: {last}")
-
-
-def _convert(source: Path, target: Path) -> Written:
-    from safetensors.torch import save_file
-
-    tensors = _own_memory(_read(source))
-    save_file(tensors, target, metadata={"format": "pt"})
-    return Written(str(target), len(tensors), target.stat().st_size)
+    done = subprocess.run(  # noqa: S603 - ourselves
+        [sys.executable, "-P", __file__],
+        input=json.dumps([[str(source), str(target)] for source, target in files]),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},  # see torch_engine.import_torch
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip() or "without a word").splitlines()[-1]
+        raise NotWeights(done.stdout.strip() or f"the process that reads {files[0][0].parent} ended: {last}")
 
 
 def _read(source: Path) -> Mapping[str, Any]:
@@ -97,11 +69,14 @@ def _own_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _main() -> None:
+    from safetensors.torch import save_file
+
     try:
         for source, target in json.load(sys.stdin):
-            print(json.dumps(asdict(_convert(Path(source), Path(target)))), flush=True)
-    except (NotWeights, OSError) as error:
-        print(json.dumps({"problem": str(error)}), flush=True)
+            save_file(_own_memory(_read(Path(source))), target, metadata={"format": "pt"})
+    except NotWeights as error:
+        print(error)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

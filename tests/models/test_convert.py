@@ -38,11 +38,8 @@ def test_it_writes_the_model_as_safetensors(run, tmp_path, parts):
     (model / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
     status, said, error = run(model, written)
     assert (status, error) == (0, "")
-    *files, last = said.splitlines()
-    assert len(files) == parts + 1
-    assert "sparse_linear.safetensors: 2 tensors, 0.00 GiB" in files
-    assert last.startswith(f"{model} is in {written}: ")
-    assert last.endswith(f"{parts + 1} files converted from pickles; to serve it, set args.model.id: {written}")
+    assert said.startswith(f"{model} is in {written}: ")
+    assert said.endswith(f"{parts + 1} files converted from pickles; to serve it, set args.model.id: {written}\n")
     assert {path.suffix for path in written.rglob("*") if path.is_file()} == {".json", ".safetensors"}
     assert not any(path.is_symlink() for path in written.rglob("*"))
     assert read_json(written / "1_Pooling" / "config.json") == {"pooling_mode": "cls"}
