@@ -1,7 +1,7 @@
-"""How each file and key that sentence-transformers and transformers read from a model's folder is handled. Pure.
+"""How each key of sentence-transformers' files in a model's folder is handled. Pure.
 
-docs/model-files.md is written from these tables, and a test compares them with the installed libraries. A key that is
-in no table is refused, so that none is ignored that changes a vector.
+`tests/kit/folder_page.py` writes docs/model-files.md from these tables, and a test compares them with the installed
+libraries. A key that is in no table is refused, so that none is ignored that changes a vector.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Any
 
 from deployments.models.model_folder import bad_model
 
-DONE = "done"
 PADDING = "padding changes nothing"
 THEIR_LIBRARY = "about the library that saved the model"
 OF_SCORES = "scores are answered as TEI does: the sigmoid or softmax of the logits, or with `raw_scores` the logits"
 COMPARED = "the tokens are those of transformers"
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
@@ -46,7 +45,7 @@ class Keys:
                 raise bad_model(f"{file} says {key}: {value!r}, which is not supported")
 
 
-_NESTED = _words("model_args model_kwargs tokenizer_args processor_kwargs config_args config_kwargs processing_kwargs")
+_NESTED = words("model_args model_kwargs tokenizer_args processor_kwargs config_args config_kwargs processing_kwargs")
 
 
 def _flat(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -64,8 +63,8 @@ def _arguments(new: str, old: str, **unused: str) -> dict[str, str]:
     return {f"{name}.{key}": why for name in (new, old) for key, why in unused.items()}
 
 
-_TRANSFORMER = Keys(
-    _words(
+TRANSFORMER = Keys(
+    words(
         "max_seq_length do_lower_case transformer_task modality_config module_output_name "
         "query_length document_length query_expansion"
     ),
@@ -87,7 +86,7 @@ _TRANSFORMER = Keys(
         **{f"processing_kwargs.{one}": "only texts are read" for one in ("audio", "image", "video", "chat_template")},
     },
 )
-_FEATURES = _words("module_input_name module_output_name")
+_FEATURES = words("module_input_name module_output_name")
 _SIZE = dict.fromkeys(("embedding_dimension", "word_embedding_dimension"), "the size of what comes in")
 LEGACY_POOLING = {  # sentence-transformers' older keys, a flag for each mode
     f"pooling_mode_{key}": mode
@@ -103,20 +102,20 @@ LEGACY_POOLING = {  # sentence-transformers' older keys, a flag for each mode
 
 # The modules that are served, by their class, and the keys of their config.json.
 MODULES: Mapping[str, Keys] = {
-    "Transformer": _TRANSFORMER,
-    "MLMTransformer": _TRANSFORMER,
-    "Pooling": Keys(_words("pooling_mode include_prompt") | LEGACY_POOLING.keys(), unused=_SIZE),
+    "Transformer": TRANSFORMER,
+    "MLMTransformer": TRANSFORMER,
+    "Pooling": Keys(words("pooling_mode include_prompt") | LEGACY_POOLING.keys(), unused=_SIZE),
     "SpladePooling": Keys(
         refused={"pooling_strategy": ("max",), "activation_function": ("relu",)},
         unused=_SIZE | {"chunk_size": "the same result with less memory"},
     ),
-    "Dense": Keys(_FEATURES | _words("in_features out_features bias activation_function use_residual")),
+    "Dense": Keys(_FEATURES | words("in_features out_features bias activation_function use_residual")),
     "Normalize": Keys(_FEATURES),
     "Dropout": Keys(unused={"dropout": "acts only in training"}),
     "MultiVectorMask": Keys(
-        _words("skiplist_words"), refused={"skiplist_tasks": (["document"],), "keep_only_token_ids": ()}
+        words("skiplist_words"), refused={"skiplist_tasks": (["document"],), "keep_only_token_ids": ()}
     ),
-    "LogitScore": Keys(_words("true_token_id false_token_id"), refused={"module_input_name": ("causal_logits",)}),
+    "LogitScore": Keys(words("true_token_id false_token_id"), refused={"module_input_name": ("causal_logits",)}),
 }
 _ONE_TABLE = (
     "it is a table of vectors, one for each token: a look-up that a client computes faster than it asks a server"
@@ -139,12 +138,12 @@ TRANSFORMER_CONFIGS = (
         for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
     )
 )
-PYLATE = _words(
+PYLATE = words(
     "query_prefix document_prefix query_length document_length do_query_expansion attend_to_expansion_tokens "
     "attend_to_mask_tokens skiplist_words"
 )
 SENTENCE = Keys(
-    _words("model_type prompts default_prompt_name truncate_dim") | PYLATE,
+    words("model_type prompts default_prompt_name truncate_dim") | PYLATE,
     refused={"max_active_dims": (), "query_expansion": ()},
     unused={
         "__version__": THEIR_LIBRARY,
@@ -155,83 +154,3 @@ SENTENCE = Keys(
     },
     is_open=True,
 )
-MODULE_LIST = Keys(
-    _words("type path"),
-    unused={"idx": "the list has an order", "name": "a name", "kwargs": "arguments of calls that no route has"},
-    is_open=True,
-)
-TOKENIZER = Keys(
-    _words(
-        "model_max_length max_len truncation_side model_input_names add_bos_token add_eos_token mask_token cls_token "
-        "eos_token bos_token pad_token unk_token sep_token"
-    ),
-    unused={
-        **dict.fromkeys(
-            _words(
-                "tokenizer_class auto_map backend added_tokens_decoder additional_special_tokens extra_special_tokens "
-                "model_specific_special_tokens split_special_tokens add_prefix_space"
-            ),
-            COMPARED,
-        ),
-        "padding_side": PADDING,
-        **dict.fromkeys(
-            _words(
-                "clean_up_tokenization_spaces clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
-            ),
-            "acts when tokens become text",
-        ),
-        **dict.fromkeys(
-            _words("chat_template response_template response_schema chat_control_tokens"),
-            "texts are no chats; a reranker's prompt is `args.model.template`",
-        ),
-        **dict.fromkeys(_words("name_or_path processor_class verbose files_loaded"), THEIR_LIBRARY),
-    },
-    is_open=True,
-)
-CONFIG = Keys(  # what any model's has; those of a family: `config_adapters` and `engines.packed.families`
-    _words("architectures model_type id2label num_labels is_causal is_encoder_decoder auto_map text_config"),
-    refused={"quantization_config": ()},
-    unused={
-        "label2id": "id2label says the same",
-        "problem_type": OF_SCORES,
-        "sentence_transformers": OF_SCORES,
-        "dtype": "`dtype` of the pool decides",
-        "torch_dtype": "`dtype` of the pool decides",
-        "transformers_version": THEIR_LIBRARY,
-        **dict.fromkeys(_words("output_hidden_states return_dict chunk_size_feed_forward"), "the same vectors"),
-    },
-    is_open=True,
-)
-STANFORD = Keys(
-    _words("query_maxlen doc_maxlen query_token_id doc_token_id mask_punctuation attend_to_mask_tokens"), is_open=True
-)
-
-_WEIGHTS = "pytorch_model.bin pytorch_model.bin.index.json model.safetensors model.safetensors.index.json"
-_NO_TEXT = "only texts are read"
-# The files that the libraries look for. A file with a table of keys is "done" as far as the table says.
-FILES: Mapping[str, str | Keys] = {
-    "modules.json": MODULE_LIST,
-    "config_sentence_transformers.json": SENTENCE,
-    "sentence_bert_config.json": _TRANSFORMER,
-    **dict.fromkeys(TRANSFORMER_CONFIGS[1:], DONE),
-    "config.json": CONFIG,
-    "tokenizer_config.json": TOKENIZER,
-    "artifact.metadata": STANFORD,
-    **dict.fromkeys(_words(_WEIGHTS), DONE),
-    "tokenizer.json": DONE,
-    **dict.fromkeys(("special_tokens_map.json", "added_tokens.json", "vocab.txt"), COMPARED),
-    **dict.fromkeys(("chat_template.jinja", "chat_template.json"), TOKENIZER.unused["chat_template"]),
-    "adapter_config.json": "refused: an adapter is merged with its model first",
-    **dict.fromkeys(("adapter_model.bin", "adapter_model.safetensors"), "refused with adapter_config.json"),
-    **dict.fromkeys(("preprocessor_config.json", "video_preprocessor_config.json"), _NO_TEXT),
-    **dict.fromkeys(("processor_config.json", "audio_tokenizer_config.json"), _NO_TEXT),
-    "generation_config.json": "read only by models that generate",
-    **dict.fromkeys(("README.md", "modelcard.json"), "for people"),
-    **dict.fromkeys(
-        ("router_config.json", "lstm_config.json", "cnn_config.json", "wordembedding_config.json", "idf.json"),
-        "refused with its module",
-    ),
-    **dict.fromkeys(
-        ("whitespacetokenizer_config.json", "phrasetokenizer_config.json"), "refused with the module WordEmbeddings"
-    ),
-}

@@ -9,18 +9,8 @@ import textwrap
 
 import pytest
 
-from deployments.models.folder_keys import (
-    CONFIG,
-    FILES,
-    LEGACY_POOLING,
-    MODULE_LIST,
-    MODULES,
-    REFUSED,
-    SENTENCE,
-    STANFORD,
-    TOKENIZER,
-    TRANSFORMER_CONFIGS,
-)
+from deployments.models.folder_keys import LEGACY_POOLING, MODULES, REFUSED, SENTENCE, TRANSFORMER_CONFIGS
+from tests.kit.folder_page import CONFIG, FILES, MODULE_LIST, STANFORD, TOKENIZER
 
 st = pytest.importorskip("sentence_transformers", reason="no sentence-transformers to compare the tables with")
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder  # noqa: E402
