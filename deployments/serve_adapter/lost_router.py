@@ -40,7 +40,7 @@ class TellsLostRouter:
 
 
 def middlewares() -> list[Middleware]:
-    """Serve calls this before an HTTP server starts: in its proxies, and in Routers, which gather writes instead."""
+    """Serve calls this before an HTTP server starts: in its proxies, and in Routers, which answer for themselves."""
     from ray.serve import get_replica_context
     from ray.serve.exceptions import RayServeException
 
@@ -48,7 +48,4 @@ def middlewares() -> list[Middleware]:
         get_replica_context()
     except RayServeException:
         return [Middleware(TellsLostRouter)]
-    from deployments.serve_adapter import gathered_writes
-
-    gathered_writes.install()
     return []

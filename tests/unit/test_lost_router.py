@@ -11,7 +11,6 @@ from ray.serve._private.http_util import (
     send_http_response_on_exception,
     validate_http_proxy_callback_return,
 )
-from uvicorn.config import HTTP_PROTOCOLS
 
 from deployments import errors
 from deployments.errors import WindveError
@@ -66,9 +65,7 @@ def test_a_web_socket_is_not_answered_by_http():
 
 def test_a_router_answers_for_itself(monkeypatch):
     monkeypatch.setattr(context, "_INTERNAL_REPLICA_CONTEXT", object())
-    monkeypatch.setitem(HTTP_PROTOCOLS, "auto", "uvicorn's own")
     assert middlewares() == []
-    assert HTTP_PROTOCOLS["auto"] == "deployments.serve_adapter.gathered_writes:GatheringProtocol"
 
 
 def test_no_answer_of_ours_is_repeated():
