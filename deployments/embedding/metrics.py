@@ -13,7 +13,7 @@ from deployments.serving.metrics import (
     OK,
     REACHED,
     REPLICA_GAUGES,
-    TOKENISING_BUCKETS_S,
+    TOKENIZING_BUCKETS_S,
     Gauge,
     Histogram,
     Instruments,
@@ -47,8 +47,8 @@ class RouterMetrics:
         self._queueing = Histogram(
             instruments, "windve_queue_seconds", "The longest wait for a device among a request's queries", BUCKETS_S
         )
-        self._tokenising = Histogram(
-            instruments, "windve_tokenization_seconds", "Tokenising one request", TOKENISING_BUCKETS_S
+        self._tokenizing = Histogram(
+            instruments, "windve_tokenization_seconds", "Tokenizing one request", TOKENIZING_BUCKETS_S
         )
         gauges = {
             **REACHED,
@@ -66,7 +66,7 @@ class RouterMetrics:
             count = pools.count(pool)
             self._queries.add(count, pool, OK)
             self.recent.add(pool, count)
-        self._tokenising.observe(tokenization_s)
+        self._tokenizing.observe(tokenization_s)
         self._queueing.observe(queue_s)
 
     def promised(self, total_s: float, allowed_s: float) -> None:
@@ -95,7 +95,7 @@ class RouterMetrics:
         for counted in (self._queries, self._requests, self._slo_missed):
             counted.publish()
         self.tenants.publish()
-        for histogram in (self._total, self._queueing, self._tokenising):
+        for histogram in (self._total, self._queueing, self._tokenizing):
             histogram.publish()
         self._slo.set(slo_s, {})
         for pool, state in pools.items():

@@ -262,7 +262,7 @@ class Placer:
             what = (
                 f"{count} queries of up to {longest} tokens take" if count > 1 else f"a query of {longest} tokens takes"
             )
-            reading = f" ({request.tokenising_s:.2g} s to tokenize)" if request.tokenising_s else ""
+            reading = f" ({request.tokenizing_s:.2g} s to tokenize)" if request.tokenizing_s else ""
             return DeadlineExceeded(
                 f"{what} longer than {request.allowed_s:g} s here{reading}, even on an idle device; "
                 "allow more time with the header x-request-timeout-ms, or send less"
@@ -287,7 +287,7 @@ class Placer:
         """
         if not lengths or request.bulk or not self.can_answer:
             return False
-        left_s, longest, share = request.allowed_s - request.tokenising_s, max(lengths), 0.0
+        left_s, longest, share = request.allowed_s - request.tokenizing_s, max(lengths), 0.0
         takes_longest = False
         for link in (link for pool in self.pools.values() if pool.is_open for link in pool.live):
             room_s, model = link.view.best_room_s(left_s), link.view.model

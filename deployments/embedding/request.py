@@ -108,8 +108,8 @@ class Request:
     bulk: bool
     outputs: Outputs = TEXT
     ids: list[TokenIds] = field(default_factory=list)
-    tokenised: float = 0.0
-    tokenising_s: float = 0.0  # of a core, without the wait for it
+    tokenized: float = 0.0
+    tokenizing_s: float = 0.0  # of a core, without the wait for it
     retry_s: float = math.inf
     asked: int = 0
     last_pool: str | None = None
@@ -204,7 +204,7 @@ def embedded(request: Request, answers: Answers, rows_of: RowsOf) -> Embedded:
         each = [rows_of(answer.numbers, ids) for answer, ids in zip(in_order, request.ids, strict=True)]
         found = {output: [one[output] for one in each] for output in outputs}
     vectors = found.pop(outputs[0])
-    tokenization_s = request.tokenised - request.started
+    tokenization_s = request.tokenized - request.started
     parts_s = tokenization_s + max([answer.queue_s + answer.compute_s for answer in in_order])
     elapsed_s = asyncio.get_running_loop().time() - request.started  # uvloop counts whole ms: it may be too small
     return Embedded(

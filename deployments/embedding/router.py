@@ -32,10 +32,10 @@ from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.outputs import TEXT, Outputs
 from deployments.models.space import space_of
 from deployments.models.text_pairs import Cuts
-from deployments.models.tokenising import ON_LOOP, estimated_tokens
 from deployments.models.tokenizer import Query, Token
 from deployments.models.tokenizer_cache import ask_once
 from deployments.models.tokenizer_check import checked_tokenizer
+from deployments.models.tokenizing import ON_LOOP, estimated_tokens
 from deployments.serving.router import BaseRouter, Handles, RouterContext
 from deployments.settings import Settings
 
@@ -145,7 +145,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             async with asyncio.timeout_at(request.started + min(most_s, allowed_s)) as timeout:
                 self._charge(request)
                 self._refuse_early(request)  # before any expensive work
-                await self._tokenise(request)
+                await self._tokenize(request)
                 if (longer_s := self._most_s(request)) > most_s:  # it has turned out to be bulk
                     most_s = longer_s
                     timeout.reschedule(request.started + min(most_s, allowed_s))
@@ -251,28 +251,28 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
 
     def _refuse_long_texts(self, request: Request) -> None:
         """Raises Busy if the wait for the tokenizer is too long, or if queries ahead in it will take all room."""
-        now, tokenising = asyncio.get_running_loop().time(), self._encoder.tokenising
-        left_s, room = request.due - now, (tokenising.queries + len(request.queries) - _SPARE) / _AHEAD
+        now, tokenizing = asyncio.get_running_loop().time(), self._encoder.tokenizing
+        left_s, room = request.due - now, (tokenizing.queries + len(request.queries) - _SPARE) / _AHEAD
         tokens = self._estimated_tokens(request)
         if request.deferrable:
             has_room = self._placer.idle_take(room, tokens, left_s)
         else:
             has_room = self._placer.room_now(now, tokens, room) >= room
-        if not has_room or tokenising.waiting_s > left_s:
-            request.retry_s = tokenising.waiting_s
+        if not has_room or tokenizing.waiting_s > left_s:
+            request.retry_s = tokenizing.waiting_s
             raise self._placer.busy(request)
 
-    async def _tokenise(self, request: Request) -> None:
+    async def _tokenize(self, request: Request) -> None:
         """Fill `request.ids`, and make the request a bulk one if it is too large to be admitted at once."""
         wanted = request.wanted
-        request.ids, request.tokenising_s = await self._encoder.encode(
+        request.ids, request.tokenizing_s = await self._encoder.encode(
             request.queries,
             request.prompt,
             cuts=Cuts(wanted.truncate, wanted.truncation_direction, wanted.bounds),
             role=wanted.role,
             characters=request.characters,
         )
-        request.tokenised = asyncio.get_running_loop().time()
+        request.tokenized = asyncio.get_running_loop().time()
         if request.outputs != TEXT:
             self._encoder.check_numbers(request.ids, request.outputs)
         if len(request.queries) > 1 and not request.bulk:
@@ -284,7 +284,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         still take it to probe its device.
         """
         is_promised = self.config.admission == "deadline" and not request.bulk
-        if is_promised and request.tokenised > request.due:
+        if is_promised and request.tokenized > request.due:
             raise self._placer.busy(request)
 
     def _gave_up(self, request: Request, most_s: float) -> DeadlineExceeded | TimedOut:

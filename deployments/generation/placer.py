@@ -279,7 +279,7 @@ class GenerationPlacer:
 
     def _offer(self, request: GenerationRequest) -> GenerationOffer:
         wanted, now = request.wanted, asyncio.get_running_loop().time()
-        request.hurried |= now - request.started - wanted.tokenising_s > _HURRIED * (request.due - request.started)
+        request.hurried |= now - request.started - wanted.tokenizing_s > _HURRIED * (request.due - request.started)
         return GenerationOffer(
             number=0,
             left_s=max(0.0, request.due - now),

@@ -29,7 +29,7 @@ class WantedGeneration:
     - `client`: who sent the request; None if clients are not distinguished.
     - `received`: when the request had arrived, in seconds of the loop's clock: the time to its first token counts from
       there. None: from when the Router gets it.
-    - `tokenising_s`: how much of the time since then its request's own tokenizing took.
+    - `tokenizing_s`: how much of the time since then its request's own tokenizing took.
     - `let_in`: an earlier generation of its request passed its client's quota, which is not checked again.
     - `record`: where the Router records what happens to it, for the access log and traces; None: nowhere.
     """
@@ -45,7 +45,7 @@ class WantedGeneration:
     bulk: bool = False
     client: Client | None = None
     received: float | None = None
-    tokenising_s: float = 0.0
+    tokenizing_s: float = 0.0
     let_in: bool = False
     record: GenerationRecord | None = None
 

@@ -15,8 +15,8 @@ from deployments.models.model_files import ModelCard
 from deployments.models.outputs import Numbers, Output, Outputs, split
 from deployments.models.sparse import largest_weights
 from deployments.models.text_pairs import Cuts, Pair
-from deployments.models.tokenising import Tokenising
 from deployments.models.tokenizer import Query, Token, TokenIds, Tokenizer, check_texts
+from deployments.models.tokenizing import Tokenizing
 
 _NUMBERS_OF_TOKENS = 4_000_000  # 10,000 tokens of 384 numbers; as text about 45 MB
 
@@ -27,13 +27,13 @@ class Encoder:
     def __init__(self, card: ModelCard, *, auto_truncate: bool, fast: FastTokenizer | None = None) -> None:
         self._card, self._auto_truncate = card, auto_truncate
         self._tokenizer = Tokenizer(card, fast)
-        self.tokenising = Tokenising(self._tokenizer.whole_characters)
+        self.tokenizing = Tokenizing(self._tokenizer.whole_characters)
         self._tokenizer.encode(["warm"], Cuts(truncate=True))
 
     async def encode(
         self, queries: Sequence[Query], prompt: str, *, cuts: Cuts, role: Role, characters: int
     ) -> tuple[list[TokenIds], float]:
-        """The token ids of each query, int32 [tokens], with `prompt` before each, and the seconds as in `Tokenising`.
+        """The token ids of each query, int32 [tokens], with `prompt` before each, and the seconds as in `Tokenizing`.
         `characters`: of all queries together.
 
         Raises EmptyInput or InvalidInput.
@@ -43,7 +43,7 @@ class Encoder:
         def encode(some: Sequence[Query], first: int) -> list[TokenIds]:
             return self._token_ids(some, prompt, first, role, known)
 
-        return await self.tokenising.encode(queries, characters, encode)
+        return await self.tokenizing.encode(queries, characters, encode)
 
     def _token_ids(self, queries: Sequence[Query], prompt: str, first: int, role: Role, cuts: Cuts) -> list[TokenIds]:
         if prompt:

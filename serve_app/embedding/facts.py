@@ -83,10 +83,10 @@ class EmbeddingFacts:
         if request is None:
             return
         sizes: Attributes = {"windve.queries": len(request.queries)}
-        if request.tokenised:
-            yield Phase("tokenize", request.started, request.tokenised, {**sizes, "windve.tokens": _tokens(request)})
+        if request.tokenized:
+            yield Phase("tokenize", request.started, request.tokenized, {**sizes, "windve.tokens": _tokens(request)})
         if not record.parts and record.done is None:  # no replica was asked
-            began = request.tokenised or request.started
+            began = request.tokenized or request.started
             yield Phase("admission", began, now, {**sizes, "windve.admission": "refused"})
         for part, predicted_s in record.parts:
             yield from _at_replica(part, predicted_s, now)

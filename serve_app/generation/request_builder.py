@@ -53,7 +53,7 @@ class RequestBuilder:
         """One generation per prompt. `admission`: from the headers (see `web.admission_headers`). `received`: as in
         `WantedGeneration`. Raises ContextExceeded or InvalidInput.
         """
-        tokenising_s = sum(prompt.seconds for prompt in prompts)
+        tokenizing_s = sum(prompt.seconds for prompt in prompts)
         param = "messages" if isinstance(asked, ChatRequest) else "prompt"
         return [
             WantedGeneration(
@@ -68,7 +68,7 @@ class RequestBuilder:
                 bulk=admission.get("bulk", False),
                 client=client,
                 received=received,
-                tokenising_s=tokenising_s,
+                tokenizing_s=tokenizing_s,
                 let_in=place > 0,
             )
             for place, prompt in enumerate(prompts)

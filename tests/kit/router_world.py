@@ -55,7 +55,7 @@ class World(Cluster):
 
     async def router(self, name="r0", instruments=None):
         encoder = Encoder(_card(), auto_truncate=SETTINGS.limits.auto_truncate)
-        encoder.tokenising._thread = encoder.tokenising._slow_thread = Inline()
+        encoder.tokenizing._thread = encoder.tokenizing._slow_thread = Inline()
         counts = {pool: len(replicas) for pool, replicas in self.pools.items()}
         context = RouterContext(name, "n", instruments or NoInstruments(), _card(), encoder)
         router = SimulatedRouter(self, counts, context, SETTINGS)

@@ -55,7 +55,7 @@ def reference(folder, name, queries):
     return found
 
 
-def tokenised(card, queries):
+def tokenized(card, queries):
     tokenizer = Tokenizer(card)
     return [
         tokenizer.encode_pairs([query], Cuts(truncate=True))[0]
@@ -72,7 +72,7 @@ def test_numbers_are_the_librarys_own_alone_and_in_a_batch(saved, name, engine):
     card = load(saved(name), name)
     assert card.kind == name.rpartition(" ")[2]
     queries = SINGLES if card.kind == "sparse" else [*SINGLES, *PAIRS]
-    ids, wanted = tokenised(card, queries), reference(saved(name), name, queries)
+    ids, wanted = tokenized(card, queries), reference(saved(name), name, queries)
     built = engine_of(card, engine)
     check_rows(built, ids, wanted, **EXACT)
     if engine == "torch":
@@ -89,7 +89,7 @@ def test_scores_are_those_of_sentence_transformers(saved):
         [(pair.first, pair.second) for pair in PAIRS], activation_fn=torch.nn.Identity(), show_progress_bar=False
     )
     card = load(saved(name), name)
-    found = rows_of(engine_of(card, threads=2), tokenised(card, PAIRS))
+    found = rows_of(engine_of(card, threads=2), tokenized(card, PAIRS))
     np.testing.assert_allclose(found[:, 0], wanted, **EXACT)
     assert np.ptp(wanted) > 0.1  # else they would agree whatever is computed
 
@@ -101,7 +101,7 @@ def test_weights_are_those_of_sentence_transformers(saved, tmp_path):
     wanted = encoder.encode(SINGLES, convert_to_sparse_tensor=False, show_progress_bar=False).numpy()
     card = card_of(tmp_path)
     assert (card.kind, card.pooling) == ("sparse", "splade")
-    np.testing.assert_allclose(rows_of(engine_of(card), tokenised(card, SINGLES)), wanted, **EXACT)
+    np.testing.assert_allclose(rows_of(engine_of(card), tokenized(card, SINGLES)), wanted, **EXACT)
 
 
 def test_a_classifier_without_a_padding_token_is_refused(saved, tmp_path):

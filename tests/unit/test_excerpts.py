@@ -101,7 +101,7 @@ def test_where_an_excerpt_says_enough(name, text, side, is_whole):
     assert found.is_whole is is_whole
 
 
-def test_up_to_which_length_a_text_is_tokenised_whole():
+def test_up_to_which_length_a_text_is_tokenized_whole():
     one = Excerpts(tokenizer("MiniLM"))
     assert one.characters(4) == 4 * 8 + 2 * EDGE
     text = LONG[: 4 * 8 + 2 * EDGE + 1]
@@ -141,7 +141,7 @@ def test_what_a_tokenizer_must_be_made_of(normalizer, pre_tokenizer, added, can_
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_of_eight_mebibytes_a_few_lines_are_tokenised(side):
+def test_of_eight_mebibytes_a_few_lines_are_tokenized(side):
     recorder = Recorder(tokenizer("MiniLM"))
     one = ModelTokenizer(CARD, recorder)
     text, before = WORDS * (2**23 // len(WORDS)), recorder.characters
@@ -162,7 +162,7 @@ def test_of_eight_mebibytes_a_few_lines_are_tokenised(side):
     side=st.sampled_from(["right", "left"]),
     max_tokens=st.integers(20, 31),
 )
-def test_pairs_of_long_texts_are_cut_as_if_all_were_tokenised(first, second, side, max_tokens):
+def test_pairs_of_long_texts_are_cut_as_if_all_were_tokenized(first, second, side, max_tokens):
     card = replace(CARD, kind="reranker", max_tokens=max_tokens)
     one, other = (ModelTokenizer(card, tokenizer("MiniLM")) for _ in range(2))
     other._excerpts._can_cut = False

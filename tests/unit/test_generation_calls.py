@@ -167,7 +167,7 @@ def test_a_call_asks_and_answers_as_its_route(client, world, api, request_, path
     sent = [(name.encode(), value.encode()) for name, value in headers]
     choices = post(api, path, body, headers=sent).json["choices"]
     over_grpc, over_http = (
-        {**dataclasses.asdict(asked), "ids": asked.ids.tolist(), "received": None, "tokenising_s": 0, "record": None}
+        {**dataclasses.asdict(asked), "ids": asked.ids.tolist(), "received": None, "tokenizing_s": 0, "record": None}
         for asked in world.asked
     )
     assert over_grpc == over_http

@@ -170,7 +170,7 @@ async def test_what_no_replica_could_do_names_the_longest_prompt(monkeypatch):
             await router.begin(asked(10, 300_000))
         long_ago = asyncio.get_running_loop().time() - 0.04
         with pytest.raises(InvalidInput, match=r"send at most \d+ tokens"):  # its own tokenizing is no passing delay
-            await router.begin(asked(20_000, 2, received=long_ago, tokenising_s=0.04))
+            await router.begin(asked(20_000, 2, received=long_ago, tokenizing_s=0.04))
         with pytest.raises(Busy):
             await router.begin(asked(20_000, 2, received=long_ago))
 

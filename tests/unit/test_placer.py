@@ -512,7 +512,7 @@ async def test_early_refusals_count_the_work_as_it_is_estimated():
 
 
 @pytest.mark.parametrize(
-    ("lengths", "states", "tokenising_s", "sentence"),
+    ("lengths", "states", "tokenizing_s", "sentence"),
     [
         ([800], [{}], 0.0, None),
         ([801], [{}], 0.0, "a query of 801 tokens takes longer than 1 s here, even on an idle device; allow more"),
@@ -529,11 +529,11 @@ async def test_early_refusals_count_the_work_as_it_is_estimated():
         ([3], [{}], 0.8, "a query of 3 tokens takes longer than 1 s here (0.8 s to tokenize), even on an idle device"),
     ],
 )
-async def test_what_would_never_be_in_time_is_told_so(lengths, states, tokenising_s, sentence):
+async def test_what_would_never_be_in_time_is_told_so(lengths, states, tokenizing_s, sentence):
     """Nobody is told to retry what an idle device could not do either: 200 ms a batch and 1 ms a token."""
     placer = placer_of(*[ScriptedReplica(f"a{rank}", refuses, rank=rank, **state) for rank, state in enumerate(states)])
     request = request_of(*lengths)
-    request.tokenising_s = tokenising_s
+    request.tokenizing_s = tokenizing_s
     with pytest.raises(DeadlineExceeded if sentence else Busy) as refused:
         await placer.answer(request)
     assert str(refused.value).startswith(sentence or "busy: there is no room")
@@ -564,7 +564,7 @@ def test_a_refusal_is_no_answer():
 async def test_the_answer_to_a_request():
     request = Request(["abc", Pair("de", "f"), [1, 2]], Wanted(), "query: ", -0.25, 1.0, deferrable=False, bulk=False)
     assert request.characters == 3 + 3 + 2 + 3 * 7
-    request.ids, request.tokenised = [range(3), range(4), range(2)], -0.125
+    request.ids, request.tokenized = [range(3), range(4), range(2)], -0.125
     answers = {
         index: (pool, Answered(1, 0, f"numbers {index}", 1.0 + index, queue_s, compute_s, 0.0))
         for index, pool, queue_s, compute_s in (
@@ -579,7 +579,7 @@ async def test_the_answer_to_a_request():
     assert (done.pools, done.tokens, done.characters) == (("accelerator", "cpu"), 9, 6)
     assert (done.tokenization_s, done.queue_s, done.compute_s) == (0.125, 0.2, 0.3)
     assert (done.total_s, done.others) == (pytest.approx(0.75, abs=1e-6), {})
-    request.tokenised = 0.35  # the loop's clock lags behind the replica's: no less than the longest part and this
+    request.tokenized = 0.35  # the loop's clock lags behind the replica's: no less than the longest part and this
     assert embedded(request, answers, None).total_s == pytest.approx(0.6 + 0.4)
     request.outputs = ("tokens", "sparse")
     done = embedded(request, answers, lambda numbers, ids: {"tokens": (numbers, len(ids)), "sparse": numbers[-1]})

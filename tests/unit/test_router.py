@@ -1,4 +1,4 @@
-"""The way of a query: tokenise, place, answer. Routers and replicas in virtual time."""
+"""The way of a query: tokenize, place, answer. Routers and replicas in virtual time."""
 
 import asyncio
 import math
@@ -263,7 +263,7 @@ async def test_a_request_that_is_bulk_for_its_size_has_bulks_time():
     assert len((await ask(router, *[text()] * 100)).vectors) == 100
 
 
-async def test_too_much_bulk_is_refused_before_it_is_tokenised(monkeypatch):
+async def test_too_much_bulk_is_refused_before_it_is_tokenized(monkeypatch):
     router = await World({"accelerator": [Replica("a")]}, bulk={"max_waiting": 2_100}).router()
     told = []
     monkeypatch.setattr(Tokenizer, "encode", lambda self, texts, **_: told.append(texts))
@@ -273,7 +273,7 @@ async def test_too_much_bulk_is_refused_before_it_is_tokenised(monkeypatch):
 
 
 @pytest.mark.parametrize(("timeout_s", "most"), [(None, 60), (4.0, 120)])  # the latter is deferrable
-async def test_of_large_texts_most_are_refused_before_they_are_tokenised(monkeypatch, timeout_s, most):
+async def test_of_large_texts_most_are_refused_before_they_are_tokenized(monkeypatch, timeout_s, most):
     router = await World({"accelerator": [Replica("a")]}).router()
     encode, told = Tokenizer.encode, []
     monkeypatch.setattr(Tokenizer, "encode", lambda self, *a, **k: told.append(1) or encode(self, *a, **k))
@@ -288,7 +288,7 @@ async def test_of_large_texts_most_are_refused_before_they_are_tokenised(monkeyp
     ("own_s", "error", "sentence"),
     [(1.2, DeadlineExceeded, "takes longer than 1 s here (1.2 s to tokenize)"), (0.1, Busy, "retry in")],
 )
-async def test_a_text_that_takes_too_long_to_tokenise_is_never_told_to_retry(own_s, error, sentence):
+async def test_a_text_that_takes_too_long_to_tokenize_is_never_told_to_retry(own_s, error, sentence):
     """Unless it only waited for others' texts. Nor does an idle device take it as a probe."""
     router, found = await World({"accelerator": [Replica("a")]}).router(), []
     router.metrics.failed = lambda *_, late: found.append(late)

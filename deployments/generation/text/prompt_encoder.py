@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 from deployments.errors import ContextExceeded, EmptyInput, InvalidInput
 from deployments.generation.text.chat_template import ChatTemplate, Message
 from deployments.generation.text.model_card import GenerationCard
-from deployments.models.tokenising import ON_LOOP
 from deployments.models.tokenizer import TokenIds
+from deployments.models.tokenizing import ON_LOOP
 
 _BEGIN, _END = "\U000f0000", "\U000f0001"  # private-use characters, which are removed from clients' texts
 _MARKS = re.compile(f"[{_BEGIN}{_END}]")

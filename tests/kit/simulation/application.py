@@ -33,8 +33,8 @@ from deployments.hardware.device_detector import Topology
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import ModelCard
 from deployments.models.outputs import Numbers, Output
-from deployments.models.tokenising import Tokenising
 from deployments.models.tokenizer import TokenIds
+from deployments.models.tokenizing import Tokenizing
 from deployments.serving.frames import WIRE
 from deployments.serving.metrics import Instruments
 from deployments.serving.router import RouterContext
@@ -347,7 +347,7 @@ class Application(Cluster):
 class _Encoder:
     """Encodes a query of n tokens as n times `_TOKEN`."""
 
-    tokenising = Tokenising()
+    tokenizing = Tokenizing()
 
     def prompt(self, _: str | None) -> str:
         return ""

@@ -29,7 +29,7 @@ Encode = Callable[[Sequence[Query], int], list[TokenIds]]  # (some queries, the 
 
 
 @dataclass(slots=True)
-class Tokenising:
+class Tokenizing:
     """A Router's tokenizing. `waiting_s`: how long a text would wait for its turn. `most_characters`: the most
     characters of a text that are tokenized.
     """

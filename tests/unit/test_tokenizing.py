@@ -5,8 +5,8 @@ from concurrent.futures import Executor, Future
 
 import pytest
 
-from deployments.models import tokenising
-from deployments.models.tokenising import ON_LOOP, Tokenising, estimated_tokens
+from deployments.models import tokenizing
+from deployments.models.tokenizing import ON_LOOP, Tokenizing, estimated_tokens
 
 
 class Later(Executor):
@@ -32,8 +32,8 @@ def encode(queries, first):
 
 
 def by_hand(*how):
-    """A tokeniser, and its thread."""
-    told = Tokenising(*how)
+    """A tokenizer, and its thread."""
+    told = Tokenizing(*how)
     told._thread = Later()
     return told, told._thread
 
@@ -51,7 +51,7 @@ async def test_what_is_short_stays_on_the_loop():
 
 async def test_a_large_request_lets_others_in_between():
     told, thread = by_hand()
-    large = ["x" * (tokenising._TURN // 2)] * 5  # two turns of two, and one more
+    large = ["x" * (tokenizing._TURN // 2)] * 5  # two turns of two, and one more
     first = asyncio.ensure_future(told.encode(large, sum(map(len, large)), encode))
     second = asyncio.ensure_future(told.encode(["y" * 5000], 5000, encode))
     await settle()
@@ -83,12 +83,12 @@ async def test_the_wait_for_a_turn_is_told_by_what_is_ahead():
 async def test_a_text_longer_than_a_turn_keeps_only_its_like_waiting():
     told, thread = by_hand(1000)
     told._slow_thread = slow = Later()
-    text = "x" * (tokenising._TURN + 1)
+    text = "x" * (tokenizing._TURN + 1)
     long = [asyncio.ensure_future(told.encode([text], len(text), encode)) for _ in range(2)]
     short = asyncio.ensure_future(told.encode([text[:-1]], len(text) - 1, encode))
     await settle()
     assert (len(slow.waiting), len(thread.waiting)) == (2, 1)
-    assert told.waiting_s == pytest.approx(3 * 1000 / told.characters_per_s)  # no more of them is tokenised
+    assert told.waiting_s == pytest.approx(3 * 1000 / told.characters_per_s)  # no more of them is tokenized
     thread.work()
     assert len((await short)[0]) == 1
     slow.work()
@@ -124,13 +124,13 @@ def test_tokens_are_estimated_by_characters(queries, tokens):
 
 async def test_a_prompt_before_each_text_does_not_make_the_queue_seem_longer():
     told, thread = by_hand()
-    texts, prompt = ["x" * tokenising._TURN] * 3, tokenising._TURN
+    texts, prompt = ["x" * tokenizing._TURN] * 3, tokenizing._TURN
     one = asyncio.create_task(told.encode(texts, sum(map(len, texts)) + prompt * len(texts), encode))
     await settle()
-    assert told._characters == 6 * tokenising._TURN
+    assert told._characters == 6 * tokenizing._TURN
     thread.work()
     await settle()
-    assert told._characters == 4 * tokenising._TURN
+    assert told._characters == 4 * tokenizing._TURN
     while thread.waiting:
         thread.work()
         await settle()
