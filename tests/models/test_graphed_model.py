@@ -1,11 +1,13 @@
 """Passes as graphs give the packed form's answers. A tape stands in for CUDA's graphs: see `tests.kit.tape_graphs`."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.kit.launches import launches
 from deployments.engines import graphed_model
 from deployments.engines.graphed_model import GraphedModel, has_graphs
 from deployments.engines.model_forms import Forms, LargeForms
@@ -82,6 +84,14 @@ def test_what_fits_no_graph_runs_without(bert):
             found = graphs(ids, lengths, each_token=each_token)
             torch.testing.assert_close(found, packed(ids, lengths, each_token=each_token))
     assert not tape.replayed
+
+
+def test_a_pass_is_one_copy_in_one_graph_and_one_copy_out(bert):
+    graphs, replayed = GraphedModel(packed_of(bert), bert, TapeGraphs()), []
+    graphs._graphs = [replace(graph, replay=lambda: replayed.append(0)) for graph in graphs._graphs]
+    ids, lengths = torch.zeros(9, dtype=torch.int32), np.array([9], np.int32)
+    assert launches(lambda: graphs(ids, lengths), CPU) == 2
+    assert len(replayed) == 2  # the first call is not counted
 
 
 class Failing(TapeGraphs):
