@@ -52,7 +52,7 @@ def _rate(pass_over: Callable[[int], object], layers: int, number: float) -> flo
 
 def measure(heads: HeadLayout, layers: int, place: Place) -> dict[str, float]:
     layout = _layout(place)
-    blocks = sum(len(table) for table in layout.tables)
+    blocks = sum(blocks_of(chunk.end) for chunk in layout.chunks)
     shape = (layers, 2, blocks, heads.groups, BLOCK, heads.size)
     stored = torch.randn(shape, dtype=place.dtype)
     qkv = torch.randn(layout.tokens, heads.total, heads.size, dtype=place.dtype)

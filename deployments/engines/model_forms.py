@@ -1,9 +1,13 @@
-"""The forms in which a model can run: packed, without padding, or padded, with its own code. Imports torch."""
+"""The forms in which a model can run: packed, without padding, on CUDA also with its small passes as graphs; or padded,
+with its own code. Imports torch.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +19,7 @@ from transformers import (
 )
 
 from deployments.engines import TokenBatch, packed
+from deployments.engines.graphed_model import GraphedModel, NoGraph, has_graphs
 from deployments.engines.packed import heads
 from deployments.engines.packed.model import ModelOutput, PackedModel, Parts, Recorded, Shadow
 from deployments.engines.packed.tensors import MissingWeight, Place, Weights
@@ -23,7 +28,10 @@ from deployments.errors import first_line
 from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import bad_model
 
-Build = Callable[[], PackedModel | PaddedModel]
+logger = logging.getLogger("ray.serve")
+
+Encoder = PackedModel | GraphedModel | PaddedModel
+Build = Callable[[], Encoder]
 
 
 class Forms:
@@ -31,7 +39,7 @@ class Forms:
 
     def __init__(self, card: ModelCard) -> None:
         """Load the model. Raises SettingsError if its files cannot be loaded."""
-        self._own = PooledModel(card)
+        self._card, self._own = card, PooledModel(card)
         self._recipe = _Recipe(card, self._own.transformer.config, type(self._own.model))
 
     def builds(self, place: Place) -> dict[str, Build]:
@@ -40,7 +48,10 @@ class Forms:
         """
         found: dict[str, Build] = {}
         if self._recipe.why_not() is None:
-            found["packed"] = lambda: self._recipe.build(Weights.of_module(self._own.model, place))
+            packed = cache(lambda: self._recipe.build(Weights.of_module(self._own.model, place)))
+            found["packed"] = packed
+            if has_graphs(self._card, place.device):
+                found["graphs"] = lambda: GraphedModel(packed(), self._card)
         found["padded"] = lambda: PaddedModel(self._own, place.dtype, place.device)
         return found
 
@@ -87,6 +98,16 @@ class LargeForms:
             shadow = Shadow(self._recipe.parts(exact), ids, batch.lengths, exact.place)
             model = self._build(place, shadow)
             return model, shadow.recorded(self._recipe.answer(exact))
+
+    def with_graphs(self, model: Encoder) -> Encoder:
+        """The model with its small passes as CUDA graphs, or the same if that does not pay."""
+        if not isinstance(model, PackedModel) or not has_graphs(self._card, model.place.device):
+            return model
+        try:
+            return GraphedModel(model, self._card)
+        except NoGraph as why:
+            logger.info("no pass runs as a CUDA graph: %s", why)
+            return model
 
     def _build(self, place: Place, shadow: Shadow | None = None) -> PackedModel:
         assert self._recipe is not None

@@ -150,7 +150,7 @@ def _class_of(card: ModelCard) -> Any:
 class PaddedModel:
     """Any transformer, with its own code: packed queries are padded for it. For models without a packed form."""
 
-    padded = True
+    form, padded = "padded", True
 
     def __init__(self, model: PooledModel, dtype: torch.dtype, device: torch.device) -> None:
         self._model = model.to(device, dtype)

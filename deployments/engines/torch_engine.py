@@ -30,9 +30,7 @@ from deployments.models.model_folder import bad_model
 from deployments.settings import EngineSettings
 
 if TYPE_CHECKING:
-    from deployments.engines.model_forms import Forms, LargeForms
-    from deployments.engines.packed.model import PackedModel
-    from deployments.engines.pooled_model import PaddedModel
+    from deployments.engines.model_forms import Encoder, Forms, LargeForms
 
 logger = logging.getLogger("ray.serve")
 
@@ -47,7 +45,7 @@ class _Tried:
     """A form of the model that was tried: how well it agrees with float32, and how fast it is."""
 
     form: str
-    encoder: PackedModel | PaddedModel
+    encoder: Encoder
     agreed: float
     speed: Speed
 
@@ -74,7 +72,7 @@ class TorchEngine:
         from deployments.engines.projection_heads import ProjectionHeads
 
         self._heads = ProjectionHeads(card).to(self._device)
-        self._encoder: PackedModel | PaddedModel
+        self._encoder: Encoder
         from deployments.engines.pooled_model import one_sentence
 
         self._results = RaceCache.of(f"forms on {self._describe_device(threads)}", card, settings, threads)
@@ -94,8 +92,8 @@ class TorchEngine:
 
     @property
     def form(self) -> str:
-        """The form of the model that the engine runs: "packed" or "padded"."""
-        return "padded" if self._encoder.padded else "packed"
+        """The form of the model that the engine runs: "packed", "graphs" or "padded"."""
+        return self._encoder.form
 
     def use(self, form: str, dtype: str) -> None:
         """Switch to that form and number format, even if others are faster. For comparisons."""
@@ -121,7 +119,9 @@ class TorchEngine:
         ends = np.cumsum([len(queries) for queries in cut])
         bounds = np.concatenate([[0], np.cumsum(ordered.lengths)])
         with self._torch.inference_mode():
-            ids = self._torch.from_numpy(ordered.ids).to(self._device, non_blocking=True)  # once for all passes
+            ids = self._torch.from_numpy(ordered.ids)
+            if self.form != "graphs":  # these copy a pass's ids together with its other inputs
+                ids = ids.to(self._device, non_blocking=True)  # once for all passes
 
         def run(number: int) -> tuple[Any, ...]:
             if stop.is_set():
@@ -164,7 +164,7 @@ class TorchEngine:
         """See `Engine`. If the device hangs, so does this call."""
         probe(self, self._card)
 
-    def _choose(self, wanted: str) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed]:
+    def _choose(self, wanted: str) -> tuple[Encoder, str, str, float | None, Speed]:
         """The fastest form and dtype that agree: (encoder, dtype, why, agreement with float32 on the probe, speed)."""
         from deployments.engines.model_forms import Forms
         from deployments.engines.pooled_model import probe_batch, tolerance
@@ -191,8 +191,9 @@ class TorchEngine:
             forms = Forms(self._card)  # reload the exact weights, since the cast ones have lost their low bits
         raise bad_model(f"{self._card.name} does not agree with itself: {reason}")
 
-    def _as_before(self) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed] | None:
+    def _as_before(self) -> tuple[Encoder, str, str, float | None, Speed] | None:
         """The winner of earlier starts, as `_choose` returns it. None if there is none, or it no longer agrees."""
+        from deployments.engines.graphed_model import NoGraph
         from deployments.engines.model_forms import Forms
         from deployments.engines.packed.tensors import Place
         from deployments.engines.pooled_model import probe_batch, tolerance
@@ -204,7 +205,11 @@ class TorchEngine:
         forms, like, probe = Forms(self._card), tolerance(self._card), probe_batch(self._card)
         self._encoder = forms.exact(self._device)
         reference = embed(self, probe, threading.Event())
-        self._encoder = forms.builds(Place(self._device, getattr(self._torch, dtype)))[form]()
+        try:
+            self._encoder = forms.builds(Place(self._device, getattr(self._torch, dtype)))[form]()
+        except NoGraph as reason:
+            logger.info("%s was fastest on %s, but there is no graph now: %s", known.winner, known.day, reason)
+            return None
         agreed = like.of(reference, embed(self, probe, threading.Event()))
         if not agreed >= like.least:
             return None
@@ -212,7 +217,7 @@ class TorchEngine:
         why = f"{known.told} (on {known.day}); {like.describe(agreed)}"
         return self._encoder, dtype, why, None if dtype == "float32" else agreed, Speed(*known.seconds)
 
-    def _choose_large(self, wanted: str) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed]:
+    def _choose_large(self, wanted: str) -> tuple[Encoder, str, str, float | None, Speed]:
         """As `_choose`, for a model that is never in memory in float32 as a whole, unless its narrow form disagrees."""
         from deployments.engines.model_forms import LargeForms
         from deployments.engines.pooled_model import tolerance
@@ -225,6 +230,7 @@ class TorchEngine:
                 reason = f"{dtype} differs too much from float32 here ({compared})"
                 del self._encoder  # free its memory for the next one
                 continue
+            self._encoder = forms.with_graphs(self._encoder)
             speed = measured_throughput(self, self._card, _LARGE_QUERIES)
             why = f"{reason}; {self.form} {speed}; a large model; {compared}"
             return self._encoder, dtype, why, agreed, speed

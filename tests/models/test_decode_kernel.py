@@ -10,6 +10,7 @@ from deployments.engines.packed.attention import HeadLayout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.cache import Cache
 from deployments.generation.engine.packed_step import StepLayout
+from deployments.generation.engine.paged_attention import PaddedRows
 from deployments.generation.kernels.decode_kernel import DecodeKernel, decode_kernel, forms
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.step import Chunk
@@ -48,6 +49,23 @@ def exact(heads, layout, q, keys, values):
         queries = q[row].double().view(heads.groups, -1, heads.size)
         mixed[row] = ((queries @ k.transpose(1, 2)).softmax(-1) @ v).flatten()
     return mixed
+
+
+@pytest.mark.parametrize("dtype", list(NEAR))
+@pytest.mark.parametrize("lengths", [[1], [BLOCK, BLOCK + 1, 5 * BLOCK, 700, 3, 2], [40] * 5])
+def test_padded_rows_are_float64s(dtype, lengths):
+    heads = HeadLayout(6, 2, 16)
+    layout, qkv, keys, values = world(heads, lengths, dtype)
+    q = qkv[:, : heads.heads]
+    mixed = torch.full((len(lengths), heads.heads * heads.size), torch.nan, dtype=dtype)
+    kernel = PaddedRows(heads)
+    kernel.attend(q, values, keys, layout.decoding, mixed)  # another layer
+    kernel.attend(q, keys, values, layout.decoding, mixed)
+    assert (mixed.double() - exact(heads, layout, q, keys, values)).abs().max() <= 4 * NEAR[dtype]
+    assert len(kernel._parts) == len({np.ceil(np.log2(blocks_of(length))) for length in lengths})
+    other = world(heads, lengths[:1], dtype)[0]
+    kernel.attend(q[:1], keys, values, other.decoding, mixed[:1])
+    assert (mixed[:1].double() - exact(heads, other, q[:1], keys, values)).abs().max() <= 4 * NEAR[dtype]
 
 
 @built
@@ -100,7 +118,8 @@ def test_what_lies_behind_a_row_is_not_seen(form):
     """The rest of a block holds what was there before: here numbers that are none."""
     heads, lengths = HeadLayout(7, 1, 64), [1, 33, 130]
     layout, qkv, keys, values = world(heads, lengths, torch.float32)
-    for length, table in zip(lengths, layout.tables, strict=True):
+    for length, all_blocks in zip(lengths, layout.tables, strict=True):
+        table = all_blocks[: blocks_of(length)]
         for of in (keys, values):
             of[table[-1], :, (length - 1) % BLOCK + 1 :] = torch.nan
     mixed = torch.empty(len(lengths), 7 * 64)

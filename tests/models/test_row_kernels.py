@@ -36,6 +36,20 @@ def test_a_norm_is_float64s(dtype, rows, lanes, spread):
     assert (found - wanted).abs().max() <= NEAR[dtype] / 2 * max(1, wanted.abs().max())
 
 
+@pytest.mark.parametrize("weight", [(32,), (6, 32)])
+@pytest.mark.parametrize("dtype", NEAR)
+def test_torchs_own_norm_is_the_same(dtype, weight):
+    """On other devices than CPUs it is one kernel."""
+    random = torch.Generator().manual_seed(1)
+    norm = RmsNorm(torch.rand(weight, generator=random).to(dtype), 1e-6)
+    x = torch.randn(7, 9, 32, generator=random).to(dtype)[:, :6]
+    wanted = norm(x)
+    norm._fused = True
+    torch.testing.assert_close(norm(x), wanted)
+    norm.in_place(x)
+    torch.testing.assert_close(x, wanted)
+
+
 @built
 @pytest.mark.parametrize("with_norm", [True, False])
 @pytest.mark.parametrize("heads", [HeadLayout(14, 2, 64), HeadLayout(4, 4, 32), HeadLayout(8, 2, 96)])

@@ -14,8 +14,8 @@ WITH_RAY = {
     "deployments.serve_adapter.replica_router",
 }
 WITH_TORCH = {  # or transformers
-    *(f"deployments.engines.{name}" for name in ("jina_bert", "model_forms", "packed", "pooled_model")),
-    "deployments.engines.projection_heads",
+    *(f"deployments.engines.{name}" for name in ("cuda_graphs", "graphed_model", "jina_bert", "model_forms")),
+    *(f"deployments.engines.{name}" for name in ("packed", "pooled_model", "projection_heads")),
     *(f"deployments.generation.engine.{name}" for name in ("block_copies", "cache", "causal_batch", "causal_model")),
     *(f"deployments.generation.engine.{name}" for name in ("causal_stages", "device_draws", "device_sampling")),
     *(f"deployments.generation.engine.{name}" for name in ("host_attention", "packed_step", "paged_attention")),

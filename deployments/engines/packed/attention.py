@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from deployments.engines.packed.fixed_layout import FixedLayout
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.race import is_quicker
 from deployments.engines.packed.tensors import Place
@@ -202,9 +203,29 @@ class Ways:
         )[0]
         return mixed.flatten(1)
 
-    def unless_hidden(self, quickest: Attention, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """The fastest way, or, if tokens are hidden, the one that can mask them."""
-        return quickest(qkv, layout) if layout.hidden is None else self.padded(qkv, layout)
+    def as_one(self, qkv: torch.Tensor, layout: FixedLayout) -> torch.Tensor:
+        """All queries as one, with a mask between them. Its time grows with the square of the pass's tokens, but its
+        shapes do not depend on the queries.
+        """
+        q, k, v = _parts(qkv.transpose(0, 1)[None], self.heads)
+        mask = layout.once((self, "between"), lambda: self._between(layout))
+        return self._fused(q, k, v, mask, causal=False)[0].transpose(0, 1).flatten(1)
+
+    def _between(self, layout: FixedLayout) -> torch.Tensor:
+        """What is added to the scores of all tokens, [1, heads or 1, tokens, tokens]."""
+        table = self._distances(layout.longest)
+        layout.held.append(table)
+        starts, positions = layout.starts(), layout.positions.long()
+        added = table[:, positions - positions[:, None] + table.shape[1] // 2]
+        return added.masked_fill_(starts != starts[:, None], -torch.inf)[None]
+
+    def for_layout(self, quickest: Attention, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """The fastest way, or one that can mask hidden tokens, or one of fixed shapes."""
+        if layout.hidden is not None:
+            return self.padded(qkv, layout)
+        if isinstance(layout, FixedLayout) and quickest != self.varlen_cuda:
+            return self.as_one(qkv, layout)
+        return quickest(qkv, layout)
 
     def by_length(self, longest_dense: int, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
         """Attention on CPUs, by the lengths of the queries."""
@@ -262,7 +283,7 @@ def _or_all(side: int | None) -> int:
 def attention_for(heads: HeadLayout, place: Place, reach: Reach = ALL, bias: Bias | None = None) -> Attention:
     """The fastest way on that place."""
     ways = Ways(heads, place, reach, bias)
-    return partial(ways.unless_hidden, _quickest(ways))
+    return partial(ways.for_layout, _quickest(ways))
 
 
 def _quickest(ways: Ways) -> Attention:

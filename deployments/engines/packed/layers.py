@@ -104,15 +104,21 @@ class RmsNorm:
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self.weight, self.eps = weight, eps
+        self._fused = weight.device.type != "cpu"  # torch's own takes two to seven times as long on a CPU
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._fused and self.weight.dim() == 1:
+            return functional.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
         return (x * self._factor(x)).mul_(self.weight)
 
     def in_place(self, x: torch.Tensor) -> None:
-        x.mul_(self._factor(x)).mul_(self.weight)
+        if self._fused:
+            torch.mul(functional.rms_norm(x, (x.shape[-1],), None, self.eps), self.weight, out=x)
+        else:
+            x.mul_(self._factor(x)).mul_(self.weight)
 
     def _factor(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse root mean square, [..., 1]. torch's own rms_norm takes two to seven times as long on a CPU."""
+        """The inverse root mean square, [..., 1]."""
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         return length.square_().div_(x.shape[-1]).add_(self.eps).rsqrt_().to(x.dtype)
 

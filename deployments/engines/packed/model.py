@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from deployments.engines.micro_batches import Lengths
+from deployments.engines.packed.fixed_layout import FixedLayout
 from deployments.engines.packed.layers import Block, Layer
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.tensors import Place
@@ -77,16 +78,19 @@ class PackedModel:
     result. With `each_token`, the vector of each token, [tokens, dimension].
     """
 
-    padded = False
+    form, padded = "packed", False
 
     def __init__(self, parts: Parts, place: Place, answer: ModelOutput) -> None:
-        self._place, self._answer = place, answer
+        self.place, self._answer = place, answer
         self._embeddings = parts.embeddings()
         self._blocks = [build() for build in parts.blocks]
         self._norm = None if parts.norm is None else parts.norm()
 
     def __call__(self, ids: torch.Tensor, lengths: Lengths, *, each_token: bool = False) -> torch.Tensor:
-        layout = Layout.of(lengths, self._place)
+        return self.compute(ids, Layout.of(lengths, self.place), each_token=each_token)
+
+    def compute(self, ids: torch.Tensor, layout: Layout, *, each_token: bool = False) -> torch.Tensor:
+        """The same for a pass of that layout."""
         x = layout.add_spare(self._embeddings(ids, layout))
         for number, block in enumerate(self._blocks, 1):
             if number == len(self._blocks) and not each_token:
@@ -169,6 +173,8 @@ def pool(x: torch.Tensor, layout: Layout, pooling: str) -> torch.Tensor:
     """
     if layout.wanted is not None:
         return x.float()
+    if pooling == "mean" and isinstance(layout, FixedLayout):
+        return layout.means(x)
     if pooling == "mean" and not layout.ragged:
         return x.view(layout.queries, layout.longest, -1).mean(1, dtype=torch.float32)
     return pool_rows(x, layout.bounds, layout.lengths, pooling)

@@ -15,7 +15,7 @@ from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.packed_step import StepLayout
-from deployments.generation.engine.paged_attention import Paged, paged_attention
+from deployments.generation.engine.paged_attention import PaddedRows, Paged, paged_attention
 from deployments.generation.kernels import native
 from deployments.generation.kernels.decode_kernel import DecodeKernel, decode_kernel
 from deployments.generation.kernels.row_kernels import turn_kernel
@@ -39,8 +39,8 @@ class Cache:
             torch.cuda.check_error(runtime.cudaHostRegister(pointer, self.tensor.nbytes, 0))
             # Before the memory is freed: CUDA refuses to pin what lies there next, as "already mapped".
             weakref.finalize(self, runtime.cudaHostUnregister, pointer).atexit = False
-        self._kernel = decode_kernel(heads, place)
         self._paged = None if on_cpu else paged_attention(heads, place, plain(heads))
+        self._kernel = decode_kernel(heads, place) if on_cpu or self._paged is not None else PaddedRows(heads)
 
     def attention(self, layer: int, heads: HeadLayout, turned: Turned | None = None) -> CachedAttention:
         return CachedAttention(heads, *self.tensor[layer], turned=turned, kernel=self._kernel, paged=self._paged)
@@ -94,7 +94,7 @@ class CachedAttention:
         values: torch.Tensor,
         *,
         turned: Turned | None = None,
-        kernel: DecodeKernel | None = None,
+        kernel: DecodeKernel | PaddedRows | None = None,
         paged: Paged | None = None,
     ) -> None:
         """`turned`: the norm and rotation of query and key. `paged` computes all chunks, if there is one. Otherwise
@@ -125,7 +125,8 @@ class CachedAttention:
         if self._kernel is not None and len(step.decoding.tokens):
             self._kernel.attend(q, self._keys, self._values, step.decoding, mixed)
         for number, rows in step.once(("torch's", self._kernel is None), lambda: self._for_torch(step)):
-            chunk, table = step.chunks[number], step.tables[number]
+            chunk = step.chunks[number]
+            table = step.tables[number, : blocks_of(chunk.end)]
             keys, values = (self._of(table, chunk.end, stored) for stored in (self._keys, self._values))
             mixed[rows] = self._attend(q[rows], keys, values, chunk.start)
         return mixed

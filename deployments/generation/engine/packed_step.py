@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
@@ -26,7 +27,7 @@ class StepLayout(Layout):
 
     chunks: Sequence[Chunk]
     slots: torch.Tensor  # [2, tokens]: each token's block of the cache, and its position in the block
-    tables: list[torch.Tensor]  # for each chunk, the blocks that hold it and all tokens before it
+    tables: torch.Tensor  # [chunks, most blocks]: for each chunk, the blocks that hold it and all tokens before it
     last: torch.Tensor  # the rows whose next token is wanted
     decoding: DecodeRows
 
@@ -35,13 +36,17 @@ class StepLayout(Layout):
         lengths = np.array([len(chunk.ids) for chunk in chunks], np.int32)
         bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         tokens = int(bounds[-1])
-        tables = [np.array(chunk.table[: blocks_of(chunk.end)], np.int64) for chunk in chunks]
+        tables = np.zeros((len(chunks), max(blocks_of(chunk.end) for chunk in chunks)), np.int64)
+        for table, chunk in zip(tables, chunks, strict=True):
+            table[: blocks_of(chunk.end)] = chunk.table[: blocks_of(chunk.end)]
         positions = [np.arange(chunk.start, chunk.end) for chunk in chunks]
         slots = np.stack([
             np.concatenate([table[at // BLOCK] for table, at in zip(tables, positions, strict=True)]),
             np.concatenate([at % BLOCK for at in positions]),
         ])  # fmt: skip
-        last = [bounds[number + 1] - 1 for number, chunk in enumerate(chunks) if chunk.wanted]
+        last = np.array([bounds[number + 1] - 1 for number, chunk in enumerate(chunks) if chunk.wanted], np.int64)
+        sent = _sent(np.concatenate([slots.ravel(), tables.ravel(), last]), place)  # in one copy
+        on_device = torch.split(sent, [slots.size, tables.size, len(last)])
         return cls(
             place=place,
             queries=len(chunks),
@@ -49,13 +54,13 @@ class StepLayout(Layout):
             ragged=True,
             tokens=tokens,
             spare=_rows(tokens) - tokens if place.device.type == "cpu" else 0,
-            bounds=torch.from_numpy(bounds).to(place.device),
+            bounds=_sent(bounds, place),
             lengths=lengths.tolist(),
             _starts=bounds,
             chunks=chunks,
-            slots=torch.from_numpy(slots).to(place.device),
-            tables=[torch.from_numpy(table).to(place.device) for table in tables],
-            last=torch.tensor(last, dtype=torch.int64, device=place.device),
+            slots=on_device[0].view(slots.shape),
+            tables=on_device[1].view(tables.shape),
+            last=on_device[2],
             decoding=DecodeRows.of_chunks(chunks, bounds[:-1]),
         )
 
@@ -65,6 +70,14 @@ class StepLayout(Layout):
     def only(self, rows: torch.Tensor) -> None:
         spare = _rows(len(rows)) - len(rows) if self.place.device.type == "cpu" else 0
         self.wanted = functional.pad(rows, (0, spare))
+
+
+def _sent(numbers: npt.NDArray[Any], place: Place) -> torch.Tensor:
+    """The numbers on the device, without waiting for it. torch frees pinned memory only after the copy."""
+    tensor = torch.from_numpy(numbers)
+    if place.device.type == "cuda":
+        return tensor.pin_memory().to(place.device, non_blocking=True)
+    return tensor.to(place.device)
 
 
 def _rows(tokens: int) -> int:

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from deployments.engines.packed.attention import HeadLayout, varlen
 from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.packed_step import StepLayout
+from deployments.generation.kernels.decode_kernel import DecodeRows
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.step import Chunk
 
@@ -69,6 +71,42 @@ def _error(way: Paged, plain: Paged, heads: HeadLayout, place: Place) -> float:
     return float((found - wanted).square().mean().sqrt() / wanted.std())
 
 
+class PaddedRows:
+    """Attention of a step's chunks of one token where no kernel reads blocks. Rows of about the same length are
+    computed together, padded, with keys and values that are copied out of the blocks. Not run on a card yet.
+    """
+
+    def __init__(self, heads: HeadLayout) -> None:
+        self._heads = heads
+        self._rows: DecodeRows | None = None  # of this step, whose layers share `_parts`
+        self._parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def attend(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: DecodeRows, mixed: torch.Tensor
+    ) -> None:
+        """See `DecodeKernel.attend`."""
+        if rows is not self._rows:
+            self._rows, self._parts = rows, list(_alike(rows, q.device))
+        for tokens, tables, seen in self._parts:
+            k, v = (stored[tables].transpose(1, 2).flatten(2, 3) for stored in (keys, values))
+            own = q[tokens].view(len(tokens), self._heads.groups, -1, self._heads.size)
+            found = functional.scaled_dot_product_attention(own, k, v, seen[:, None, None], scale=1.0)
+            mixed[tokens] = found.flatten(1)
+
+
+def _alike(rows: DecodeRows, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Rows, longest first, whose blocks differ at most twofold: their tokens, their blocks [rows, most blocks], and
+    whether each sees a place of these blocks.
+    """
+    powers = np.ceil(np.log2(-(-rows.lengths // BLOCK)))
+    for power in np.unique(powers)[::-1]:
+        own = np.flatnonzero(powers == power)
+        most = blocks_of(int(rows.lengths[own[0]]))
+        seen = np.arange(most * BLOCK) < rows.lengths[own, None]
+        tokens, tables, places = map(torch.from_numpy, (rows.tokens[own], rows.tables[own, :most], seen))
+        yield tokens.to(device), tables.to(device), places.to(device)
+
+
 def by_tables(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
     """Flash attention that reads the blocks in place. Flash attention 2 refuses, because it needs blocks of a multiple
     of 256 tokens (Dao-AILab/flash-attention, issue 828). Flash attention 3 accepts any size.
@@ -114,8 +152,8 @@ def _by_tables_on_npu(heads: HeadLayout) -> Paged:
 
 
 def _tables(step: StepLayout) -> torch.Tensor:
-    """The block tables as one tensor, int32 [chunks, most blocks]."""
-    return torch.nn.utils.rnn.pad_sequence(step.tables, batch_first=True).int()
+    """The block tables in the type that kernels take, int32 [chunks, most blocks]."""
+    return step.tables.int()
 
 
 def _ints(step: StepLayout, numbers: Sequence[int]) -> torch.Tensor:
@@ -126,7 +164,8 @@ def _all_before(step: StepLayout) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     """For each chunk, its tokens and all before them: their blocks and positions in the blocks, int64; and where each
     chunk's tokens begin, int32.
     """
-    ends = [chunk.end for chunk in step.chunks]
-    places = torch.cat([torch.arange(end) for end in ends]).to(step.place.device)
-    blocks = torch.cat([table.repeat_interleave(BLOCK)[:end] for table, end in zip(step.tables, ends, strict=True)])
-    return blocks, places % BLOCK, _ints(step, [0, *np.cumsum(ends).tolist()])
+    ends = np.cumsum([chunk.end for chunk in step.chunks]).tolist()
+    bounds = _ints(step, [0, *ends])
+    chunks = torch.arange(len(ends), device=bounds.device).repeat_interleave(bounds.diff(), output_size=ends[-1])
+    places = torch.arange(ends[-1], device=bounds.device) - bounds[chunks]
+    return step.tables[chunks, places // BLOCK], places % BLOCK, bounds

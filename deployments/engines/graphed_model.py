@@ -1,0 +1,121 @@
+"""The packed form with its small passes as CUDA graphs: a pass costs the host one launch, not some hundreds. Imports
+torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from deployments.engines.cuda_graphs import CudaGraphs, Recorder
+from deployments.engines.graph_sizes import GraphSize, sizes, smallest
+from deployments.engines.micro_batches import Lengths
+from deployments.engines.packed.fixed_layout import FixedLayout
+from deployments.engines.packed.model import PackedModel
+from deployments.engines.packed.race import is_quicker
+from deployments.errors import first_line
+from deployments.models.model_files import ModelCard
+from deployments.models.outputs import TEXT
+
+logger = logging.getLogger("ray.serve")
+
+_NEAR = 0.03  # the largest RMS error, relative to the numbers' spread: half precision sums in another order
+
+
+class NoGraph(Exception):
+    """Why a model's passes do not run as graphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A recorded pass. `held`: what it reads besides the model and `inputs`."""
+
+    size: GraphSize
+    inputs: torch.Tensor
+    replay: Callable[[], object]
+    result: torch.Tensor  # [slots, numbers]
+    held: list[torch.Tensor]
+
+    def __call__(self, ids: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+        # torch reuses pinned memory only once the copies from it have ended, so the pass before may still be waiting.
+        inputs = torch.empty(len(self.inputs), dtype=torch.int32, pin_memory=self.inputs.is_cuda)
+        self.size.fill(inputs.numpy(), ids.numpy(), lengths)
+        self.inputs.copy_(inputs, non_blocking=True)
+        self.replay()
+        return self.result[: len(lengths)].clone()
+
+
+class GraphedModel:
+    """Like the packed model of a card that `has_graphs`, but from ids on the host. Passes that fit no graph run without
+    one.
+    """
+
+    form, padded = "graphs", False
+
+    def __init__(self, model: PackedModel, card: ModelCard, recorder: Recorder | None = None) -> None:
+        """Record ever larger passes, until one fails, disagrees with the packed form, or is slower. Raises NoGraph if
+        that is the first one.
+        """
+        self.model, self._graphs = model, list[_Graph]()
+        recorder = CudaGraphs(model.place.device) if recorder is None else recorder
+        reason = "larger passes need none"
+        with torch.inference_mode():
+            for size, lengths in sizes(card.max_tokens):
+                try:
+                    self._graphs.append(self._record(recorder, size))
+                    problem = self._problem(lengths, card.vocab_size)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the packed form does without
+                    problem = f"{type(error).__name__}: {first_line(error)}"
+                if problem is not None:
+                    reason = f"not of {size.tokens}: {problem}"
+                    self._graphs = [graph for graph in self._graphs if graph.size is not size]
+                    break
+        if not self._graphs:
+            raise NoGraph(reason)
+        most, held = self._graphs[-1].size.tokens, recorder.held_bytes() / 2**20
+        logger.info("passes of at most %d tokens run as CUDA graphs, which hold %.0f MiB; %s", most, held, reason)
+
+    def __call__(self, ids: torch.Tensor, lengths: Lengths, *, each_token: bool = False) -> torch.Tensor:
+        at = smallest([graph.size for graph in self._graphs], len(ids), len(lengths))
+        if at is None or each_token:
+            return self.model(ids.to(self.model.place.device, non_blocking=True), lengths, each_token=each_token)
+        return self._graphs[at](ids, lengths)
+
+    def _record(self, recorder: Recorder, size: GraphSize) -> _Graph:
+        place, held = self.model.place, list[torch.Tensor]()
+        inputs = torch.empty(sum(size.parts), dtype=torch.int32, device=place.device)
+        example = np.empty(len(inputs), np.int32)
+        size.fill(example, np.zeros(1, np.int32), np.ones(1, np.int32))
+        inputs.copy_(torch.from_numpy(example))
+
+        def run() -> torch.Tensor:
+            layout = FixedLayout.of_size(size, inputs, place, held)
+            return self.model.compute(layout.ids, layout)
+
+        return _Graph(size, inputs, *recorder.record(run), held)
+
+    def _problem(self, lengths: Lengths, vocabulary: int) -> str | None:
+        """Why the graph that was just recorded is not used, or None."""
+        ids = torch.from_numpy(np.random.default_rng(1).integers(0, vocabulary, lengths.sum(), np.int32))
+        on_device = ids.to(self.model.place.device)
+
+        def graph() -> torch.Tensor:
+            return self(ids, lengths).cpu()
+
+        def packed() -> torch.Tensor:
+            return self.model(on_device, lengths).cpu()
+
+        found, wanted = graph(), packed()
+        error = float((found - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
+        if not error <= _NEAR:  # also for NaN
+            return f"its numbers are off by {error:.3g} of their size"
+        return None if is_quicker(graph, packed) else "it is not quicker than the packed form"
+
+
+def has_graphs(card: ModelCard, device: torch.device) -> bool:
+    """Whether the packed form's passes can have fixed shapes there: of each query one row is computed, at once."""
+    return device.type == "cuda" and card.kind != "sparse" and card.outputs_for(card.kind) == TEXT
