@@ -82,9 +82,9 @@ def _plan(settings: OneModelSettings, nodes: Nodes, device: str, accelerators: i
 
 
 def divide_accelerators(args: ApplicationArgs, nodes: Nodes) -> dict[str, tuple[str, int]]:
-    """(device, replicas) for each model; a device serves one replica, or `replicas_per_device` of the same model. Models
-    that ask for a number of replicas get it. The others share the rest of the devices evenly; if there are too few, the
-    first models get them. Raises SettingsError.
+    """(device, replicas) for each model; a device serves one replica, or `replicas_per_device` of one model. Models
+    that ask for a number of replicas get it. The others share the other devices evenly; if there are too few, the first
+    models get them. Raises SettingsError.
     """
     free = {device: int(_total(nodes, resource)) for device, resource in _RESOURCES.items()}
     found, given, auto = dict(free), {}, []
