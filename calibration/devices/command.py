@@ -73,7 +73,7 @@ def check(device: str, parts: tuple[str, ...], scratch: Path, bar: Progress, *, 
         },
     }
     shown = bar.add_task("device", total=None)
-    (about,) = run_tasks([Task("device", "device", partial(find_device, device))], scratch, _TIMEOUT_S)
+    (about,) = run_tasks([Task("device", "", partial(find_device, device))], scratch, _TIMEOUT_S)
     if "error" in about:
         raise SettingsError("--device", about["error"])
     wanted = list(tasks(Plan.of(about["device"], scratch, quick=quick), parts))

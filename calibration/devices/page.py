@@ -37,7 +37,7 @@ def share_of_peak(row: Row, rows: Iterable[Row]) -> float | None:
 def _device(found: Row) -> str:
     device = found["device"]
     memory = f", {device['memory_gib']} GiB" if "memory_gib" in device else ""
-    return f"windve on {device.get('name', found['machine']['cpu'])} ({device.get('device', 'unknown')}{memory})"
+    return f"windve on {device.get('name') or found['machine']['cpu']} ({device.get('device', 'unknown')}{memory})"
 
 
 def _about(found: Row) -> str:

@@ -9,11 +9,12 @@ from calibration.devices.causal_shape import CausalShape
 from calibration.devices.family_shapes import SHAPES
 from calibration.devices.tasks import Plan, find_device, tasks
 from deployments.engines.packed import attention
+from deployments.settings import CpuSettings
 
 
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr(Plan, "settings", lambda _: CpuSettings(engine="torch"))  # OpenVINO takes long to start
     return dataclasses.replace(
         Plan.of("cpu", tmp_path, quick=True),
         encoder=BertShape(64, 2, 4, 128),

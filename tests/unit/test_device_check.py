@@ -185,7 +185,9 @@ def test_it_writes_both_files_and_its_status_tells_of_failures(monkeypatch, tmp_
     found = json.loads((tmp_path / "out" / "device-check.json").read_text())
     assert [row["name"] for row in found["rows"]] == ["square"]
     assert found["device"]["device"] == "cpu"
-    assert "square failed" in (tmp_path / "out" / "device-check.md").read_text()
+    shown = (tmp_path / "out" / "device-check.md").read_text()
+    assert shown.startswith(f"# windve on {found['machine']['cpu']} (cpu)")
+    assert "square failed" in shown
     assert "device-check.json" in capsys.readouterr().out
 
 
