@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tempfile
 import time
@@ -13,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -62,7 +62,7 @@ def check(device: str, parts: tuple[str, ...], scratch: Path, bar: Progress, *, 
         "commit": _commit(),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "quick": quick,
-        "load": os.getloadavg()[0],
+        "busy_cores": round(psutil.cpu_percent(1.0) / 100 * (psutil.cpu_count() or 1), 2),
         "machine": {
             "cpu": machine.cpu_model,
             "architecture": machine.architecture,

@@ -108,15 +108,15 @@ def test_outcomes_are_counted_once_each():
 
 # --- the page
 
-FAMILY = {"part": "families", "form": "packed", "dtype": "bfloat16", "narrow": "bfloat16", "least": 0.999}
-FAMILY |= {"agrees_exact": 1.0, "agrees_narrow": 0.9995, "alone_ms": 1.5, "warnings": []}
+FAMILY = {"part": "families", "form": "packed", "dtype": "bfloat16", "alone_ms": 1.5, "warnings": []}
+FAMILY |= {"exact": 1.0, "narrow": "bfloat16", "cosine": 0.9995, "agrees": True}
 LOAD = {"offered_s": 80.0, "in_time_s": 80.0, "late_s": 0.0, "refused_s": 0.0, "failed_s": 0.0}
 ROWS = [
     {"part": "peak", "name": "square", "dtype": "bfloat16", "size": [8, 8, 8], "tflops": 200.0},
     {"part": "peak", "name": "up", "dtype": "bfloat16", "size": [8, 8, 4], "tflops": 100.0},
     {"part": "peak", "name": "square", "dtype": "float32", "error": "RuntimeError: no | memory"},
     {**FAMILY, "name": "BERT", "why": "native; packed 9 queries/s, padded 5"},
-    {**FAMILY, "name": "T5", "why": "native; padded 3", "agrees_narrow": float("nan"), "warnings": ["left out: x"]},
+    {**FAMILY, "name": "T5", "why": "native; padded 3", "agrees": False, "warnings": ["left out: x"]},
     {"part": "encoder", "name": "form", "form": "packed", "dtype": "bfloat16", "shape": "MiniLM's", "why": "w"}
     | {"warnings": []},
     {"part": "encoder", "name": "75 tokens", "dtype": "bfloat16", "tokens": 75, "batch": 32, "queries_s": 1000.0}
@@ -131,7 +131,7 @@ FOUND = {
     "commit": "abc",
     "at": "2026-01-01",
     "quick": True,
-    "load": 0.0,
+    "busy_cores": 0.0,
     "took_s": 60.0,
     "machine": {"cpu": "EPYC", "cores": 2, "memory_gib": 24, "npu_problem": None},
     "device": {"device": "cuda:0", "name": "H200", "memory_gib": 139.8, "cuda": "13.0", "capability": "9.0"},
@@ -143,17 +143,18 @@ FOUND = {
     "line",
     [
         "# windve on H200 (cuda:0, 139.8 GiB)",
-        "| square | 8 x 8 x 8 | 200 |",
+        "| square | bfloat16 | 8 x 8 x 8 | 200 |",
         "- **square failed**: RuntimeError: no \\| memory",
-        "| BERT | packed in bfloat16 | 1.00000 | 0.99950 in bfloat16 | yes | 1.50 |",
-        "| T5 | packed in bfloat16 | 1.00000 | nan in bfloat16 | **NO** | 1.50 |",
+        "| form | dtype | alone ms | exact | narrow | cosine | agrees | name |",
+        "| packed | bfloat16 | 1.5 | 1 | bfloat16 | 0.9995 | yes | BERT |",
+        "| packed | bfloat16 | 1.5 | 1 | bfloat16 | 0.9995 | **NO** | T5 |",
         "- All: native.",
         "- BERT: packed 9 queries/s, padded 5.",
         "- T5: padded 3. **left out: x.**",
-        "- MiniLM's shape, packed in bfloat16: w.",
-        "| 75 | 32 | 1,000.0 | 75,000 | 50 | 25% | 32.00 |",
-        "| 1 | 2.50 | 400.0 | 990 |",
-        "| 0.8 x | 80.0 | 80.0 | 0.0 | 0.0 | 0.0 | 20 | 90 | 0.30 |",
+        "- form: w.",
+        "| 75 tokens | bfloat16 | 75 | 32 | 1,000 | 75,000 | 50 | 32 | 0.25 |",
+        "| name | shape | dtype | rows | p50 ms | tokens/s | weights gb/s |",
+        "| 0.8 | 80 | 80 | 0 | 0 | 0 | 20 | 90 | 0.3 |",
     ],
 )
 def test_the_page_shows(line):
@@ -161,7 +162,7 @@ def test_the_page_shows(line):
 
 
 def test_the_page_says_what_disturbed():
-    assert "kept 1.0 cores busy" in page({**FOUND, "load": 1.0})
+    assert "kept 1.0 cores busy" in page({**FOUND, "busy_cores": 1.0})
     assert "busy" not in page(FOUND)
     assert "**an Ascend NPU.**" in page({**FOUND, "machine": {**FOUND["machine"], "npu_problem": "an Ascend NPU"}})
 
@@ -172,7 +173,7 @@ def test_a_page_of_failures_is_a_page():
 
 
 def test_a_share_needs_the_peak_in_its_own_format():
-    assert share_of_peak({"dtype": "float32", "tflops": 1.0}, ROWS[:2]) is None
+    assert share_of_peak({"part": "encoder", "dtype": "float32", "tflops": 1.0}, ROWS[:2]) == {}
 
 
 # --- the command
