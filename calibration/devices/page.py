@@ -9,7 +9,7 @@ from typing import Any
 from calibration.devices.tasks import PARTS
 
 _BUSY = 0.25  # of the cores, from which on other programs disturb
-_NOT_IN_TABLES = {"part", "took_s", "seconds", "why", "warnings", "loads"}
+_NOT_IN_TABLES = {"part", "took_s", "seconds", "why", "warnings", "loads", "slo_s"}
 
 Row = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from calibration.devices.bert_shape import BertShape
 from calibration.devices.causal_shape import CausalShape
 from calibration.devices.family_shapes import SHAPES
 from calibration.devices.tasks import Plan, find_device, tasks
-from deployments.engines.packed import attention
+from deployments.engines.packed.model import PackedModel
 from deployments.settings import CpuSettings
 
 
@@ -59,8 +59,14 @@ def test_every_family_agrees(plan):
 
 
 def test_a_form_that_is_wrong_or_fails_is_seen(plan, monkeypatch):
-    padded = attention.Ways.padded
-    monkeypatch.setattr(attention.Ways, "padded", lambda *args: 2 * padded(*args).roll(1, -1))
+    computed = PackedModel.__call__
+    monkeypatch.setattr(PackedModel, "__call__", lambda *args, **more: computed(*args, **more).roll(1, -1))
     (row,) = families(plan, "BERT").values()
-    assert not row["agrees"]
-    assert row["form"] == "padded"
+    assert (row["form"], row["agrees"]) == ("padded", False)
+
+    def lacks(*_, **__):
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(PackedModel, "__init__", lacks)
+    with pytest.raises(RuntimeError, match="no kernel image"):  # a row with `error`
+        families(plan, "BERT")
