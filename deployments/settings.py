@@ -10,7 +10,17 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from deployments.errors import SettingsError
 
@@ -117,6 +127,15 @@ class AcceleratorPlace(PoolPlace):
 
     device: Literal["auto", "npu", "cuda", "cpu", "none"] = "auto"
     engine: Literal["torch", "emulated"] = "torch"
+    # Replicas that share a device and its memory, each with its own depth. 2: where one process cannot fill the device.
+    replicas_per_device: Annotated[int, Field(ge=1, le=100)] = 1
+
+    @field_validator("replicas_per_device")
+    @classmethod
+    def _a_device_is_shared(cls, given: int, info: ValidationInfo) -> int:
+        if given > 1 and info.data.get("device") in {"cpu", "none"}:
+            raise ValueError(f"{given} replicas need an accelerator to share, but device is {info.data['device']}")
+        return given
 
 
 class CpuPlace(PoolPlace):

@@ -299,9 +299,6 @@ RULES = (
          lambda: ((ejections.Ejections, "note_failed", _nothing),), (ejections,), r"eject|Eject|outlier|Outlier",
          RETRIES),
     # Not in virtual time
-    Rule("answers are written together (gathered_writes)", "each by itself",
-         code=(_module("serve_adapter.gathered_writes"),), words="gathered_writes", groups=(),
-         elsewhere="six bursts of 700 cost a Router 1.6 to 1.9 s of CPU instead of 2.0 (a19a3fa)"),
     Rule("502 for a Router that died (lost_router)", "500, which HAProxy does not retry",
          code=(_module("serve_adapter.lost_router"),), words="lost_router", groups=(),
          elsewhere="without it HAProxy retries every 500, so that an input that breaks an engine runs on four Routers"),

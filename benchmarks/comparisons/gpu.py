@@ -8,11 +8,10 @@ import gc
 import importlib.util
 import statistics
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,10 @@ import numpy as np
 from benchmarks.kit.bench import Bench, Found, NotAvailable, all_of, median, values_of
 from benchmarks.kit.cpu_time import CpuTime
 from benchmarks.kit.goal import Goal, ratio
-from benchmarks.kit.shapes import BGE_LARGE, BertShape, bge_large_folder
+from benchmarks.kit.shapes import bge_large_folder
 from benchmarks.kit.sheet import Sheet, table
-from benchmarks.kit.texts import of_tokens
+from calibration.devices.bert_shape import BERT_LARGE, BertShape, text_of
+from calibration.devices.timing import product_speed, products, rates, seconds_of
 from deployments.engines import TokenBatch, Vectors, embed
 from deployments.engines.torch_engine import TorchEngine, import_torch
 from deployments.errors import WindveError
@@ -46,12 +46,9 @@ BATCHES = (1, 8, 32, 128, 256)
 _PEER_BATCH = 32  # what sentence-transformers' encode takes unless told otherwise
 _PASS_TOKENS = 16_384  # of a pass of windve's engine, and so the rows of the model's products
 _SQUARE = 8192
-_WARM_UP = 3
-_FEWEST = 5  # calls or products that a sample is made of
 _AGREEMENT = 0.99
 
 Call = Callable[[], Vectors]
-Product = tuple[int, int, int]  # [rows, inner] by [inner, columns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ def run(bench: Bench) -> None:
     bench.found["gpu"] = _describe(torch, plan.device)
     with bench.turn():
         folder = bge_large_folder()
-        measure(bench, plan, BGE_LARGE, folder)
+        measure(bench, plan, BERT_LARGE, folder)
 
 
 def _describe(torch: Any, device: str) -> dict[str, Any]:
@@ -111,18 +108,8 @@ def measure(bench: Bench, plan: Plan, shape: BertShape, folder: Path) -> None:
         torch.cuda.empty_cache()
 
 
-def products(plan: Plan, shape: BertShape) -> Iterator[tuple[str, Product]]:
-    """A large square one, and those of the model's layers."""
-    hidden, intermediate = shape.hidden, shape.intermediate
-    yield "square", (plan.square, plan.square, plan.square)
-    yield "query, key, value", (plan.rows, hidden, 3 * hidden)
-    yield "attention's output", (plan.rows, hidden, hidden)
-    yield "up", (plan.rows, hidden, intermediate)
-    yield "down", (plan.rows, intermediate, hidden)
-
-
 def _products(bench: Bench, plan: Plan, shape: BertShape, number: int) -> None:
-    for name, shapes in products(plan, shape):
+    for name, shapes in products(shape, plan.square, plan.rows):
         about = {"what": "product", "product": name, "size": " x ".join(map(str, shapes)), "round": number}
         try:
             told = product_speed(shapes, plan.device, plan.least_s)
@@ -130,41 +117,6 @@ def _products(bench: Bench, plan: Plan, shape: BertShape, number: int) -> None:
             bench.missing(f"product, {name}", str(error))
             continue
         bench.sample(about, told, f"{told['tflops']:.1f} TFLOP/s")
-
-
-def product_speed(product: Product, device: str, least_s: float) -> dict[str, Any]:
-    """TFLOP/s of one product in bfloat16, laid out as a model's layer has it: many in a row, several times."""
-    torch = import_torch(device)
-    rows, inner, columns = product
-    with torch.inference_mode():
-        x = torch.randn(rows, inner, device=device, dtype=torch.bfloat16)
-        weight = torch.randn(columns, inner, device=device, dtype=torch.bfloat16)
-
-        def multiply(times: int) -> None:
-            for _ in range(times):
-                torch.nn.functional.linear(x, weight)
-
-        multiply(_WARM_UP)
-        once = device_seconds(lambda: multiply(_FEWEST), device) / _FEWEST
-        times = max(_FEWEST, round(least_s / _FEWEST / once)) if once else _FEWEST
-        seconds = [device_seconds(lambda: multiply(times), device) / times for _ in range(_FEWEST)]
-    return {"tflops": 2 * rows * inner * columns / statistics.median(seconds) / 1e12, "seconds": seconds}
-
-
-def device_seconds(call: Callable[[], object], device: str) -> float:
-    """Seconds that the device works on the call: between two events on a GPU, by the clock elsewhere."""
-    torch = import_torch(device)
-    if torch.device(device).type != "cuda":
-        started = perf_counter()
-        call()
-        return perf_counter() - started
-    with torch.cuda.device(device):
-        begins, ends = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begins.record()
-        call()
-        ends.record()
-        ends.synchronize()
-    return float(begins.elapsed_time(ends)) / 1000
 
 
 class Windve:
@@ -261,7 +213,7 @@ def agree(bench: Bench, plan: Plan, contestants: dict[str, Windve | Peer]) -> No
     if not isinstance(windve, Windve) or not isinstance(peer, Peer):
         return
     for tokens in plan.lengths:
-        texts = [of_tokens(tokens, seed) for seed in range(8)]
+        texts = [text_of(tokens, seed) for seed in range(8)]
         seen = peer.features(texts)["input_ids"].shape[-1]
         ours, theirs = windve.calls(texts)[WINDVE](), _unit(peer.calls(texts)[PEER]().astype(np.float32))
         cosine = float((ours * theirs).sum(axis=1).min())
@@ -279,7 +231,7 @@ def _compare(
 ) -> None:
     """Measure all contestants on a batch. Each round begins with another one."""
     tokens, batch, number = cell
-    texts = [of_tokens(tokens, seed) for seed in range(batch)]
+    texts = [text_of(tokens, seed) for seed in range(batch)]
     calls: dict[str, Call] = {}
     for name, contestant in contestants.items():
         try:
@@ -290,34 +242,15 @@ def _compare(
     first = number % max(1, len(wanted))
     for name in wanted[first:] + wanted[:first]:
         try:
-            told = timed(calls[name], plan.least_s, batch, tokens, operations)
+            with CpuTime() as cpu:
+                seconds = seconds_of(calls[name], plan.least_s)
         except RuntimeError as error:
             bench.missing(f"{name}, {batch} x {tokens} tokens", _said(error))
             continue
+        told = rates(seconds, batch, tokens, operations) | {"others": cpu.others}
         about = {"contestant": name, "tokens": tokens, "batch": batch, "round": number}
         shown = f"{told['queries_s']:.1f} queries/s, {told['tflops']:.1f} TFLOP/s, p50 {told['p50_ms']:.2f} ms"
         bench.sample(about, told, shown)
-
-
-def timed(call: Call, least_s: float, batch: int, tokens: int, operations: int) -> dict[str, Any]:
-    """Repeat the call for `least_s`. Each call returns once its vectors are in the host's memory."""
-    for _ in range(_WARM_UP):
-        call()
-    seconds: list[float] = []
-    with CpuTime() as cpu:
-        while len(seconds) < _FEWEST or sum(seconds) < least_s:
-            started = perf_counter()
-            call()
-            seconds.append(perf_counter() - started)
-    rate = batch * len(seconds) / sum(seconds)
-    return {
-        "queries_s": rate,
-        "tokens_s": rate * tokens,
-        "tflops": rate * operations / 1e12,
-        "p50_ms": statistics.median(seconds) * 1000,
-        "seconds": seconds,
-        "others": cpu.others,
-    }
 
 
 def _said(error: Exception) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -10,58 +9,26 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
+from calibration.devices import child
+
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
-_START_TIMEOUT_S = 300.0
-_STOP_TIMEOUT_S = 90.0
 _ANSWER_TIMEOUT_S = 120.0
 _PORTS = range(18100, 18200)  # below those that the system gives to clients
 
 
-@contextmanager
 def running(
     command: Sequence[str], ready: Callable[[str], bool], environment: Mapping[str, str], folder: Path = ROOT
-) -> Iterator[str]:
-    """Run `command` in its own process group until the block ends: of the same session, because Linux shares the cores
-    between sessions first, and nice counts within one. Once `ready` accepts its output, yields the output. Raises
-    RuntimeError with the end of the output if the command does not start.
-    """
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(  # noqa: S603 - our own command
-            command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, process_group=0,
-            env={**os.environ, "PYTHONPATH": python_path(), **environment},
-        )  # fmt: skip
-        try:
-            ends = time.monotonic() + _START_TIMEOUT_S
-            while not ready(told := _read(log.fileno())):
-                if process.poll() is not None or time.monotonic() > ends:
-                    raise RuntimeError("it did not start:\n" + "\n".join(told.strip().splitlines()[-12:]))
-                time.sleep(0.1)
-            yield told
-        finally:
-            _stop(process)
-
-
-def _read(log: int) -> str:
-    return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGINT, as Ctrl-C does. Then kill what is left of the group's processes."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_TIMEOUT_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # workers that outlived it
+) -> AbstractContextManager[str]:
+    """`child.running` with this tree's modules."""
+    return child.running(command, ready, {"PYTHONPATH": python_path(), **environment}, folder)
 
 
 def python_path() -> str:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-_WORDS = "river stone window garden market paper light winter road music water house field summer letter".split()  # noqa: SIM905 - each is one token
-_SPECIAL = 2  # tokens that the model's tokenizer adds
+from calibration.devices.bert_shape import text_of
 
 
 def model_folder() -> Path:
@@ -19,15 +18,9 @@ def model_folder() -> Path:
     return Path(package.origin).parent / "model"
 
 
-def words(tokens: int, seed: int = 0) -> str:
-    """As `of_tokens`, but unchecked, so it needs no tokenizer. Other vocabularies may give another number of tokens."""
-    chance = random.Random(seed)  # noqa: S311 - not a secret
-    return " ".join(chance.choices(_WORDS, k=tokens - _SPECIAL))
-
-
 def of_tokens(tokens: int, seed: int = 0) -> str:
     """A text of exactly `tokens` tokens, special tokens included."""
-    text = words(tokens, seed)
+    text = text_of(tokens, seed)
     found = len(_tokenizer().encode(text).ids)
     assert found == tokens, f"{found} tokens instead of {tokens}"
     return text

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from benchmarks.kit import texts
 from benchmarks.overload.schedule import Query
+from calibration.devices.bert_shape import text_of
 from calibration.load import Address, Clients, HttpReply, request_bytes
 
 REFUSALS = frozenset({408, 429, 503, 504})  # the server will not answer, now or in time
@@ -43,7 +43,7 @@ class Endpoint:
 
     def request(self, tokens: int, number: int) -> bytes:
         """A request with one text of `tokens` tokens, unique to `number`."""
-        payload = {"input": texts.words(tokens, number)} | ({"model": self.model} if self.model else {})
+        payload = {"input": text_of(tokens, number)} | ({"model": self.model} if self.model else {})
         headers = [("authorization", f"Bearer {self.key}")] if self.key else []
         return request_bytes(payload, self.path, headers, self.address.netloc)
 

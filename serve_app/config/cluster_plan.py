@@ -21,6 +21,7 @@ logger = logging.getLogger("ray.serve")
 
 _RESOURCES = {"npu": "NPU", "cuda": "GPU"}
 _JOIN_POLL_S = 1.0
+_RAY_UNITS = 10_000  # in a resource, as Ray counts: rounded up, the last replica would find no place
 FRAMEWORK_CPUS = 0.1  # CPUs that Ray reserves for a process that needs few or does its work on a device
 
 Nodes = list[dict[str, Any]]  # as `ray.nodes()` lists them
@@ -81,8 +82,9 @@ def _plan(settings: OneModelSettings, nodes: Nodes, device: str, accelerators: i
 
 
 def divide_accelerators(args: ApplicationArgs, nodes: Nodes) -> dict[str, tuple[str, int]]:
-    """(device, count) for each model; each device serves one replica. Models that ask for a number get it. The others
-    share the rest evenly; if there are too few devices, the first models get them. Raises SettingsError.
+    """(device, replicas) for each model; a device serves one replica, or `replicas_per_device` of one model. Models
+    that ask for a number of replicas get it. The others share the other devices evenly; if there are too few, the first
+    models get them. Raises SettingsError.
     """
     free = {device: int(_total(nodes, resource)) for device, resource in _RESOURCES.items()}
     found, given, auto = dict(free), {}, []
@@ -93,12 +95,12 @@ def divide_accelerators(args: ApplicationArgs, nodes: Nodes) -> dict[str, tuple[
                 auto.append((name, device))
                 continue
             if device in free:
-                free[device] -= _checked(wanted or 0, device, found[device], free[device])
+                free[device] -= _booked(settings, wanted or 0, device, found[device], free[device])
             given[name] = (device, wanted or 0)
     for index, (name, device) in enumerate(auto):
         count = math.ceil(free[device] / sum(1 for _, other in auto[index:] if other == device))
         free[device] -= count
-        given[name] = (device, count)
+        given[name] = (device, count * args.models[name].accelerator.replicas_per_device)
         if not count:
             with args.locating(name):
                 _do_without(name, args.models[name], device, found[device])
@@ -113,11 +115,14 @@ def _wanted(settings: OneModelSettings, found: Mapping[str, int]) -> tuple[str, 
     wanted = _asked_for(asked.replicas)
     if asked.device == "none":
         return "none", 0
-    if asked.engine == "emulated" and asked.device not in _RESOURCES:  # an emulated NPU or GPU reserves a real one
-        return "emulated", wanted or 1
-    if asked.device == "cpu":
-        return "cpu", wanted or 1
+    # An emulated NPU or GPU reserves a real one.
+    is_emulated = asked.engine == "emulated" and asked.device not in _RESOURCES
     kinds = [asked.device] if asked.device != "auto" else [kind for kind in found if found[kind]]
+    if asked.replicas_per_device > 1 and (is_emulated or not kinds):
+        problem = "an emulated device is not shared" if is_emulated else "no node has an accelerator (see `ray status`)"
+        raise SettingsError("args.accelerator.replicas_per_device", problem)
+    if is_emulated or asked.device == "cpu":
+        return "emulated" if is_emulated else "cpu", wanted or 1
     if not kinds:
         return "none", 0
     kind = kinds[0]
@@ -129,13 +134,16 @@ def _wanted(settings: OneModelSettings, found: Mapping[str, int]) -> tuple[str, 
     return kind, wanted
 
 
-def _checked(wanted: int, kind: str, found: int, free: int) -> int:
-    if wanted > free:
+def _booked(settings: OneModelSettings, wanted: int, kind: str, found: int, free: int) -> int:
+    """How many devices so many replicas take. Raises SettingsError if there are fewer."""
+    each = settings.accelerator.replicas_per_device
+    devices = math.ceil(wanted / each)
+    if devices > free:
         taken = f", and {found - free} of them are for other models" if free < found else ""
-        raise SettingsError(
-            "args.accelerator.replicas", f"the config asks for {wanted}, but there are {found} {kind} devices{taken}"
-        )
-    return wanted
+        shared = f" for {each} replicas each" if each > 1 else ""
+        problem = f"the config asks for {wanted}, but there are {found} {kind} devices{shared}{taken}"
+        raise SettingsError("args.accelerator.replicas", problem)
+    return devices
 
 
 def _do_without(name: str, settings: OneModelSettings, kind: str, found: int) -> None:
@@ -197,13 +205,14 @@ def cpu_parts(models: Mapping[str, OneModelSettings], plans: Mapping[str, Plan])
     }
 
 
-def accelerator_options(device: str) -> dict[str, Any]:
-    """Ray options of a replica on this device."""
+def accelerator_options(device: str, replicas_per_device: int = 1) -> dict[str, Any]:
+    """Ray options of a replica on this device, which it may share."""
     options: dict[str, Any] = {"num_cpus": FRAMEWORK_CPUS}
+    part = 1 if replicas_per_device == 1 else _RAY_UNITS // replicas_per_device / _RAY_UNITS
     if device.startswith("npu"):
-        options["resources"] = {"NPU": 1}
+        options["resources"] = {"NPU": part}
     elif device.startswith("cuda"):
-        options["num_gpus"] = 1
+        options["num_gpus"] = part
     return {"ray_actor_options": options}
 
 

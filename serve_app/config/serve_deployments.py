@@ -70,7 +70,8 @@ def bind_pools(
     bound = {}
     for pool in plan.topology.pools:
         if pool == ACCELERATOR:
-            device, options = plan.device, accelerator_options(plan.device)
+            device = plan.device
+            options = accelerator_options(device, settings.accelerator.replicas_per_device)
         else:
             part = parts[settings.model.served_name].share / sum(part.share for part in parts.values())
             device, options = CPU, cpu_options(settings, nodes, part)

@@ -1,32 +1,13 @@
 """The benchmark of families, on small shapes: what it writes loads, runs in both forms, and is shown."""
 
-import dataclasses
 import json
 
 import pytest
 
 from benchmarks.comparisons import families
-from benchmarks.kit.family_shapes import SHAPES
 from benchmarks.kit.serving import ROOT
+from calibration.devices.family_shapes import SHAPES
 from deployments.engines import packed
-
-SMALL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "intermediate_size": 48,
-    "dim": 32,
-    "hidden_dim": 48,
-    "n_layers": 2,
-    "n_heads": 2,
-    "d_model": 32,
-    "d_ff": 48,
-    "d_kv": 16,
-    "num_layers": 2,
-    "num_heads": 2,
-}
 
 
 def test_every_packed_family_is_measured():
@@ -46,9 +27,7 @@ def test_the_documentation_has_what_was_measured():
 @pytest.mark.parametrize("family", SHAPES)
 def test_each_family_runs_in_both_forms(monkeypatch, family):
     monkeypatch.setattr(families, "LOADS", {"75 tokens": lambda _: [9, 9], "mixed": lambda _: [20, 3]})
-    shape = SHAPES[family]
-    values = {name: SMALL.get(name, value) for name, value in shape.values.items()}
-    samples = families.measure(dataclasses.replace(shape, values=values), 0.0)
+    samples = families.measure(SHAPES[family].tiny(), 0.0)
     found = {"samples": [{"family": family, **sample} for sample in samples]}
     (sheet,) = families.sheets(found)
     assert [row[3] for row in sheet.rows] == ["75 tokens", "mixed"]

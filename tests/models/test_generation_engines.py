@@ -167,6 +167,16 @@ def test_the_cache_fills_what_memory_is_left_and_says_where_it_is_too_small(tmp_
         create_step_engine(card, settings(blocks="auto"), "cpu", 1)
 
 
+@pytest.mark.parametrize(("each", "free", "blocks"), [(1, 800, 680), (2, 800, 425), (2, 400, 340)])
+def test_replicas_that_share_a_device_divide_its_memory(each, free, blocks):
+    """Whether the other replicas have loaded yet or not."""
+    loaded = object.__new__(_Loaded)
+    loaded._device, loaded._card = SimpleNamespace(type="cuda"), SimpleNamespace(context=BLOCK)
+    loaded._torch = SimpleNamespace(cuda=SimpleNamespace(mem_get_info=lambda: (free, 1000)))
+    loaded._settings = GenerationAcceleratorSettings(replicas_per_device=each)
+    assert loaded._blocks(1, 0) == blocks
+
+
 def test_blocks_for_which_the_host_has_no_memory_are_refused(tmp_path, monkeypatch):
     _, card = saved(tmp_path)
     weights = card.model.parameters * 4

@@ -8,8 +8,7 @@ from rich.console import Console
 
 from benchmarks.comparisons import gpu
 from benchmarks.kit.bench import Bench, NotAvailable
-from benchmarks.kit.shapes import BGE_LARGE, BertShape, write_bert
-from benchmarks.kit.texts import of_tokens
+from calibration.devices.bert_shape import BERT_LARGE, BertShape, text_of, write_bert
 from deployments.engines import TokenBatch, embed
 from deployments.engines.torch_engine import TorchEngine
 from deployments.models.model_files import read_model_card
@@ -32,9 +31,9 @@ def bench(tmp_path):
 
 
 def test_operations():
-    assert BGE_LARGE.layer_weights == 24 * 12 * 1024**2
-    assert BGE_LARGE.operations(1) == 2 * 24 * 12 * 1024**2 + 24 * 4 * 1024
-    assert BGE_LARGE.operations(512) == pytest.approx(512 * 0.6543e9, rel=1e-3)
+    assert BERT_LARGE.layer_weights == 24 * 12 * 1024**2
+    assert BERT_LARGE.operations(1) == 2 * 24 * 12 * 1024**2 + 24 * 4 * 1024
+    assert BERT_LARGE.operations(512) == pytest.approx(512 * 0.6543e9, rel=1e-3)
 
 
 def test_the_folder_is_a_model(folder):
@@ -68,7 +67,7 @@ def test_what_is_measured_is_what_is_shown(bench, folder):
 
 def test_texts_of_a_length(folder):
     peerless = gpu.Windve(folder, "cpu")
-    assert [len(ids) for ids in peerless.tokenizer.encode([of_tokens(512), of_tokens(75)], Cuts(truncate=False))] == [
+    assert [len(ids) for ids in peerless.tokenizer.encode([text_of(512), text_of(75)], Cuts(truncate=False))] == [
         512,
         75,
     ]

@@ -25,6 +25,10 @@ def emulated(device, **more):
     return {"accelerator": {"device": device, **EMULATED, **more}, "cpu": EMULATED}
 
 
+def shared(replicas_per_device, **more):
+    return {"accelerator": {"replicas_per_device": replicas_per_device, **more}}
+
+
 def plan(nodes, **args):
     return plan_models(Args({"model": {"id": "x"}, **args}), nodes)["x"]
 
@@ -48,6 +52,8 @@ def plan(nodes, **args):
         ([NPU_NODE], emulated("auto"), "emulated", {"accelerator": 1, "cpu": 1}),
         ([NPU_NODE], emulated("cpu"), "emulated", {"accelerator": 1, "cpu": 1}),
         ([GPU_NODE, CPU_NODE], {"cpu": {"replicas": 1}}, "cuda:0", {"accelerator": 2, "cpu": 1}),
+        ([GPU_NODE], shared(3), "cuda:0", {"accelerator": 6, "cpu": 1}),
+        ([NPU_NODE], shared(2, replicas=15), "npu:0", {"accelerator": 15, "cpu": 1}),
     ],
 )
 def test_topology_follows_the_cluster_and_the_settings(nodes, args, device, replicas):
@@ -75,6 +81,9 @@ TWO_CPU = {"cpu": {"replicas": 2}}
         (CPU_NODE, emulated("npu"), "args.accelerator.device: the config asks for npu, but no node"),
         (NPU_NODE, emulated("npu", replicas=9), "args.accelerator.replicas: the config asks for 9, but there are 8"),
         (GPU_NODE, {"accelerator": {"replicas": 3}}, "args.accelerator.replicas: the config asks for 3, but there are"),
+        (CPU_NODE, shared(2), "args.accelerator.replicas_per_device: no node has an accelerator"),
+        (GPU_NODE, emulated("auto", replicas_per_device=2), "args.accelerator.replicas_per_device: an emulated device"),
+        (GPU_NODE, shared(2, replicas=5), "args.accelerator.replicas: the config asks for 5, but there are 2 cuda dev"),
         (CPU_NODE, TWO_CPU, "args.cpu.replicas: the config asks for 2, but 1 machines hold 1"),
         (HEAD, {}, "args.accelerator.device: neither an accelerator nor a CPU instance is available"),
         (GPU_NODE, several(ONE, ONE, ONE), "args.models[2].accelerator.replicas: the config asks for 1, but there are"),
@@ -144,6 +153,22 @@ def test_a_replica_books_its_device(device, booked):
     assert accelerator_options(device) == {"ray_actor_options": {"num_cpus": 0.1, **booked}}
 
 
+@pytest.mark.parametrize(("device", "resource"), [("npu:0", "NPU"), ("cuda:0", "GPU")])
+@pytest.mark.parametrize(("each", "part"), [(1, 1), (2, 0.5), (3, 0.3333), (6, 0.1666)])
+def test_replicas_that_share_a_device_book_a_part_of_it(device, resource, each, part):
+    """Ray rounds to ten-thousandths: six times 0.1667 would be more than one device."""
+    args = Args({"model": {"id": "x"}, **shared(each)})
+    node = {**CPU_NODE, "Resources": {"CPU": 16, resource: 1}}
+    plans = plan_models(args, [node])
+    names, parts = args.deployments()["x"], cpu_parts(args.models, plans)
+    _, bound = bind_pools(args.models["x"], plans["x"], [node], parts, names, replica=object)["accelerator"]
+    booked = {"num_gpus": part} if resource == "GPU" else {"resources": {"NPU": part}}
+    options = bound._bound_deployment.ray_actor_options
+    assert plans["x"].device == device
+    assert {key: options[key] for key in booked} == booked
+    assert bound._bound_deployment.num_replicas == each
+
+
 def test_the_overflow_may_stay_while_the_accelerator_changes_its_model():
     """Serve's own 20 s would end it before a larger model has started."""
     args = Args({"model": {"id": "x"}, "cpu_overflow": True})
@@ -172,6 +197,8 @@ def test_the_overflow_may_stay_while_the_accelerator_changes_its_model():
         (NPU_NODE, [{}, ONE, NONE], [("npu:0", 7), ("npu:0", 1), ("none", 0)]),
         (CPU_NODE, [{}, {}], [("none", 0), ("none", 0)]),
         (CPU_NODE, [{"accelerator": {"device": "cpu"}}, {}], [("cpu", 1), ("none", 0)]),
+        (GPU_NODE, [{}, shared(2)], [("cuda:0", 1), ("cuda:0", 2)]),
+        (NPU_NODE, [{}, shared(2, replicas=3)], [("npu:0", 6), ("npu:0", 3)]),
     ],
 )
 def test_devices_are_divided_among_models(node, entries, found):

@@ -20,6 +20,7 @@ ORDER = (  # from the top
     "calibration.measure",
     "calibration.service",
     "calibration.fit",
+    "calibration.devices",
     "calibration.progress",
     "calibration.load",
     "serve_app",

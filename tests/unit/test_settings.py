@@ -35,6 +35,15 @@ BAD_ARGS = [
     ({**MODEL, "cpu": {"engine": "emulated"}}, "args.cpu: engine: emulated needs"),
     ({**MODEL, "cpu": {"emulated": EMULATED["emulated"]}}, "args.cpu: `emulated` is given but the engine is auto"),
     ({**MODEL, "cpu": EMULATED}, "args: accelerator.engine and cpu.engine: emulated and real engines cannot be mixed"),
+    ({**MODEL, "accelerator": {"replicas_per_device": 0}}, "args.accelerator.replicas_per_device: should be greater"),
+    (
+        {**MODEL, "accelerator": {"device": "cpu", "replicas_per_device": 2}},
+        "args.accelerator.replicas_per_device: 2 replicas need an accelerator to share, but device is cpu",
+    ),
+    (
+        {**MODEL, "accelerator": {"replicas_per_device": 2, "device": "none"}},
+        "args.accelerator.replicas_per_device: 2 replicas need an accelerator to share, but device is none",
+    ),
     ({**MODEL, "accelerator": {"device": "tpu"}}, "args.accelerator.device: should be 'auto', 'npu', 'cuda'"),
     ({**MODEL, "heterogeneous": True}, "args.heterogeneous: there is no such setting"),
     ({**MODEL, "cpu_overflow": "yes"}, "args.cpu_overflow: should be 'auto' or a valid boolean, not 'yes'"),

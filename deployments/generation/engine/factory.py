@@ -170,7 +170,9 @@ class _Loaded:
         """How many cache blocks fit into the memory that the weights leave free. Raises SettingsError if too few."""
         free, share = _free_memory(), _CPU_SHARE
         if self._device.type != "cpu":
-            free, share = getattr(self._torch, self._device.type).mem_get_info()[0], _ACCELERATOR_SHARE
+            (free, total), share = getattr(self._torch, self._device.type).mem_get_info(), _ACCELERATOR_SHARE
+            if isinstance(self._settings, GenerationAcceleratorSettings):
+                free = min(free, total // self._settings.replicas_per_device)  # others there may not have loaded yet
         left = share * (free - weights_bytes)
         least = blocks_of(self._card.context)
         if self._device.type == "cpu":

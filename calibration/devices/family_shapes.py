@@ -4,9 +4,11 @@ A model's cost does not depend on the values of its weights. The vocabulary is r
 up, not multiplied.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +28,12 @@ class FamilyShape:
     values: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     queries: int = 16
+    shaken: float = 0.0  # standard deviation of what is added to each weight, so that norms and biases matter
+
+    def tiny(self) -> FamilyShape:
+        """The same family with two small layers, in which every weight matters."""
+        values = {name: _TINY.get(name, value) for name, value in self.values.items()}
+        return replace(self, values=values, shaken=0.05)
 
 
 def _bert(hidden: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
@@ -39,6 +47,18 @@ def _grouped(hidden: int, layers: int, heads: tuple[int, int, int], inner: int) 
     return _bert(hidden, layers, heads[0], inner) | own
 
 
+_TINY = {
+    **_grouped(128, 2, (2, 1, 64), 192),
+    "dim": 128,
+    "hidden_dim": 192,
+    "n_layers": 2,
+    "n_heads": 2,  # DistilBERT
+    "d_model": 128,
+    "d_ff": 192,
+    "d_kv": 64,
+    "num_layers": 2,
+    "num_heads": 2,  # T5
+}
 _BASE = _bert(768, 12, 12, 3072)
 _GEMMA = _grouped(768, 24, (3, 1, 256), 1152)
 _GATED_JINA = _bert(512, 4, 8, 2048) | {"feed_forward_type": "geglu", "position_embedding_type": "alibi"}
@@ -88,5 +108,9 @@ def write_family(shape: FamilyShape, folder: Path) -> None:
     )  # fmt: skip
     of = AutoModelForTextEncoding if shape.model_type == "t5" else AutoModel
     torch.manual_seed(0)
-    of.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    model = of.from_config(config)  # type: ignore[no-untyped-call]
+    if shape.shaken:
+        for parameter in model.parameters():
+            parameter.data.add_(torch.randn_like(parameter) * shape.shaken)
+    model.save_pretrained(folder)
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": _TOKENS}), encoding="utf-8")
