@@ -35,8 +35,8 @@ class Speed:
         return len(_EQUAL) / self.equal_s
 
     def __str__(self) -> str:
-        mixed = len(_MIXED) / self.mixed_s
-        return f"{self.queries_per_s:.3g} queries/s of 75 tokens and {mixed:.3g} of mixed lengths"
+        equal, mixed = (f"{float(f'{one:.3g}'):,g}" for one in (self.queries_per_s, len(_MIXED) / self.mixed_s))
+        return f"{equal} queries/s of 75 tokens and {mixed} of mixed lengths"
 
 
 def measured_throughput(
