@@ -9,7 +9,6 @@ import asyncio
 import statistics
 import threading
 import time
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +45,9 @@ class _Router:
 
     unsent, bytes = 0, 0
 
+    def hang_up(self) -> None:
+        """Nothing is broken here."""
+
     def send(self, report: Any) -> None:
         self.bytes += sum(len(part) for frame in report.encode() for part in frame)
 
@@ -57,7 +59,7 @@ def query_us(queries: int, of_offer: int, runs: int = _RUNS) -> float:
 
 async def _run(queries: int, of_offer: int, runs: int) -> float:
     """While a run of 64 queries is with the engine, 64 others come."""
-    embedder = SimpleNamespace(_engine=_Instant(), _card=SimpleNamespace(kind="embedding", dimension=_DIMENSION))
+    embedder: Any = SimpleNamespace(_engine=_Instant(), _card=SimpleNamespace(kind="embedding", dimension=_DIMENSION))
     embedder._shape = lambda *found: Embedder._shape(embedder, *found)  # noqa: SLF001
     with_engine = []
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 from rich.console import Console
 
+from benchmarks.costs.replica_cost import query_us
 from benchmarks.kit import serving
 from benchmarks.kit.bench import Bench, NotAvailable
 from benchmarks.kit.goal import Goal, goal_sheet
@@ -120,3 +121,8 @@ def test_a_picture_shows_all_of_its_data(name):
                 assert ((low <= found) & (found <= high) | np.isnan(found)).all(), (axes.get_title(), line.get_label())
             elif line.get_transform() == axes.get_yaxis_transform(which="grid"):  # a level line
                 assert low <= line.get_ydata()[0] <= high, axes.get_title()
+
+
+@pytest.mark.parametrize(("queries", "of_offer"), [(1, 1), (64, 32)])
+def test_a_query_at_a_replica_is_timed_from_frame_to_frame(queries, of_offer):
+    assert query_us(queries, of_offer, runs=2) > 0  # it raises if any query is not answered
