@@ -9,8 +9,10 @@ import torch
 
 from benchmarks.kit.launches import launches
 from deployments.engines import graphed_model
+from deployments.engines.graph_sizes import GraphSize
 from deployments.engines.graphed_model import GraphedModel, has_graphs
 from deployments.engines.model_forms import Forms, LargeForms
+from deployments.engines.packed.fixed_layout import FixedLayout
 from deployments.engines.packed.tensors import Place
 from deployments.engines.torch_engine import TorchEngine
 from deployments.settings import CpuSettings
@@ -92,6 +94,17 @@ def test_a_pass_is_one_copy_in_one_graph_and_one_copy_out(bert):
     ids, lengths = torch.zeros(9, dtype=torch.int32), np.array([9], np.int32)
     assert launches(lambda: graphs(ids, lengths), CPU) == 2
     assert len(replayed) == 2  # the first call is not counted
+
+
+def test_one_query_that_is_not_finite_leaves_the_means_of_the_others():
+    size = GraphSize(16, 16)
+    inputs, lengths = np.empty(sum(size.parts), np.int32), np.array([2, 5, 1], np.int32)
+    size.fill(inputs, np.zeros(8, np.int32), lengths)
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    x[3, 1], x[12] = torch.inf, torch.nan  # of the second query, and of padding
+    means = FixedLayout.of_size(size, torch.from_numpy(inputs), Place(CPU, torch.float32), []).means(x)
+    assert means[1].isnan().all()
+    torch.testing.assert_close(means[[0, 2]], torch.stack([x[:2].mean(0), x[7]]))
 
 
 class Failing(TapeGraphs):
