@@ -45,6 +45,11 @@ class GraphSize:
         """How many numbers of the inputs are ids, positions and bounds."""
         return self.tokens, self.tokens, self.slots + 1
 
+    def mixed(self) -> Lengths:
+        """Lengths of a batch of long and short queries that takes most of the tokens."""
+        pairs, short = min(self.tokens // self.longest, self.queries // 2), -(-self.longest // 4)
+        return np.tile(np.array([self.longest - short, short], np.int32), pairs)
+
     def fill(self, inputs: Ints, ids: Ints, lengths: Lengths) -> None:
         """Write a pass into `inputs`, int32 [sum of `parts`]: the id of each token, its position in its query, and
         where each query begins, with the end. Each row of padding has the position 0.
@@ -60,7 +65,7 @@ class GraphSize:
 
 
 def sizes(longest: int) -> Iterator[tuple[GraphSize, Lengths]]:
-    """Each size with lengths of a batch on which to try it: the fewest tokens for which a pass takes it."""
+    """Each size with lengths of a batch on which to time it: the fewest tokens for which a pass takes it."""
     before = 0
     for tokens in TOKENS:
         most = min(_TYPICAL, longest)

@@ -52,7 +52,7 @@ class _Tried:
 
 class TorchEngine:
     """A transformer and its pooling on one device, in the fastest form and dtype that agree with float32: packed, if
-    the model has a packed form, or padded.
+    the model has a packed form, on CUDA also with graphs; or padded.
     """
 
     def __init__(self, card: ModelCard, settings: EngineSettings, device: str, threads: int) -> None:

@@ -9,8 +9,10 @@ import torch
 
 from benchmarks.kit.launches import launches
 from deployments.engines import graphed_model
-from deployments.engines.graphed_model import GraphedModel, has_graphs
+from deployments.engines.graph_sizes import GraphSize
+from deployments.engines.graphed_model import GraphedModel, NoGraph, has_graphs
 from deployments.engines.model_forms import Forms, LargeForms
+from deployments.engines.packed.fixed_layout import FixedLayout
 from deployments.engines.packed.tensors import Place
 from deployments.engines.torch_engine import TorchEngine
 from deployments.settings import CpuSettings
@@ -94,6 +96,17 @@ def test_a_pass_is_one_copy_in_one_graph_and_one_copy_out(bert):
     assert len(replayed) == 2  # the first call is not counted
 
 
+def test_one_query_that_is_not_finite_leaves_the_means_of_the_others():
+    size = GraphSize(16, 16)
+    inputs, lengths = np.empty(sum(size.parts), np.int32), np.array([2, 5, 1], np.int32)
+    size.fill(inputs, np.zeros(8, np.int32), lengths)
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    x[3, 1], x[12] = torch.inf, torch.nan  # of the second query, and of padding
+    means = FixedLayout.of_size(size, torch.from_numpy(inputs), Place(CPU, torch.float32), []).means(x)
+    assert means[1].isnan().all()
+    torch.testing.assert_close(means[[0, 2]], torch.stack([x[:2].mean(0), x[7]]))
+
+
 class Failing(TapeGraphs):
     def __init__(self, at, off=1.0):
         super().__init__()
@@ -128,6 +141,41 @@ def test_graphs_end_where_one_does_not_pay(bert, monkeypatch, caplog, recorder, 
     with torch.inference_mode():
         ids = torch.zeros(most, dtype=torch.int32)
         torch.testing.assert_close(graphs(ids, lengths), graphs.model(ids, lengths), atol=1e-4, rtol=1e-4)
+
+
+class Stale(TapeGraphs):
+    """Each graph repeats its first result."""
+
+    def record(self, run):
+        replay, result = super().record(run)
+        kept = []
+
+        def again():
+            replay()
+            kept.append(result.clone())
+            result.copy_(kept[0])
+
+        return again, result
+
+
+def test_a_graph_that_ignores_its_inputs_is_found_out(bert):
+    with pytest.raises(NoGraph, match="not of 16: its numbers are off by"):
+        GraphedModel(packed_of(bert), bert, Stale())
+
+
+class Noisy(TapeGraphs):
+    def record(self, run):
+        replay, result = super().record(run)
+        return (lambda: (replay(), result.add_(0.02))), result
+
+
+def test_scores_near_zero_may_be_off_by_their_own_size(tmp_path):
+    """Half precision errs by the size of what it adds up, and a logit may be a small difference of that."""
+    card = card_of(save_model("bert reranker", tmp_path))
+    packed = packed_of(card)
+    scores = packed._answer.head
+    scores._weight, scores._bias = scores._weight * 1e-3, scores._bias * 0
+    assert len(GraphedModel(packed, card, Noisy())._graphs) == 6
 
 
 def test_without_a_single_graph_the_form_is_left_out(bert, monkeypatch, caplog):

@@ -35,6 +35,17 @@ def test_inputs_say_where_each_token_lies(tokens, most, data):
     assert 0 <= np.diff(bounds).min() <= np.diff(bounds).max() <= size.longest
 
 
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("most", [5, 20, 33, 128, 512, 8192])
+def test_a_mixed_batch_takes_most_of_the_tokens(tokens, most):
+    size = GraphSize(tokens, min(tokens, most))
+    lengths = size.mixed()
+    assert 0 < lengths.min() < size.longest / 2 < lengths.max() <= size.longest
+    assert len(lengths) <= size.queries
+    assert lengths.sum() <= tokens
+    assert lengths.sum() > tokens / 2 or most < 32
+
+
 @pytest.mark.parametrize("longest", [20, 100, 512])
 def test_each_size_is_tried_with_the_most_padding(longest):
     tried = list(sizes(longest))

@@ -48,10 +48,15 @@ class FixedLayout(Layout):
         self.wanted = rows.clamp(max=self.tokens - 1)  # an empty query begins after the last row
 
     def means(self, x: torch.Tensor) -> torch.Tensor:
-        """The mean of each query's rows: [tokens, width] -> float32 [queries, width]."""
+        """The mean of each query's rows: [tokens, width] -> float32 [queries, width]. A query with a number that is not
+        finite gets NaN, and only that query.
+        """
         rows = torch.arange(self.tokens, device=x.device)
         inside = (rows >= self.bounds[:-1, None]) & (rows < self.bounds[1:, None])
-        return inside.float().div_(self.bounds.diff().clamp(min=1)[:, None]) @ x.float()
+        broken = ~x.isfinite().all(1)
+        shares = inside.float().div_(self.bounds.diff().clamp(min=1)[:, None])
+        means = shares @ x.float().masked_fill(broken[:, None], 0)
+        return means.masked_fill_((inside & broken).any(1, keepdim=True), torch.nan)
 
     def _valid(self) -> NoReturn:
         raise NotImplementedError("padded queries have no fixed shape")

@@ -16,7 +16,7 @@ from deployments.engines.packed.layers import PreNorm, Products, RmsNorm
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation.engine.cache import Cache, CachedAttention, Turned
-from deployments.generation.engine.packed_step import StepLayout
+from deployments.generation.engine.packed_step import StepLayout, sent
 from deployments.generation.kernels.packed_products import products_for
 from deployments.generation.kernels.row_kernels import kernel_norm
 from deployments.generation.scheduler.step import Chunk
@@ -88,7 +88,7 @@ class CausalModel:
 
     def embed(self, chunks: Sequence[Chunk], layout: StepLayout) -> torch.Tensor:
         """The embeddings of the chunks' tokens, [tokens, width]."""
-        ids = torch.from_numpy(np.concatenate([chunk.ids for chunk in chunks])).to(self.place.device)
+        ids = sent(np.concatenate([chunk.ids for chunk in chunks]), self.place.device)
         return self._embeddings(ids, layout)
 
     def head(self, x: torch.Tensor) -> torch.Tensor:

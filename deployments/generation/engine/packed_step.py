@@ -45,8 +45,8 @@ class StepLayout(Layout):
             np.concatenate([at % BLOCK for at in positions]),
         ])  # fmt: skip
         last = np.array([bounds[number + 1] - 1 for number, chunk in enumerate(chunks) if chunk.wanted], np.int64)
-        sent = _sent(np.concatenate([slots.ravel(), tables.ravel(), last]), place)  # in one copy
-        on_device = torch.split(sent, [slots.size, tables.size, len(last)])
+        together = sent(np.concatenate([slots.ravel(), tables.ravel(), last]), place.device)  # in one copy
+        on_device = torch.split(together, [slots.size, tables.size, len(last)])
         return cls(
             place=place,
             queries=len(chunks),
@@ -54,7 +54,7 @@ class StepLayout(Layout):
             ragged=True,
             tokens=tokens,
             spare=_rows(tokens) - tokens if place.device.type == "cpu" else 0,
-            bounds=_sent(bounds, place),
+            bounds=sent(bounds, place.device),
             lengths=lengths.tolist(),
             _starts=bounds,
             chunks=chunks,
@@ -72,12 +72,12 @@ class StepLayout(Layout):
         self.wanted = functional.pad(rows, (0, spare))
 
 
-def _sent(numbers: npt.NDArray[Any], place: Place) -> torch.Tensor:
-    """The numbers on the device, without waiting for it. torch frees pinned memory only after the copy."""
+def sent(numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """The numbers on the device, without waiting for it on CUDA. torch reuses pinned memory only after the copy."""
     tensor = torch.from_numpy(numbers)
-    if place.device.type == "cuda":
-        return tensor.pin_memory().to(place.device, non_blocking=True)
-    return tensor.to(place.device)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _rows(tokens: int) -> int:

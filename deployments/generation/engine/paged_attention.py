@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from deployments.engines.packed.attention import HeadLayout, varlen
 from deployments.engines.packed.tensors import Place
-from deployments.generation.engine.packed_step import StepLayout
+from deployments.generation.engine.packed_step import StepLayout, sent
 from deployments.generation.kernels.decode_kernel import DecodeRows
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.step import Chunk
@@ -79,7 +79,7 @@ class PaddedRows:
     def __init__(self, heads: HeadLayout) -> None:
         self._heads = heads
         self._rows: DecodeRows | None = None  # of this step, whose layers share `_parts`
-        self._parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._parts: list[tuple[torch.Tensor, ...]] = []
 
     def attend(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: DecodeRows, mixed: torch.Tensor
@@ -87,24 +87,27 @@ class PaddedRows:
         """See `DecodeKernel.attend`."""
         if rows is not self._rows:
             self._rows, self._parts = rows, list(_alike(rows, q.device))
-        for tokens, tables, seen in self._parts:
-            k, v = (stored[tables].transpose(1, 2).flatten(2, 3) for stored in (keys, values))
+        for tokens, blocks, places, seen in self._parts:
+            k, v = (stored[blocks, :, places].transpose(1, 2) for stored in (keys, values))
             own = q[tokens].view(len(tokens), self._heads.groups, -1, self._heads.size)
-            found = functional.scaled_dot_product_attention(own, k, v, seen[:, None, None], scale=1.0)
+            found = functional.scaled_dot_product_attention(own, k, v, seen, scale=1.0)
             mixed[tokens] = found.flatten(1)
 
 
-def _alike(rows: DecodeRows, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Rows, longest first, whose blocks differ at most twofold: their tokens, their blocks [rows, most blocks], and
-    whether each sees a place of these blocks.
+def _alike(rows: DecodeRows, device: torch.device) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Rows, longest first, whose blocks differ at most twofold: their tokens; the block of each position and the place
+    in it, [rows, positions]; and whether the row sees the position, [rows, 1, 1, positions]. A row is padded with its
+    own last token, because what others left in a block may be NaN.
     """
     powers = np.ceil(np.log2(-(-rows.lengths // BLOCK)))
     for power in np.unique(powers)[::-1]:
         own = np.flatnonzero(powers == power)
         most = blocks_of(int(rows.lengths[own[0]]))
-        seen = np.arange(most * BLOCK) < rows.lengths[own, None]
-        tokens, tables, places = map(torch.from_numpy, (rows.tokens[own], rows.tables[own, :most], seen))
-        yield tokens.to(device), tables.to(device), places.to(device)
+        about = sent(np.column_stack([rows.tokens[own], rows.lengths[own], rows.tables[own, :most]]), device)
+        tokens, lengths, tables = torch.split(about, [1, 1, most], 1)
+        positions = torch.arange(most * BLOCK, device=device)
+        at = positions.minimum(lengths - 1)
+        yield tokens[:, 0], tables.gather(1, at // BLOCK), at % BLOCK, (positions < lengths)[:, None, None]
 
 
 def by_tables(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
@@ -157,7 +160,7 @@ def _tables(step: StepLayout) -> torch.Tensor:
 
 
 def _ints(step: StepLayout, numbers: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32, device=step.place.device)
+    return sent(np.array(numbers, np.int32), step.place.device)
 
 
 def _all_before(step: StepLayout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
