@@ -41,6 +41,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Generic, NamedTuple
 
 from deployments.admission.probe import IdleProbe
@@ -221,26 +222,15 @@ class DeadlineAdmission(Admission[Q]):
         fill_s = predictor.work_s(predictor.fill_s(limits.policy.bulk_share * limits.policy.slo_s)) - urgent_s
         if self.demand.has_urgent(now):
             fill_s = min(fill_s, limits.between_s)
-        if not urgent:
-            return fill_s, _NEVER
-        due = self._earliest_tight_due(now, urgent, urgent_s) if limits.micro_batch_tokens else urgent[0].due
-        if due == _NEVER:
-            return fill_s, _NEVER
+        # Deferrable queries delay the urgent ones of the last pass. Without passes, that is the whole run.
+        pass_s, ahead_s = limits.pass_s or _NEVER, accumulate((query.cost_s for query in urgent), initial=0.0)
+        due = min(
+            (query.due for query, s in zip(urgent, ahead_s, strict=False)
+             if urgent_s - s <= pass_s and predictor.work_s(predictor.fill_s(query.due - now)) < s + pass_s),
+            default=_NEVER,
+        )  # fmt: skip
         most_s = predictor.work_s(predictor.fill_s(due - now)) - urgent_s
         return min(fill_s, most_s), most_s
-
-    def _earliest_tight_due(self, now: float, urgent: Sequence[ScheduledQuery], ahead_s: float) -> float:
-        """The earliest deadline of the urgent queries in the last pass that would be late if others filled it up.
-        Inf: none. `ahead_s`: the work of all urgent ones.
-        """
-        predictor, pass_s, urgent_s, due = self.limits.predictor, self.limits.pass_s, ahead_s, _NEVER
-        for query in reversed(urgent):
-            ahead_s -= query.cost_s
-            if urgent_s - ahead_s > pass_s:
-                break
-            if predictor.work_s(predictor.fill_s(query.due - now)) < ahead_s + pass_s:
-                due = query.due
-        return due
 
     def admitted(self, now: float, query: ScheduledQuery, outlook: Outlook) -> None:
         left_s, with_pass_s = query.due - now, self.queue.urgent_line.work_s + self.limits.pass_s
