@@ -21,7 +21,7 @@ from unittest.mock import patch
 from benchmarks.kit.serving import ROOT
 from deployments.admission import fair_share, least_squares, predictor, probe
 from deployments.admission.predictor import Predictor
-from deployments.embedding import placer, retries, router, run_loop, transit
+from deployments.embedding import placer, retries, router, run_loop
 from deployments.embedding.channel import Channel
 from deployments.embedding.link import Link
 from deployments.embedding.placer import Placer
@@ -225,8 +225,6 @@ RULES = (
     Rule("probe of an idle device", "a device that refuses everything stays as it is",
          lambda: ((DeadlineAdmission, "_may_probe", _never),), (probe, DeadlineAdmission._may_probe),
          r"is_probe|IdleProbe|_probe\b|back_off", groups=LEARNING),
-    Rule("transit, learned", "takes no time", lambda: ((transit.Transit, "heard", lambda *_, **__: 0.0),), (transit,),
-         r"transit_s|_transit\b", ("streams", "split", "router")),
     # Admission and order
     Rule("work that arrives before a run (rho)", "one early query may open the next run", _without_rho, (),
          r"\brho\b|_RHO_S|_rho_at", groups=ADMISSION),

@@ -188,7 +188,7 @@ def bulk_of(rate, seconds):
 @pytest.mark.parametrize("micro_batch_queries", ENDS)
 @pytest.mark.parametrize(("beta_s", "load"), [(0.0003, 0.5), (0.001, 0.7)])
 def test_bulk_takes_what_is_left_and_delays_nobody_much(figure, micro_batch_queries, beta_s, load):
-    """Where beta is small: p99 of urgent queries at most 3.2 times as long as alone. Without a limit of nine betas 25 times."""
+    """Where beta is small: p99 of urgent queries at most 3.2 times that alone. Without a limit of nine betas 25."""
     seconds, device = 15, Device(0.003, beta_s, micro_batch_queries)
     urgent = list(poisson(load / device.alpha_s, seconds, allowed_s=0.5))
 
