@@ -21,7 +21,7 @@ from unittest.mock import patch
 from benchmarks.kit.serving import ROOT
 from deployments.admission import fair_share, least_squares, predictor, probe
 from deployments.admission.predictor import Predictor
-from deployments.embedding import placer, retries, router, run_loop, transit
+from deployments.embedding import placer, retries, router, run_loop
 from deployments.embedding.channel import Channel
 from deployments.embedding.link import Link
 from deployments.embedding.placer import Placer
@@ -120,19 +120,19 @@ def _no_lines(self: Any) -> None:
     self._trusted_s = math.inf
 
 
-def _as_planned(self: Any, now: float) -> tuple[float, float]:
-    """`CurrentRun.outlook` that learns nothing from a run that is overdue."""
-    return 1.0, max(self._rest_s - (now - self.since), 0.0) if self.unanswered else 0.0
+def _as_planned(self: Any, now: float) -> float:
+    """`CurrentRun.left_s` that learns nothing from a run that is overdue."""
+    return max(self._rest_s - (now - self.since), 0.0) if self.unanswered else 0.0
 
 
 def _without_rho() -> Sequence[Change]:
     room, opening = DeadlineAdmission._room_s, DeadlineAdmission._opening
 
-    def room_s(self: Any, now: float, left_s: float, outlook: Any, run_s: float, rho: float) -> float:
-        return room(self, now, left_s, outlook, run_s, 0.0 * rho)
+    def room_s(self: Any, now: float, left_s: float, until_s: Any, run_s: float, rho: float) -> float:
+        return room(self, now, left_s, until_s, run_s, 0.0 * rho)
 
-    def opens(self: Any, now: float, outlook: Any, room_s: float, rho: float) -> Any:
-        return opening(self, now, outlook, room_s, 0.0 * rho)
+    def opens(self: Any, now: float, until_s: Any, room_s: float, rho: float) -> Any:
+        return opening(self, now, until_s, room_s, 0.0 * rho)
 
     return (DeadlineAdmission, "_room_s", room_s), (DeadlineAdmission, "_opening", opens)
 
@@ -215,18 +215,13 @@ RULES = (
     Rule("lines for large runs", "one line for all", lambda: (_publish_with(_no_lines),),
          (predictor._LargeRun, Predictor._remember), r"_lines\b|_trusted|_TRUSTED|_large\b|_LARGE|_largest|_REMEMBERED",
          groups=LEARNING),
-    Rule("jitter of short runs", "a run's noise is a share of it",
-         lambda: ((predictor, "_JITTER", 0.0), (predictor, "_MOST_JITTER", 0.0)), (), r"jitter|_JITTER",
-         groups=LEARNING),
     Rule("outliers in a row", "the line follows as ever", lambda: ((predictor, "_CHANGED", 10**9),),
          (Predictor._count_outlier,), r"_outliers|_CHANGED|has_changed|_TOGETHER|_WIDEN", groups=LEARNING),
-    Rule("an overdue run", "takes as long as predicted", lambda: ((current_run.CurrentRun, "outlook", _as_planned),),
-         (current_run.CurrentRun.outlook,), r"_passes_by_s|_OVERDUE_SHARE|_JITTERS|_LEAST_OVERDUE", groups=LEARNING),
+    Rule("an overdue run", "takes as long as predicted", lambda: ((current_run.CurrentRun, "left_s", _as_planned),),
+         groups=LEARNING),
     Rule("probe of an idle device", "a device that refuses everything stays as it is",
          lambda: ((DeadlineAdmission, "_may_probe", _never),), (probe, DeadlineAdmission._may_probe),
          r"is_probe|IdleProbe|_probe\b|back_off", groups=LEARNING),
-    Rule("transit, learned", "takes no time", lambda: ((transit.Transit, "heard", lambda *_, **__: 0.0),), (transit,),
-         r"transit_s|_transit\b", ("streams", "split", "router")),
     # Admission and order
     Rule("work that arrives before a run (rho)", "one early query may open the next run", _without_rho, (),
          r"\brho\b|_RHO_S|_rho_at", groups=ADMISSION),
@@ -234,9 +229,6 @@ RULES = (
          lambda: ((DeadlineAdmission, "_needs_no_spare_pass", _never),),
          (DeadlineAdmission._needs_no_spare_pass, DeadlineAdmission._has_tight, DeadlineAdmission.admitted),
          r"_tight_due\b|_SHORT_RUN|_BURST_LEFT|_needs_no_spare|_has_tight", groups=ADMISSION),
-    Rule("tight deadlines bound deferrable work", "none is tight",
-         lambda: ((DeadlineAdmission, "_earliest_tight_due", lambda *_: math.inf),),
-         (DeadlineAdmission._earliest_tight_due,), "_earliest_tight_due", groups=("streams", "classes")),
     Rule("pacing", "an idle device starts at once",
          lambda: ((pacing.Pacing, "of_beta", classmethod(lambda cls, _: cls(0.0, 0.0))),), (pacing,),
          r"pacing|Pacing|_pause_s\b", groups=ALL),
@@ -249,7 +241,8 @@ RULES = (
     Rule("a tenth kept for bulk", "no part of a run", lambda: ((limits, "_SURE_BULK", 0.0),), (),
          r"_SURE_BULK|bulk_run_s", ("streams", "classes", "split")),
     Rule("at most nine betas of deferrable work", "any amount", lambda: ((limits, "_BETWEEN_BETAS", math.inf),), (),
-         r"_BETWEEN_BETAS|between_s|has_urgent", ("streams", "classes", "split")),
+         r"_BETWEEN_BETAS|between_s|has_urgent", ("streams", "classes", "split"),
+         "a stream beside bulk on quick devices: p99 at most 3.2 times that alone instead of 25 times"),
     Rule("promote", "an idle device refuses what has no deferrable room",
          lambda: ((DeadlineAdmission, "promote", _nothing),), (DeadlineAdmission.promote,), r"\bpromote\b",
          ("streams", "classes")),

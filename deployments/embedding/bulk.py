@@ -161,7 +161,7 @@ class BulkQueue:
         if isinstance(found, Refused):
             part.link.bulk_again_at = asyncio.get_running_loop().time() + _LOOK * self._placer.config.slo_s
         else:
-            self._placer.collect(bulk.request, part, found, bulk.answers)
+            self._placer.collect(part, found, bulk.answers)
 
     @property
     def _next(self) -> _Bulk | None:

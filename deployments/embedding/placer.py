@@ -20,7 +20,6 @@ from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, OfferedPart, Request
 from deployments.embedding.retries import Hedges, Placement, admitted
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
-from deployments.embedding.transit import Transit
 from deployments.embedding.view import Ask
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
 from deployments.serving.ejections import Ejections
@@ -40,8 +39,6 @@ class Placer:
         self.config: RouterConfig  # set by the Router
         self.refused = 0
         self.hedges, self.ejections = Hedges(), Ejections(pools)
-        self.transit_s = 0.0  # from here to a replica and back
-        self._transit = Transit()
 
     # --- capacity -----------------------------------------------------------------------------------------------------
 
@@ -58,7 +55,7 @@ class Placer:
         """Whether idle replicas would admit all queries of the request at once, in the rest of its SLO. `tokens`: the
         mean length. It costs a look at a replica for each query, not one at each replica.
         """
-        left_s = self.config.slo_s - self.transit_s - (asyncio.get_running_loop().time() - request.started)
+        left_s = self.config.slo_s - (asyncio.get_running_loop().time() - request.started)
         return self.idle_take(len(request.queries), tokens, left_s)
 
     def idle_take(self, queries: float, tokens: float, left_s: float) -> bool:
@@ -178,7 +175,7 @@ class Placer:
         now = asyncio.get_running_loop().time()
         offer = Offer(
             number=0,
-            left_s=max(0.0, request.due - now - (0.0 if request.bulk else self.transit_s)),
+            left_s=max(0.0, request.due - now),
             queries=[request.ids[index] for index in indices],
             outputs=request.outputs,
             bulk=request.bulk,
@@ -193,19 +190,14 @@ class Placer:
             record.parts.append((part, finish_s))
         return part
 
-    def collect(self, request: Request, part: OfferedPart, found: list[Answered] | Refused, answers: Answers) -> None:
-        """Add the answers of a part to `answers`, and learn the transit time from them. Raises ReplicaLost if a hung
-        replica, which was assumed to have admitted the query, refuses it after all.
+    def collect(self, part: OfferedPart, found: list[Answered] | Refused, answers: Answers) -> None:
+        """Add the answers of a part to `answers`. Raises ReplicaLost if a hung replica, which was assumed to have
+        admitted the query, refuses it after all.
         """
         if isinstance(found, Refused):
             raise ReplicaLost("the replica that had the query has no room for it; try again")
         for index, answer in zip(part.indices, found, strict=True):
             answers[index] = (part.link.pool.name, answer)
-        if not request.bulk:
-            now = part.pending.settled_at
-            transit_s = now - part.pending.sent_at - max(answer.stay_s for answer in found)
-            near = now - request.started > request.allowed_s / 2
-            self.transit_s = self._transit.heard(now, transit_s, self.config.slo_s, near=near)
 
     # --- refuse -------------------------------------------------------------------------------------------------------
 
@@ -229,7 +221,7 @@ class Placer:
     def _ask(self, now: float, request: Request, tokens: int) -> Ask:
         """What to ask of a replica for a query of `tokens` tokens of this request, sent now."""
         allowed_s = request.allowed_s
-        lag_s = self.transit_s + now - request.started - max(0.0, allowed_s - self.config.slo_s)
+        lag_s = now - request.started - max(0.0, allowed_s - self.config.slo_s)
         return Ask(tokens, allowed_s, lag_s, request.tenant)
 
     def _note_full(self, request: Request, link: Link, lengths: Sequence[int], opens_s: float) -> None:

@@ -127,7 +127,7 @@ class Placement:
         """Take the outcome of a part. Returns the queries that must be offered again."""
         self.parts.remove(part)
         try:
-            self.placer.collect(self.request, part, part.pending.outcome.result(), self.answers)
+            self.placer.collect(part, part.pending.outcome.result(), self.answers)
         except ReplicaLost as error:
             return await self._lost(part.indices, error)
         except EngineBroken as error:

@@ -33,7 +33,6 @@ MODULES = {
     "deployments/embedding/placer.py": "test_placer",
     "deployments/embedding/pool.py": "test_pool",
     "deployments/embedding/request.py": "test_placer",
-    "deployments/embedding/transit.py": "test_placer",
     "deployments/embedding/view.py": "test_view",
     "deployments/embedding/frames.py": "test_frames",
     "deployments/generation/frames.py": "test_generation_frames",

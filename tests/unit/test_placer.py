@@ -6,12 +6,11 @@ import pytest
 
 from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client
-from deployments.embedding.channel import PendingOffer, Refused
-from deployments.embedding.frames import Answered, Offer
+from deployments.embedding.channel import Refused
+from deployments.embedding.frames import Answered
 from deployments.embedding.placer import Placer
-from deployments.embedding.request import OfferedPart, Record, Request, Wanted, embedded
+from deployments.embedding.request import Record, Request, Wanted, embedded
 from deployments.embedding.retries import Hedges
-from deployments.embedding.transit import Transit
 from deployments.errors import Busy, DeadlineExceeded, EngineBroken, EngineFailed, OverShare, ReplicaLost, Unavailable
 from deployments.models.text_pairs import Pair
 from tests.kit.scripted_replicas import (
@@ -46,32 +45,28 @@ async def test_pool_by_pool_until_one_admits():
     a1, a2 = replicas(refuses, refuses)
     c1 = ScriptedReplica("c1")
     placer = placer_of(a1, a2, cpu=[c1])
-    placer.transit_s = 0.05
     found = await placer.answer(request_of(75))
     assert [pool for pool, _ in found.values()] == ["cpu"]
     offers = [one.heard[0] for one in (a1, a2, c1)]
-    assert [offer.left_s for offer in offers] == [pytest.approx(left_s) for left_s in (0.95, 0.94, 0.93)]
+    assert [offer.left_s for offer in offers] == [pytest.approx(left_s) for left_s in (1.0, 0.99, 0.98)]
     assert [offer.again for offer in offers] == [False, True, False]  # the pool has counted its work
     assert {(offer.partial, offer.bulk, offer.tenant) for offer in offers} == {(False, False, None)}
 
 
 async def test_a_deadline_that_has_passed_is_no_time_left():
     (a1,) = replicas(refuses)
-    placer = placer_of(a1)
-    placer.transit_s = 0.5
-    with pytest.raises(Busy):
-        await placer.answer(request_of(75, allowed_s=0.4))
+    placer, request = placer_of(a1), request_of(75, allowed_s=0.4)
+    await asyncio.sleep(0.5)
+    placer.send(request, a1, [0], partial=False)
     assert a1.heard[0].left_s == 0
 
 
-async def test_bulk_is_in_no_hurry_and_its_way_is_not_counted():
+async def test_what_is_offered_of_a_bulk_request():
     (a1,) = replicas(refuses)
     placer = placer_of(a1)
-    placer.transit_s = 0.2
     placer.send(request_of(75, 75, bulk=True), a1, [1], partial=True)
     assert a1.heard[0].left_s == pytest.approx(1.0)
     assert (len(a1.heard[0].queries), a1.heard[0].bulk, a1.heard[0].partial) == (1, True, True)
-    assert placer.transit_s == 0.2
 
 
 async def test_the_rest_of_a_request_goes_to_the_next_and_all_but_the_last_are_confirmed():
@@ -355,8 +350,8 @@ async def test_a_short_query_is_offered_where_a_long_one_is_refused_here():
         await placer.answer(request_of(150))
     assert len(a1.heard) == 1
     assert a1.refused == [(pytest.approx(0.15), None)]
-    # 50 ms were missing 20 ms ago, 16 go on the way there and back; and the cost of a query of 75 tokens.
-    assert refused.value.retry_after_s == pytest.approx(0.05 - 0.02 + 0.016 + 0.075)
+    # 50 ms were missing 20 ms ago, when the request of 75 tokens came; and the cost of a query of 75 tokens.
+    assert refused.value.retry_after_s == pytest.approx(0.05 - 0.02 + 0.01 + 0.075)
 
 
 # --- what there is ----------------------------------------------------------------------------------------------------
@@ -365,10 +360,9 @@ async def test_a_short_query_is_offered_where_a_long_one_is_refused_here():
 async def test_capacity_is_what_idle_replicas_take_and_a_request_fits_that_they_take_in_the_time_that_is_left():
     model = (0.001, 0.0, 0.0, 0.0)  # a thousand a second
     placer = placer_of(ScriptedReplica("a1", model=model), cpu=[ScriptedReplica("c1", model=model)])
-    placer.transit_s = 0.05
     await asyncio.sleep(0.2)
     requests = {count: request_of(*[75] * count) for count in (1, 749, 751, 1499, 1501)}
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.25)
     assert placer.capacity == pytest.approx(2000)
     assert [count for count, request in requests.items() if placer.fits(request, 75)] == [1, 749, 751, 1499]
     assert [count for count, request in requests.items() if placer.fits(request, 150)] == [1, 749, 751, 1499]
@@ -411,54 +405,6 @@ async def test_who_can_answer():
     assert placer_of(ScriptedReplica("a1")).can_answer
     assert not placer_of(ScriptedReplica("a1"), queue_depth=0).can_answer
     assert placer_of(cpu=[ScriptedReplica("c1")]).can_answer
-
-
-@pytest.mark.parametrize(
-    ("slo_s", "ways", "transit_s"),
-    [
-        # `ways`: when an answer came, and how long it was on its way.
-        (1.0, [(1.0, 0.3)], 0.25),  # a quarter of the SLO at most
-        (2.0, [(1.0, 0.6)], 0.5),
-        (1.0, [(1.0, -0.001)], 0.0),  # a loop may count whole milliseconds
-        (1.0, [(1.0, 0.1), (1.5, 0.01)], 0.01),  # the longest but one
-        (1.0, [(1.0, 0.1), (1.0, 0.01), (1.099, 0.2)], 0.2),  # what came within a tenth of the SLO is one sample
-        (1.0, [(1.0, 0.1), (1.05, 0.05), (1.11, 0.2)], 0.1),
-        (2.0, [(1.0, 0.1), (1.19, 0.2)], 0.2),
-        (1.0, [*((at, 0.002) for at in range(50)), (50, 9.0), (50.01, 9.0)], 0.002),  # a stall
-        (1.0, [(1, 0.2), (2, 0.1), *((at, 0.01) for at in range(3, 21))], 0.1),  # twenty samples
-        (1.0, [(1, 0.2), (2, 0.1), *((at, 0.01) for at in range(3, 22))], 0.01),
-        (None, [(1.0, 0.1)], 0.0),  # bulk answers wait for more than their way
-    ],
-)
-async def test_the_way_there_and_back(slo_s, ways, transit_s):
-    placer, bulk = placer_of(a1 := ScriptedReplica("a1"), slo_s=slo_s or 1.0), slo_s is None
-    for at, way_s in ways:
-        pending = PendingOffer(Offer(1, 1.0, [None, None]), asyncio.get_running_loop())
-        pending.sent_at, pending.settled_at = at - 0.5 - way_s, at
-        found = [Answered(1, index, None, 1.0, 0.0, 0.0, stay_s) for index, stay_s in enumerate((0.2, 0.5))]
-        placer.collect(request_of(1, 2, bulk=bulk), OfferedPart(a1, pending, [0, 1]), found, taken := {})
-    assert placer.transit_s == pytest.approx(transit_s)
-    assert taken == {0: ("accelerator", found[0]), 1: ("accelerator", found[1])}
-
-
-@pytest.mark.parametrize(
-    ("answers", "transit_s"),
-    [
-        # When an answer came, whether in the second half of its time, and how long it was on its way.
-        ([(0.0, False, 0.2), (0.1, False, 0.1), (0.6, True, 0.02)], 0.02),
-        ([(0.6, True, 0.02), (2.0, False, 0.2), (2.1, False, 0.2)], 0.02),
-        ([(0.6, True, 0.1), (0.7, True, 0.02), (2.0, False, 0.2)], 0.02),  # the longest but one of those that count
-        ([(0.0, False, 0.2), (0.05, True, 0.02)], 0.02),  # in one sample, too
-        ([(0.0, True, 0.02), (0.05, False, 0.2)], 0.02),
-        ([(0.0, False, 0.1), (0.1, False, 0.2), (0.2, False, 0.15)], 0.15),  # before there is any
-        ([(0.0, True, 0.02), *((at, False, 0.1) for at in range(1, 21))], 0.1),  # and when it is long ago
-    ],
-)
-def test_what_could_be_late_tells_the_transit(answers, transit_s):
-    transit = Transit()
-    for at, near, seconds in answers:
-        found = transit.heard(at, seconds, 1.0, near=near)
-    assert found == transit_s
 
 
 # --- why it is refused ------------------------------------------------------------------------------------------------
@@ -558,7 +504,7 @@ async def test_where_nobody_lives_it_is_unavailable():
 
 def test_a_refusal_is_no_answer():
     with pytest.raises(ReplicaLost):
-        Placer({}).collect(None, None, Refused(), {})
+        Placer({}).collect(None, Refused(), {})
 
 
 async def test_the_answer_to_a_request():
