@@ -2,7 +2,7 @@
 
 MODULES = {
     "deployments/embedding/scheduler/cost_model.py": "test_cost_model",
-    "deployments/embedding/scheduler/starvation.py": "test_starvation",
+    "deployments/admission/starvation.py": "test_starvation",
     "deployments/generation/scheduler/learning.py": "test_learning",
     "deployments/admission/predictor.py": "test_predictor",
     "deployments/embedding/scheduler/cost_fit.py": "test_cost_fit",
@@ -48,7 +48,6 @@ MODULES = {
     "deployments/generation/scheduler/hybrid/planner.py": "test_planner",
     "deployments/generation/scheduler/hybrid/strategy.py": "test_host_cache test_step_scheduler",
     "deployments/generation/scheduler/kept_room.py": "test_kept_room",
-    "deployments/generation/scheduler/starvation.py": "test_prompt_starvation",
     "calibration/generation/overlap.py": "test_overlap",
     "deployments/generation/scheduler/sequences.py": "test_block_manager test_step_scheduler",
     "deployments/generation/scheduler/forecast.py": "test_forecast",
