@@ -20,8 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from deployments.generation.scheduler.hybrid.host_cache import HostState
-from deployments.generation.scheduler.hybrid.planner import MODES
+from deployments.generation.scheduler.state import MODES, HostState
 from deployments.serving.metrics import (
     BUSY,
     CANCELLED,

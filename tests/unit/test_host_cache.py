@@ -7,21 +7,14 @@ import pytest
 from deployments.generation.scheduler.block_manager import BlockManager
 from deployments.generation.scheduler.forecast import HostShare
 from deployments.generation.scheduler.hybrid.host_cache import HostCache, ParkedRows
-from deployments.generation.scheduler.hybrid.planner import (
-    ACCELERATOR,
-    ASYNCHRONOUS,
-    MODES,
-    PIPELINED,
-    HybridPlan,
-    HybridPlanner,
-)
+from deployments.generation.scheduler.hybrid.planner import HybridPlan, HybridPlanner
 from deployments.generation.scheduler.hybrid.strategy import HybridHost
 from deployments.generation.scheduler.kept_room import KeptRoom
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Generation, Row
-from deployments.generation.scheduler.state import StepPolicy
-from deployments.generation.scheduler.step import ComputeSeconds, Copy
+from deployments.generation.scheduler.state import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED, StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
+from deployments.generation.scheduler.work import ComputeSeconds, Copy
 
 MODEL = StepTime(0.02, 0.0, 4e-6, 1e-5, 0.0, 128)
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0)

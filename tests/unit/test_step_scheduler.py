@@ -11,8 +11,8 @@ from deployments.generation.scheduler.kept_room import KeptRoom
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.state import StepPolicy
-from deployments.generation.scheduler.step import Copy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
+from deployments.generation.scheduler.work import Copy
 
 # A step takes a second, and a 64th for each token of a prompt.
 SECONDS = StepPolicy(ttft_s=16.0, tpot_s=8.0)

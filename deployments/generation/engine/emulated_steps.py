@@ -20,8 +20,8 @@ import numpy as np
 
 from deployments.generation.engine.hybrid_steps import HybridSteps
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
-from deployments.generation.scheduler.step import Chunk, Computed, ComputeSeconds, Copy, Logits, Work, load_of
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.scheduler.work import Chunk, Computed, ComputeSeconds, Copy, Logits, Work, load_of
 
 _SURE = 100.0  # a logit that dominates all others at any temperature
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that all its powers differ
@@ -50,7 +50,7 @@ class EmulatedSteps:
         self._steps = HybridSteps(_Stages(self))
 
     def step(self, work: Work) -> Computed:
-        """See `step.Steps`."""
+        """See `work.Steps`."""
         return self._steps.step(work)
 
 

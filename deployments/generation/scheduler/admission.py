@@ -28,9 +28,9 @@ from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.forecast import Forecast, Pace, Prediction, Prompt
 from deployments.generation.scheduler.hybrid.strategy import HostStrategy
 from deployments.generation.scheduler.kept_room import KeptRoom
+from deployments.generation.scheduler.queue import StepQueue
 from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.state import StepState
-from deployments.generation.scheduler.step_queue import StepQueue
 
 _AVERAGED = 0.05  # weight of the latest gap in the mean gap
 _HELPED = 0.7  # of the time to its first token: no room is kept for a prompt that needs more of an idle device

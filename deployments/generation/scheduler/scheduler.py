@@ -44,14 +44,14 @@ from deployments.generation.scheduler.admission import StepAdmission
 from deployments.generation.scheduler.block_manager import BlockPlan
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.composer import ComposedStep, StepComposer
-from deployments.generation.scheduler.hybrid.planner import ACCELERATOR, PIPELINED, HybridPlan
+from deployments.generation.scheduler.hybrid.planner import HybridPlan
 from deployments.generation.scheduler.hybrid.strategy import HostStrategy, HybridHost, NoHost
 from deployments.generation.scheduler.learning import Learning
+from deployments.generation.scheduler.queue import CountedStep, StepQueue
 from deployments.generation.scheduler.sequences import PARKING, Generation, Row, ScheduledChunk
-from deployments.generation.scheduler.state import StepState
-from deployments.generation.scheduler.step import UNTIMED, ComputeSeconds, Copy
-from deployments.generation.scheduler.step_queue import CountedStep, StepQueue
+from deployments.generation.scheduler.state import ACCELERATOR, PIPELINED, StepState
 from deployments.generation.scheduler.step_time import HostTime, StepTime
+from deployments.generation.scheduler.work import UNTIMED, ComputeSeconds, Copy
 
 _LEAST_LEARNED = 0.05  # of `ttft_s`: the least planned time from which the slowdown is learned
 _IN_A_ROW = 0.1  # of `ttft_s`: the total time of the consecutive steps from which the margin is learned
@@ -155,7 +155,7 @@ class StepScheduler(StepQueue):
         compute_s: ComputeSeconds = UNTIMED,
     ) -> None:
         """The earliest running step has ended after `seconds`. Each wanted row has one more token, and so have the
-        parked rows with the numbers `arrived`. The `finished` rows have ended. `compute_s`: see `step.Computed`. If not
+        parked rows with the numbers `arrived`. The `finished` rows have ended. `compute_s`: see `work.Computed`. If not
         `whole`, nothing is learned from the step.
         """
         if self.counted is None:

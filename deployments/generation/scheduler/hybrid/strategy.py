@@ -11,13 +11,14 @@ from typing import Protocol
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.composer import ComposedStep, StepComposer, by_pace
 from deployments.generation.scheduler.forecast import NO_HOST, HostShare
-from deployments.generation.scheduler.hybrid.host_cache import HostCache, HostState
+from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.hybrid.planner import HybridPlan
 from deployments.generation.scheduler.learning import Learning
+from deployments.generation.scheduler.queue import StepQueue
 from deployments.generation.scheduler.sequences import Generation, Row
-from deployments.generation.scheduler.step import ComputeSeconds, Copy
-from deployments.generation.scheduler.step_queue import StepQueue
+from deployments.generation.scheduler.state import HostState
 from deployments.generation.scheduler.step_time import HostTime
+from deployments.generation.scheduler.work import ComputeSeconds, Copy
 
 _COPIES = 0.1  # of the longest step: the most time for moves to the accelerator, unless all rows have slack for more
 
