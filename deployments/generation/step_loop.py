@@ -210,17 +210,19 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             offer=offer,
             each_answer=answers,
         )
-        if not self.planned.is_on and self.schedule.offer(now, generation):
+        decision = None if self.planned.is_on else self.schedule.offer(now, generation)
+        if decision is not None and decision.admitted:
             session.admitted[offer.number] = generation
             self._tell(session).admitted.append(offer.number)
             return
         # Ignore the wait in the inbox: it must not turn an offer that came in time into one that is never possible.
-        never = (self.planned.is_on or generation.never) and self.schedule.admission.never(generation, offer.left_s)
+        never = (decision is None or decision.never) and self.schedule.admission.never(generation, offer.left_s)
         sure_s = offer.left_s / (1 + self.schedule.learning.margin)  # so that a prompt of `longest` is then admitted
         longest = self.schedule.admission.longest_prompt(sure_s) if never else 0
-        opens_s, why = generation.opens_s or waited_s, ""  # if only its wait was too long, the next would wait as long
-        if self.planned.is_on:
+        if decision is None:
             opens_s, why = self.planned.left_s, _PAUSED
+        else:  # if only its wait was too long, the next would wait as long
+            opens_s, why = decision.opens_s or waited_s, ""
         self._tell(session).refused.append(RefusedOffer(offer.number, never, longest, opens_s, why))
 
     def _stop(self, generation: OfferedGeneration | None, number: int) -> None:

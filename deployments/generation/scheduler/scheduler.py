@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 
-from deployments.generation.scheduler.admission import StepAdmission
+from deployments.generation.scheduler.admission import Decision, StepAdmission
 from deployments.generation.scheduler.block_manager import BlockPlan
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.composer import ComposedStep, StepComposer
@@ -73,16 +73,16 @@ class StepScheduler(StepQueue):
         self._host_strategy = NoHost() if self.host is None else HybridHost(self.host)
         self.admission = StepAdmission(self, self._host_strategy)
 
-    def offer(self, now: float, generation: Generation) -> bool:
-        """Admit a generation, or refuse it. A refusal changes nothing here, and sets the generation's `opens_s`."""
-        prediction = self.admission.decide(now, generation)
-        if prediction is None:
-            return False
-        generation.rows = [Row(generation, number) for number in range(generation.answers)]
-        generation.predicted_s = float(prediction.first_s[0])
-        self.caches[generation.on_host].admit(generation)
-        insort(self.waiting, generation, key=attrgetter("order"))
-        return True
+    def offer(self, now: float, generation: Generation) -> Decision:
+        """Admit a generation, or refuse it, which changes nothing else here."""
+        decision = self.admission.decide(now, generation)
+        self.crowded |= decision.crowds
+        if decision.admitted:
+            generation.rows = [Row(generation, number) for number in range(generation.answers)]
+            generation.on_host, generation.predicted_s = decision.on_host, decision.first_s
+            self.caches[generation.on_host].admit(generation)
+            insort(self.waiting, generation, key=attrgetter("order"))
+        return decision
 
     def state(self, now: float) -> StepState:
         """The state that is reported to Routers."""

@@ -228,7 +228,7 @@ class StepWorld:
         device, waits = self.devices[0], next(backlog)
         while True:
             runs = device.start(self.now)
-            while device.schedule.offer(self.now, self._sent(waits)):
+            while device.schedule.offer(self.now, self._sent(waits)).admitted:
                 waits = next(backlog)
             if runs:
                 self.now = device.ends()
@@ -252,7 +252,7 @@ class StepWorld:
         sent = self._sent(arrival)
         self.sent.append(sent)
         for number, device in enumerate(self.devices):
-            if device.schedule.offer(self.now, sent):
+            if device.schedule.offer(self.now, sent).admitted:
                 sent.device = device.name
                 if not device.runs:
                     self._start(number)
