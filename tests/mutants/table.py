@@ -25,7 +25,7 @@ MODULES = {
     "deployments/serving/replica_set.py": "test_link test_pool",
     "deployments/serving/frames.py": "test_frames test_generation_frames",
     "deployments/serving/replica_link.py": "test_link test_pool",
-    "deployments/serving/replica_view.py": "test_view test_generation_view",
+    "deployments/serving/replica_view.py": "test_view test_generation_view test_ejections",
     "deployments/embedding/link.py": "test_link",
     "deployments/serving/ejections.py": "test_ejections",
     "deployments/embedding/retries.py": "test_placer",

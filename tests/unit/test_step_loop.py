@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from deployments.errors import EngineFailed, Unavailable
+from deployments.generation.engine.steps import Computed
 from deployments.generation.frames import GenerationOffer, GenerationOffers
 from deployments.generation.offered import OfferedGeneration
 from deployments.generation.planned_steps import PlannedStep
@@ -20,7 +21,6 @@ from deployments.generation.scheduler.learning import Learning
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
-from deployments.generation.scheduler.work import Computed
 from deployments.generation.step_loop import StepLoop
 from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.sampling import Sampling

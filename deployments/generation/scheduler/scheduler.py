@@ -45,7 +45,7 @@ from deployments.generation.scheduler.block_manager import BlockPlan
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.composer import ComposedStep, StepComposer
 from deployments.generation.scheduler.hybrid.planner import HybridPlan
-from deployments.generation.scheduler.hybrid.strategy import HostStrategy, HybridHost, NoHost
+from deployments.generation.scheduler.hybrid.strategy import EndedStep, HostStrategy, HybridHost
 from deployments.generation.scheduler.learning import Learning
 from deployments.generation.scheduler.queue import CountedStep, StepQueue
 from deployments.generation.scheduler.sequences import PARKING, Generation, Row, ScheduledChunk
@@ -70,7 +70,7 @@ class StepScheduler(StepQueue):
 
     def __post_init__(self) -> None:
         StepQueue.__post_init__(self)
-        self._host_strategy = NoHost() if self.host is None else HybridHost(self.host)
+        self._host_strategy = HostStrategy() if self.host is None else HybridHost(self.host)
         self.admission = StepAdmission(self, self._host_strategy)
 
     def offer(self, now: float, generation: Generation) -> Decision:
@@ -155,7 +155,7 @@ class StepScheduler(StepQueue):
         compute_s: ComputeSeconds = UNTIMED,
     ) -> None:
         """The earliest running step has ended after `seconds`. Each wanted row has one more token, and so have the
-        parked rows with the numbers `arrived`. The `finished` rows have ended. `compute_s`: see `work.Computed`. If not
+        parked rows with the numbers `arrived`. The `finished` rows have ended. `compute_s`: see `Computed`. If not
         `whole`, nothing is learned from the step.
         """
         if self.counted is None:
@@ -166,7 +166,7 @@ class StepScheduler(StepQueue):
             generation.first_at = now
         if whole and counted.planned_s > 0:
             self._learn(seconds, counted)
-        rows = self._host_strategy.ended(counted.plan, seconds, compute_s, arrived, whole=whole)
+        rows = self._host_strategy.ended(EndedStep(counted.plan, seconds, compute_s, arrived, whole))
         for row in rows:
             self._goes_on(row, 1)
         self.began = self.since = now
