@@ -13,6 +13,7 @@ QUIET_S = 0.25  # a replica that owes a report is asked for its state after this
 _SILENT_S = 1.0  # if it does not answer within this time, it may have stopped
 FAILURES, BASE_S, LONGEST_S = 5, 30.0, 300.0  # of engines in a row until an ejection; how long that lasts (`ejections`)
 _HANGS, _HANGS_PROMISE = 2.0, 0.5  # of the predicted time, and of the promised one: a replica hangs after both
+_AWAY = 1.25  # factor on the time of a replica on another node: one slow run must not send queries to others
 
 S = TypeVar("S")
 
@@ -102,6 +103,10 @@ class ReplicaView(Generic[S]):
     def asked(self, now: float) -> None:
         """Note that it was asked for its state."""
         self._asked_at = now
+
+    def order(self, opens_s: float, ready_s: float) -> tuple[bool, float, tuple[bool, int]]:
+        """Its sort key: replicas that are open come first, and then by the predicted seconds until an answer."""
+        return opens_s > 0, round(ready_s * (_AWAY if self.rank[0] else 1.0), 4), self.rank
 
     def is_silent(self, now: float) -> bool:
         """Whether it was asked for its state and did not answer: it may have stopped."""
