@@ -19,14 +19,14 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.kit.serving import ROOT
-from deployments.admission import fair_share, least_squares, predictor, probe
+from deployments.admission import fair_share, least_squares, predictor, probe, starvation
 from deployments.admission.predictor import Predictor
 from deployments.embedding import placer, retries, router, run_loop
 from deployments.embedding.channel import Channel
 from deployments.embedding.link import Link
 from deployments.embedding.placer import Placer
 from deployments.embedding.retries import Placement
-from deployments.embedding.scheduler import cost_fit, current_run, limits, pacing, starvation
+from deployments.embedding.scheduler import cost_fit, current_run, limits, pacing
 from deployments.embedding.scheduler.admission import DeadlineAdmission
 from deployments.embedding.scheduler.demand import Demand
 from deployments.embedding.scheduler.scheduler import Scheduler
@@ -248,7 +248,7 @@ RULES = (
          ("streams", "classes")),
     Rule("reserve for long queries", "room is for whoever fits", lambda: ((Demand, "reserve_s", _ZERO),),
          (starvation, Demand.refused, Demand.reserve_s, Demand.prefers),
-         r"reserve_s|refused_sizes|long_queries|LongQueries", LONG),
+         r"reserve_s|refused_sizes|long_queries|LongRequests", LONG),
     Rule("sizes that Routers refused (of it)", "replicas know only what they refuse", _without_sizes, (Demand.refused,),
          "refused_sizes", LONG),
     # Tenants

@@ -27,9 +27,8 @@ from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
-from deployments.generation.scheduler.hybrid.planner import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED
 from deployments.generation.scheduler.scheduler import StepScheduler
-from deployments.generation.scheduler.state import StepPolicy
+from deployments.generation.scheduler.state import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED, StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from tests.kit.simulation.hybrid_device import HybridDevice
 from tests.kit.simulation.step_world import Arrival, StepDevice, StepWorld

@@ -19,7 +19,7 @@ from deployments.generation.engine.cache import CachedAttention
 from deployments.generation.engine.packed_step import StepLayout
 from deployments.generation.kernels.decode_kernel import DecodeKernel, forms
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 
 _MODELS = {"14/2 x 64": (HeadLayout(14, 2, 64), 16), "32/8 x 128": (HeadLayout(32, 8, 128), 4)}  # and so many layers
 _ANSWERS, _SHORTEST, _LONGEST = 32, 100, 2048

@@ -32,7 +32,7 @@ def step_us(steps: int, *, hybrid: bool) -> dict[str, float]:
     """Time of one whole `StepScheduler.next_step`: with rows on the host, or with as many on the accelerator."""
     schedule, now, found = _schedule(hybrid=hybrid), 0.0, list[float]()
     for _ in range(SEQUENCES):
-        assert schedule.offer(now, Generation(_PROMPT, _ANSWER, now + 1e4, 100.0)), "there is room"
+        assert schedule.offer(now, Generation(_PROMPT, _ANSWER, now + 1e4, 100.0)).admitted, "there is room"
     while len(found) < steps:
         begins = bool(schedule.state(now).waiting)
         took_us = _took_us(partial(schedule.next_step, now))

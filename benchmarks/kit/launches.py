@@ -21,7 +21,7 @@ from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation.engine import cache
 from deployments.generation.engine.causal_model import CausalModel
 from deployments.generation.engine.paged_attention import gathered
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 
 _LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
 _FREE = ("aten::empty", "aten::new_empty", "aten::detach")

@@ -29,7 +29,7 @@ def windve(folder: Path, dtype: str) -> Decoder:
     from deployments.engines.packed.tensors import Place, Weights
     from deployments.generation.engine.causal_model import CausalModel
     from deployments.generation.scheduler.block_pool import blocks_of
-    from deployments.generation.scheduler.step import Chunk
+    from deployments.generation.scheduler.work import Chunk
 
     place, blocks = Place(torch.device("cpu"), getattr(torch, dtype)), 128
     model = CausalModel(AutoConfig.from_pretrained(folder), Weights.of_files(folder, place), blocks)

@@ -1,8 +1,8 @@
 """A Router's connection to one embedding replica, and what it sends there.
 
 The link detects a replica that hangs, because its device does not answer or its process was stopped. A replica hangs if
-it has begun no run and answered nothing for `_HANGS` times the predicted time for all its work, and for at least
-`_HANGS_SLO` of the SLO. Its queries are then overdue (`retries`). The time is predicted from its last state: when the
+it has begun no run and answered nothing for twice the predicted time for all its work, and for at least half of the
+SLO (`replica_view`). Its queries are then overdue (`retries`). The time is predicted from its last state: when the
 Router sends it a query and has no other there, and again at each sign of progress. A replica whose connection broke
 hangs after the same time, unless it is known by then that it has dropped its queries.
 """
@@ -22,13 +22,12 @@ from deployments.embedding.frames import Offer, Report
 from deployments.embedding.view import View
 from deployments.errors import ReplicaLost
 from deployments.serving.replica_link import ReplicaLink, learned
+from deployments.serving.replica_view import hangs_after_s
 
 if TYPE_CHECKING:
     from deployments.embedding.pool import Pool
 
 logger = logging.getLogger("ray.serve")
-
-_HANGS, _HANGS_SLO = 2.0, 0.5
 
 
 class Link(ReplicaLink[View, Channel]):
@@ -120,7 +119,7 @@ class Link(ReplicaLink[View, Channel]):
     @property
     def _hangs_at(self) -> float:
         slo_s: float = self.pool.policy["slo_s"]
-        return self._progress_at + max(_HANGS * self._needs_s, _HANGS_SLO * slo_s)
+        return self._progress_at + hangs_after_s(self._needs_s, slo_s)
 
     def _watch(self) -> None:
         if self._channel is not None and asyncio.get_running_loop().time() > self._hangs_at:

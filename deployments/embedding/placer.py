@@ -23,8 +23,8 @@ from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
 from deployments.embedding.view import Ask
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
 from deployments.serving.ejections import Ejections
+from deployments.serving.replica_set import ASKED
 
-_ASKED = 4  # the most replicas of a pool that are asked for one query
 _RETRY_LATER = 0.02  # of the SLO, and at least a query's cost: added to the opening, when many clients would come back
 _SHORTEST_RETRY_S = 0.01
 
@@ -80,7 +80,7 @@ class Placer:
     @property
     def routers(self) -> int:
         """The number of live Routers, including this one, as far as a few replicas know."""
-        states = [link.view.state for pool in self.pools.values() for link in pool.live[:_ASKED]]
+        states = [link.view.state for pool in self.pools.values() for link in pool.live[:ASKED]]
         return max((state.routers for state in states if state is not None), default=1)
 
     def price(self, lengths: Sequence[int], unit: Unit, answers: Answers | None = None) -> float:
@@ -159,7 +159,7 @@ class Placer:
             depth = pool.config.queue_depth if pool.by_count else None
             slo_s, now = max(self.config.slo_s, request.allowed_s), loop.time()
             ask = self._ask(now, request, lengths[0])
-            for link in pool.soonest(now, lengths, _ASKED, ask=ask, slo_s=slo_s, depth=depth):
+            for link in pool.soonest(now, lengths, ASKED, ask=ask, slo_s=slo_s, depth=depth):
                 now = loop.time()  # asking the previous replica took time
                 if not request.deferrable and (opens_s := link.view.opens_for_s(now, ask)) > 0:
                     if request.last_pool != pool.name:

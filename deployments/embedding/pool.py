@@ -17,8 +17,6 @@ from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.view import UNKNOWN_COST, Ask
 from deployments.serving.replica_set import ReplicaSet
 
-# Factor on the finish of a replica on another node: one slow run on this node must not send queries to others.
-_AWAY = 1.25
 # For one query, so many replicas are compared, the open ones among so many: all of a thousand would take milliseconds.
 _COMPARED, _LOOKED_AT = 16, 32
 
@@ -142,11 +140,7 @@ class Pool(ReplicaSet[Link]):
         yield from heapq.nsmallest(
             most,
             live,
-            key=lambda link: (
-                link.view.opens_for_s(now, ask) > 0,
-                round(link.view.finish_s(now, lengths) * (_AWAY if link.view.rank[0] else 1.0), 4),
-                link.view.rank,
-            ),
+            key=lambda link: link.view.order(link.view.opens_for_s(now, ask), link.view.finish_s(now, lengths)),
         )
 
     def is_full(self, now: float, ask: Ask) -> bool:

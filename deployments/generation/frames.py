@@ -14,8 +14,7 @@ import numpy as np
 
 from deployments.admission.fair_share import Tenant
 from deployments.generation.request import Finish
-from deployments.generation.scheduler.hybrid.host_cache import HostState
-from deployments.generation.scheduler.state import StepState
+from deployments.generation.scheduler.state import HostState, StepState
 from deployments.generation.text.sampling import Picked, Sampling
 from deployments.serving.frames import Head, encode_head, frame_of, head_of, known
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from deployments.generation.channel import GenerationChannel, PendingGeneration
 from deployments.generation.frames import GenerationOffer, GenerationReport, NewToken
-from deployments.generation.scheduler.hybrid.host_cache import HostState
-from deployments.generation.scheduler.hybrid.planner import MODES
+from deployments.generation.scheduler.state import MODES, HostState
 from deployments.generation.view import GenerationView
 from deployments.serving.replica_link import ReplicaLink, learned
 

@@ -20,8 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from deployments.generation.scheduler.hybrid.host_cache import HostState
-from deployments.generation.scheduler.hybrid.planner import MODES
+from deployments.generation.scheduler.state import MODES, HostState
 from deployments.serving.metrics import (
     BUSY,
     CANCELLED,
@@ -331,25 +330,18 @@ class _HostMetrics:
             "host_slowdown_ratio": "What the host's attention takes now, as a share of what its model says",
         }
         self._gauges = pool_gauges(instruments, gauges)
-        self._told: dict[tuple[int, tuple[str, ...]], float] = {}  # the total of each counter that was published
 
     def publish(self, host: HostState) -> None:
         """Publish what was counted since the last call, and the gauges, to Ray."""
         for mode, steps in zip(MODES, host.steps, strict=True):
-            self._count(self._steps, steps, mode)
+            self._steps.reached(steps, self._pool, mode)
         for to, moved in zip(("accelerator", "host"), host.moved, strict=True):
-            self._count(self._moved, moved, to)
-        self._count(self._tokens, host.tokens)
-        self._count(self._hybrid, host.alone + host.gained)
-        self._count(self._alone, host.alone)
+            self._moved.reached(moved, self._pool, to)
+        self._tokens.reached(host.tokens, self._pool)
+        self._hybrid.reached(host.alone + host.gained, self._pool)
+        self._alone.reached(host.alone, self._pool)
+        for counted in (self._steps, self._moved, self._tokens, self._hybrid, self._alone):
+            counted.publish()
         figures = host.blocks - host.free_blocks, host.free_blocks, host.parked, host.slowdown
         for gauge, figure in zip(self._gauges.values(), figures, strict=True):
             gauge.set(float(figure), {"pool": self._pool})
-
-    def _count(self, counted: Tally, total: float, *tags: str) -> None:
-        """Publish a counter by its total since the start."""
-        key = id(counted), tags
-        before = self._told.get(key, 0.0)
-        counted.add(total - before, self._pool, *tags)
-        self._told[key] = max(total, before)
-        counted.publish()

@@ -38,14 +38,14 @@ from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.view import GenerationView
 from deployments.serving.ejections import Ejections
+from deployments.serving.replica_set import ASKED
+from deployments.serving.replica_view import hangs_after_s
 
 logger = logging.getLogger("ray.serve")
 
-_ASKED = 4  # the most replicas of a pool that are asked for one generation
 _ANSWERS_S = 1.0  # a replica that sends nothing at all for this time is passed over
 _LATER = 0.02  # of `ttft_s`, added to Retry-After: at the very moment of the opening, a client comes too early
 _SHORTEST_RETRY_S = 0.05
-_HANGS, _HANGS_TTFT = 2.0, 0.5  # a first token is overdue after twice the predicted time, and half of the promised one
 _HURRIED = 0.25  # of the promised time: if others delayed an offer by more, a refusal as "never" may be due to that
 
 
@@ -142,7 +142,7 @@ class GenerationPlacer:
                 offered.ends(clock(), _outcome(found))
             if isinstance(found, PendingGeneration):
                 self._admitted(request, pool, link)
-                request.overdue_at = now + max(_HANGS * first_s, _HANGS_TTFT * (request.due - request.started))
+                request.overdue_at = now + hangs_after_s(first_s, request.due - request.started)
                 return Placed(link, found, now)
             if found is None:
                 request.hurried = True
@@ -273,7 +273,7 @@ class GenerationPlacer:
     def candidates(self, request: GenerationRequest) -> Iterator[tuple[GenerationPool, GenerationLink]]:
         for pool in self.pools.values():
             now = asyncio.get_running_loop().time()
-            for link in islice(pool.soonest(now, len(request.wanted.ids)), _ASKED):
+            for link in islice(pool.soonest(now, len(request.wanted.ids)), ASKED):
                 if link.is_live and link is not request.broken:  # a link may have died while others were asked
                     yield pool, link
 

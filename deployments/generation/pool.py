@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from deployments.generation.channel import GenerationChannel
 from deployments.generation.link import GenerationLink
 from deployments.serving.replica_set import ReplicaSet
-
-_AWAY = 1.25  # factor on the predicted first token of a replica on another node
 
 
 class GenerationPool(ReplicaSet[GenerationLink]):
@@ -18,19 +16,12 @@ class GenerationPool(ReplicaSet[GenerationLink]):
     link_type = GenerationLink
     channel_type = GenerationChannel
 
-    def soonest(self, now: float, tokens: int) -> Iterator[GenerationLink]:
+    def soonest(self, now: float, tokens: int) -> Sequence[GenerationLink]:
         """The live replicas: open ones first, and then by predicted first token. Replicas that have stopped or are
         ejected are left out.
         """
         live = [link for link in self.live if not link.view.is_out(now)]
-        yield from sorted(
-            live,
-            key=lambda link: (
-                link.view.opens_s(now) > 0,
-                round(link.view.first_s(now, tokens) * (_AWAY if link.view.rank[0] else 1.0), 4),
-                link.view.rank,
-            ),
-        )
+        return sorted(live, key=lambda link: link.view.order(link.view.opens_s(now), link.view.first_s(now, tokens)))
 
     @property
     def in_flight(self) -> int:

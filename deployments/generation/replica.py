@@ -15,7 +15,7 @@ from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.settings import GenerationSettings
 from deployments.generation.step_loop import StepLoop
-from deployments.generation.step_run import StepWork, steps_in
+from deployments.generation.step_work import StepWork, steps_in
 from deployments.generation.text.model_card import GenerationCard, read_generation_card
 from deployments.hardware.device_detector import CPU
 from deployments.models.space import space_of

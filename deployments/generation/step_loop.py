@@ -1,8 +1,17 @@
 """The main loop of a generating replica: admits generations that Routers offer, runs step after step, and sends tokens.
 
-`StepScheduler` decides; `compute`, an argument, runs the engine. While a step runs, the loop goes on: it admits offers,
-drops what is called off, and composes the next step shortly before the current one ends. Nothing is stored outside the
-replica. If it dies, its generations end. If a Router's connection ends, the replica drops the Router's generations.
+`StepScheduler` decides; `compute`, an argument, runs the engine (`pipeline`). While a step runs, the loop admits
+offers, and drops what is called off. Nothing is stored outside the replica. If it dies, its generations end. If a
+Router's connection ends, the replica drops the Router's generations.
+
+    a step fails        answers that already have tokens end with its error; a probe runs a few meaningless tokens
+                        through the model. The same happens to a generation without finite numbers
+    the probe fails,    the engine is broken: Routers offer the prompts elsewhere, once, and the replica's health check
+    or hangs            fails until a step succeeds
+    the probe succeeds  a prompt was bad; if the step had only one, the prompt ends with the error. Otherwise nobody
+                        knows which: Routers offer all of them elsewhere, once. So they do with prompts that were not in
+                        the step
+
 Imports neither ray nor torch; tests run it in virtual time.
 """
 
@@ -13,44 +22,50 @@ import contextvars
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from deployments.errors import EngineFailed
-from deployments.generation.failed_steps import FailedSteps
 from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
-from deployments.generation.offer_inbox import OfferInbox
+from deployments.generation.offered import Answer, GenerationSession, OfferedGeneration, offered
+from deployments.generation.pipeline import Pipeline, Step
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepState
-from deployments.generation.scheduler.step import UNTIMED, load_of
 from deployments.generation.scheduler.step_time import HostTime, StepTime
-from deployments.generation.step import Answer, GenerationSession, OfferedGeneration, Step, offered
-from deployments.generation.step_run import Compute, Found, StepWork, probe_work
+from deployments.generation.scheduler.work import UNTIMED, load_of
+from deployments.generation.step_work import Compute, Found, StepWork, probe_work
 from deployments.generation.text.sampling import Picked, Sampler
 from deployments.serving.frames import FailureKind, add_failure, known
 from deployments.serving.planned_runs import PlannedRuns, Timed
-from deployments.serving.sessions import Connection, RouterSessions
+from deployments.serving.sessions import PROBE_TIMEOUT_S, Connection, RouterSessions, later
 
 logger = logging.getLogger("ray.serve")
 
 _MOST_UNSENT = 2**24  # unread bytes after which a Router's connection is closed
+_READS_S = 0.005  # how long it decides on offers at a time; while hundreds wait, steps and reports go on in between
 _SOONER_S = 0.02  # a Router gets a new report if there is room this much earlier than it was told
-_AVERAGED = 0.1  # weight of the latest step in the mean time to compose one
-_WAKES_S = 0.0015  # the most by which an idle event loop's timers are late
 _PAUSED = "a calibration is measuring this device"
 _NO_NUMBERS = "the engine gave no finite numbers"
+
+
+class _Failed(NamedTuple):
+    """A prompt without a first token, after a failed step. `is_bad`: if the engine works, it broke the step."""
+
+    prompt: OfferedGeneration
+    sentence: str
+    is_bad: bool
 
 
 class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
     """Runs the engine for Routers. All methods are called on the event loop.
 
-    At most two steps are under way: the first runs in the engine; the second, composed shortly before the first ends,
-    waits there. `_composed` commits rows and blocks to a step, `_begin` hands it to the engine's thread, and `_ended`
-    sends its tokens and frees ended rows. After an error that leaves the scheduler's state unknown, `_start_over` fails
-    all generations and ignores the results of these steps.
+    `_compose` commits rows and blocks to a step, and `_account` sends its tokens and frees ended rows. After an error
+    that leaves the scheduler's state unknown, `_start_over` fails all generations and ignores the results of the steps
+    that are under way.
     """
 
     session_type = GenerationSession
@@ -69,23 +84,30 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         self.schedule = schedule
         self._measured = schedule.model
         self._measured_host = None if schedule.host is None else schedule.host.time
-        self._compute, self._on_step, self._on_failure = compute, on_step, on_failure
-        self._steps: deque[Step] = deque()  # under way: the engine begins the second when the first has ended
-        self._compose_s = 0.0  # mean time to compose a step
+        self._on_step, self._on_failure = on_step, on_failure
+        self._pipeline = Pipeline(
+            schedule, compute, clock, compose=self._compose, ended=self._ended, start_over=self._start_over
+        )
         self._stopped: list[Row] = []  # rows that end with the next step of generations
-        self._inbox = OfferInbox(self)
+        self._inbox: deque[tuple[GenerationSession, Callable[[], None]]] = deque()  # what is left to do for frames
         self.planned = PlannedRuns[StepWork](self, self._time_planned)
-        self._failed_steps = FailedSteps(self)
+        self._failed: list[_Failed] = []  # until the probe has ended
+        self._probe_limit: asyncio.TimerHandle | None = None  # of the probe that runs after a failed step
 
     @property
     def in_flight(self) -> int:
         """How many admitted generations have not ended."""
-        return sum(len(session.admitted) for session in self._sessions.values())
+        return sum(1 for _ in self._admitted)
+
+    @property
+    def _admitted(self) -> Iterable[OfferedGeneration]:
+        return chain.from_iterable(session.admitted.values() for session in self._sessions.values())
 
     @property
     def running_s(self) -> float:
         """Seconds that the engine has been in its current step; 0 while it is idle."""
-        return self.now() - self._steps[0].began if self._steps else 0.0
+        steps = self._pipeline.steps
+        return self.now() - steps[0].began if steps else 0.0
 
     def state(self) -> StepState:
         """The replica's state now, as it reports it to Routers."""
@@ -95,30 +117,56 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
     @property
     def is_busy(self) -> bool:
         """Whether an offer is undecided, a generation has not ended, or a step runs."""
-        return bool(self._inbox or self.in_flight or self._steps)
+        return bool(self._inbox or self.in_flight or self._pipeline.steps)
 
     # --- frames from Routers ------------------------------------------------------------------------------------------
 
     def receive(self, connection: Connection, offers: GenerationOffers) -> None:
-        """Handle a Router's frame. What it calls off ends at once. Its settings and offers go through the inbox, which
-        reads a few milliseconds at a time so that reports can be sent in between.
+        """Handle a Router's frame. What it calls off ends at once. Its settings and offers wait for those of earlier
+        frames.
         """
         session = self._session(connection)
         if offers.called_off:
-            self.drop(session.admitted.get(number) for number in offers.called_off)
+            self._drop(session.admitted.get(number) for number in offers.called_off)
         for number, answer in offers.stopped:
             self._stop(session.admitted.get(number), answer)
         if offers.asks:
             session.asks = True
             self.report_soon()
-        self._inbox.receive(session, offers, self.now())
+        session.called_off.update(offers.called_off)
+        todo: list[Callable[[], None]] = [partial(self._take, session, offer, self.now()) for offer in offers.offers]
+        if offers.settings is not None:
+            todo.insert(0, partial(self._configure, session, offers.settings))
+        is_first = not self._inbox
+        todo.append(partial(self._have_read, session, offers))
+        self._inbox.extend((session, handle) for handle in todo)
+        if is_first:  # otherwise `_read` will get to it
+            self._read()
 
-    def have_read(self) -> None:
-        """Called after the inbox has read for a while: begin a step if there is work."""
+    def _read(self) -> None:
+        """Decide on what is in the inbox for a while, and begin a step if there is work."""
+        ends = time.perf_counter() + _READS_S
+        while self._inbox:
+            session, handle = self._inbox.popleft()
+            try:
+                if not session.gone:
+                    handle()
+            except Exception:
+                logger.exception("a Router's frame cannot be read: its connection is closed")
+                self._hang_up(session)
+            if time.perf_counter() > ends:
+                break
+        if self._inbox:
+            asyncio.get_running_loop().call_soon(self._read, context=contextvars.Context())
         self._idle.set()
-        self._look()
+        self._pipeline.look()
 
-    def hang_up(self, session: GenerationSession) -> None:
+    @staticmethod
+    def _have_read(session: GenerationSession, offers: GenerationOffers) -> None:
+        session.called_off.difference_update(offers.called_off)
+        session.seen += 1
+
+    def _hang_up(self, session: GenerationSession) -> None:
         """Close a Router's connection, and drop its generations."""
         self.gone(session.connection)
         session.connection.hang_up()
@@ -128,10 +176,10 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         session = self._sessions.pop(connection, None)
         if session is not None:
             session.gone = True
-            self.drop(list(session.admitted.values()), cut_off=True)
+            self._drop(list(session.admitted.values()), cut_off=True)
             self._idle.set()
 
-    def configure(self, session: GenerationSession, settings: dict[str, Any]) -> None:
+    def _configure(self, session: GenerationSession, settings: dict[str, Any]) -> None:
         """Apply a Router's settings (`GenerationRouterConfig.policy`). Adjacent versions may send more or fewer."""
         self._identify(session, str(settings["router"]))
         bounds = {name: float(str(settings[name])) for name in ("ttft_s", "tpot_s", "bulk_share") if name in settings}
@@ -144,7 +192,9 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         )
         self.report_soon()
 
-    def take(self, session: GenerationSession, offer: GenerationOffer, came_at: float) -> None:
+    def _take(self, session: GenerationSession, offer: GenerationOffer, came_at: float) -> None:
+        if offer.number in session.called_off:  # nobody waits for a decision
+            return
         now = self.now()
         waited_s = now - came_at
         answers = [Answer(number, Sampler(offer.sampling, number, offer.end_tokens)) for number in range(offer.answers)]
@@ -160,17 +210,19 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             offer=offer,
             each_answer=answers,
         )
-        if not self.planned.is_on and self.schedule.offer(now, generation):
+        decision = None if self.planned.is_on else self.schedule.offer(now, generation)
+        if decision is not None and decision.admitted:
             session.admitted[offer.number] = generation
             self._tell(session).admitted.append(offer.number)
             return
         # Ignore the wait in the inbox: it must not turn an offer that came in time into one that is never possible.
-        never = (self.planned.is_on or generation.never) and self.schedule.admission.never(generation, offer.left_s)
+        never = (decision is None or decision.never) and self.schedule.admission.never(generation, offer.left_s)
         sure_s = offer.left_s / (1 + self.schedule.learning.margin)  # so that a prompt of `longest` is then admitted
         longest = self.schedule.admission.longest_prompt(sure_s) if never else 0
-        opens_s, why = generation.opens_s or waited_s, ""  # if only its wait was too long, the next would wait as long
-        if self.planned.is_on:
+        if decision is None:
             opens_s, why = self.planned.left_s, _PAUSED
+        else:  # if only its wait was too long, the next would wait as long
+            opens_s, why = decision.opens_s or waited_s, ""
         self._tell(session).refused.append(RefusedOffer(offer.number, never, longest, opens_s, why))
 
     def _stop(self, generation: OfferedGeneration | None, number: int) -> None:
@@ -180,11 +232,11 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         answer = generation.each_answer[number]
         answer.stopped = answer.sampler.ended = True
         if all(answer.stopped for answer in generation.each_answer):
-            self.drop([generation])
+            self._drop([generation])
         else:
             self._stopped += [row for row in generation.rows if row.number == number]
 
-    def drop(self, generations: Iterable[OfferedGeneration | None], *, cut_off: bool = False) -> None:
+    def _drop(self, generations: Iterable[OfferedGeneration | None], *, cut_off: bool = False) -> None:
         """Drop generations that nobody waits for. Their slots are free at once, except in the current step. `cut_off`:
         an error or a lost Router dropped them, not their clients.
         """
@@ -203,84 +255,15 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
 
     async def probe(self) -> None:
         """Run a few tokens through the model, if there is room. Raises EngineFailed."""
-        if (work := self.probe_work()) is not None:
-            await self.time_step(work)
+        if (work := self._probe_work()) is not None:
+            await self._time_step(work)
 
-    def probe_work(self) -> StepWork | None:
+    def _probe_work(self) -> StepWork | None:
         """A probe that uses a free block. None if no block is free."""
         block = self.schedule.room.free_block
         return None if block is None else probe_work(block)
 
-    def _look(self) -> None:
-        """Begin the next step if none runs and there is work."""
-        if not self._steps:
-            self._compose(self.now())
-
-    def _look_ahead(self, step: Step) -> None:
-        """Compose the next step while this one runs, so that the engine begins it without a pause."""
-        if len(self._steps) == 1 and self._steps[0] is step and not step.forgotten:
-            self._compose(max(self.now(), self.schedule.ends_at))
-
-    def _compose(self, at: float) -> None:
-        """Compose a step that begins at `at`, and hand it to the engine."""
-        began = self.now()
-        step = None
-        try:
-            step = self._composed(at)
-        except Exception as error:  # noqa: BLE001 - whatever it is, its generations must end
-            self._start_over(error)
-        if step is not None:
-            self._begin(step)
-            self._compose_s += _AVERAGED * (self.now() - began - self._compose_s)
-
-    def _composed(self, at: float) -> Step | None:
-        """The next step. None if there is nothing to do, or nothing that can be known while another step runs."""
-        chunks = self.schedule.next_step(at)
-        if not chunks and (self._steps or not self.schedule.joins):
-            return None
-        return Step.of(self.schedule, chunks, at)
-
-    def _begin(self, step: Step) -> None:
-        def ended(found: Found | BaseException) -> None:
-            step.found = found
-            while self._steps and self._steps[0].found is not None:
-                self._ended(self._steps[0], self._steps[0].found)
-
-        def begin() -> None:
-            try:
-                self._compute(step.work, ended)
-            except Exception as error:  # noqa: BLE001 - whatever it is, its generations must end
-                asyncio.get_running_loop().call_soon(ended, error)
-
-        self._steps.append(step)
-        contextvars.Context().run(begin)  # an empty context, so that the step is not tied to the current call
-        if len(self._steps) == 1:
-            self._look_ahead_soon(step)
-
-    def _look_ahead_soon(self, step: Step) -> None:
-        """Schedule `_look_ahead` as late as possible: later offers have to wait for one more step."""
-        if step.chunks:
-            soon_s = self.schedule.ends_at - self.now() - 2 * self._compose_s - _WAKES_S
-            asyncio.get_running_loop().call_later(soon_s, self._look_ahead, step, context=contextvars.Context())
-
-    def _ended(self, step: Step, found: Found | BaseException) -> None:
-        now = self.now()
-        try:
-            if step.tell is not None:
-                step.tell(self._timed(step, found))
-            elif not step.forgotten:
-                self._account(now, step, found)
-        except Exception as error:  # noqa: BLE001 - whatever it is, its generations must end
-            self._start_over(error)
-        self._steps.popleft()
-        if self._steps:
-            self._steps[0].began = now
-            self._look_ahead_soon(self._steps[0])
-        self._idle.set()
-        self.report_soon()
-        self._look()
-
-    def time_step(self, work: StepWork) -> asyncio.Future[Timed]:
+    def _time_step(self, work: StepWork) -> asyncio.Future[Timed]:
         """Begin a step that belongs to no generation. Returns a future of its time, which may raise EngineFailed."""
         timed: asyncio.Future[Timed] = asyncio.get_running_loop().create_future()
 
@@ -292,18 +275,33 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             else:
                 timed.set_result(found)
 
-        self.run_step(work, tell)
+        self._run_step(work, tell)
         return timed
 
     def _time_planned(self, work: StepWork) -> asyncio.Future[Timed]:
         for sampler in chain.from_iterable(row.samplers for row in work.samplers):
             sampler.ended = False  # an earlier draw from meaningless tokens may have ended it
-        return self.time_step(work)
+        return self._time_step(work)
 
-    def run_step(self, work: StepWork, tell: Callable[[Timed | EngineFailed], None]) -> None:
+    def _run_step(self, work: StepWork, tell: Callable[[Timed | EngineFailed], None]) -> None:
         """Begin a step that belongs to no generation. `tell` is called when it has ended."""
         self.schedule.lend(now := self.now(), load_of(work.work.chunks))
-        self._begin(Step((), work, now, 0.0, tell=tell))
+        self._pipeline.begin(Step((), work, now, 0.0, tell=tell))
+
+    def _compose(self, at: float) -> Step | None:
+        chunks = self.schedule.next_step(at)
+        if not chunks and (self._pipeline.steps or not self.schedule.joins):
+            return None
+        return Step.of(self.schedule, chunks, at)
+
+    def _ended(self, now: float, step: Step) -> None:
+        assert step.found is not None
+        if step.tell is not None:
+            step.tell(self._timed(step, step.found))
+        elif not step.forgotten:
+            self._account(now, step, step.found)
+        self._idle.set()
+        self.report_soon()
 
     def _timed(self, step: Step, found: Found | BaseException) -> Timed | EngineFailed:
         if isinstance(found, BaseException):
@@ -330,7 +328,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
                 self.problem = None
         except BaseException as error:  # noqa: BLE001
             in_step = [offered(chunk.row) for chunk in step.chunks]
-            self._failed_steps.add(self._begun(step), in_step, self._on_failure(error))
+            self._step_failed(self._begun(step), in_step, self._on_failure(error))
         stopped, self._stopped = self._stopped, []
         ends = [*finished, *stopped]
         self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, compute_s=compute_s)
@@ -338,23 +336,13 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             if not (generation := offered(row)).rows:
                 generation.session.admitted.pop(generation.offer.number, None)
 
-    def _start_over(self, error: Exception) -> None:
-        """The scheduler's state is unreliable: fail all generations, and go on with an empty cache."""
-        every = list(chain.from_iterable(session.admitted.values() for session in self._sessions.values()))
-        for generation in every:
-            generation.rows = []
-        for step in self._steps:
-            step.forgotten = True
-        self.schedule.clear()
-        self.fail(every, self._on_failure(error))
-
     def _picked(self, chunk: ScheduledChunk, picked: list[Picked] | None) -> list[Row]:
         """Send these tokens. Returns the rows that end with them."""
         generation = offered(chunk.row)
         if generation.gone or picked == []:
             return []
         if picked is None:
-            self._failed_steps.add([generation], [generation], f"{_NO_NUMBERS} for this prompt")
+            self._step_failed([generation], [generation], f"{_NO_NUMBERS} for this prompt")
             return []
         ended = set()
         for answer, one in zip(generation.drawn_from(chunk), picked, strict=True):
@@ -366,18 +354,62 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
                 ended.add(answer.number)
         return [row for row in generation.rows if row.number in ended] if ended else []
 
+    # --- failures -----------------------------------------------------------------------------------------------------
+
+    def _start_over(self, error: Exception) -> None:
+        """The scheduler's state is unreliable: fail all generations, and go on with an empty cache."""
+        every = list(self._admitted)
+        for generation in every:
+            generation.rows = []
+        for step in self._pipeline.steps:
+            step.forgotten = True
+        self.schedule.clear()
+        self._fail(every, self._on_failure(error))
+
     def _begun(self, step: Step) -> list[OfferedGeneration]:
         """The generations that the cache holds anything of. After a failed step, its contents are unknown."""
         now = {id(chunk.row.generation) for chunk in step.chunks}
-        every = chain.from_iterable(session.admitted.values() for session in self._sessions.values())
-        return [one for one in every if id(one) in now or any(row.computed for row in one.rows)]
+        return [one for one in self._admitted if id(one) in now or any(row.computed for row in one.rows)]
 
-    def fail(self, generations: Sequence[OfferedGeneration], sentence: str) -> None:
+    def _step_failed(
+        self, generations: Sequence[OfferedGeneration], in_step: Collection[OfferedGeneration], sentence: str
+    ) -> None:
+        """Handle a failed step. `generations`: all whose contents in the cache are unknown now. Without a free block
+        there is no probe; the next step then shows whether the engine works.
+        """
+        prompts = [one for one in generations if not any(answer.tokens for answer in one.each_answer)]
+        self._fail([one for one in generations if one not in prompts], sentence)
+        self._drop(prompts, cut_off=True)
+        suspects = [one for one in prompts if one in in_step]
+        self._failed += [_Failed(one, sentence, suspects == [one]) for one in prompts]
+        if self._probe_limit is not None:
+            return
+        if (work := self._probe_work()) is None:
+            self._tell_of_prompts(is_broken=False)
+        else:
+            limit_s = self.schedule.until_free(self.now()) + PROBE_TIMEOUT_S
+            slow = EngineFailed(f"the engine has not computed a few tokens within {PROBE_TIMEOUT_S:g} s")
+            self._probe_limit = later(limit_s, partial(self._probed, slow))
+            self._run_step(work, self._probed)
+
+    def _probed(self, found: Timed | EngineFailed) -> None:
+        """The probe has ended, or has taken too long. In the latter case, it may still end later."""
+        if self._probe_limit is not None:
+            self._probe_limit.cancel()
+        self._probe_limit, self.problem = None, str(found) if isinstance(found, EngineFailed) else None
+        self._tell_of_prompts(is_broken=self.problem is not None)
+
+    def _tell_of_prompts(self, *, is_broken: bool) -> None:
+        failed, self._failed = self._failed, []
+        for prompt, sentence, is_bad in failed:
+            self._tell_failed([prompt], sentence, "broken" if is_broken else None if is_bad else "suspect")
+
+    def _fail(self, generations: Sequence[OfferedGeneration], sentence: str) -> None:
         """End these with an error."""
-        self.tell_failed(generations, sentence)
-        self.drop(generations, cut_off=True)
+        self._tell_failed(generations, sentence)
+        self._drop(generations, cut_off=True)
 
-    def tell_failed(
+    def _tell_failed(
         self, generations: Iterable[OfferedGeneration], sentence: str, kind: FailureKind | None = None
     ) -> None:
         """Report to Routers that these failed. `kind`: see `Failures`."""
@@ -395,4 +427,4 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         super()._deliver(session, report)
         if session.connection.unsent > _MOST_UNSENT:
             logger.warning("closing the connection to Router %s: it does not read", session.name)
-            self.hang_up(session)
+            self._hang_up(session)

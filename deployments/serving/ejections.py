@@ -1,9 +1,9 @@
 """Outlier ejection: when a Router stops sending to a replica whose engine fails or hangs, and for how long.
 
 It follows Envoy's outlier detection, for the same reason: a replica that fails at once looks idle, and so attracts all
-queries (https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier). The first three numbers are
-Envoy's defaults (`consecutive_5xx`, `base_ejection_time`, `max_ejection_time`). Envoy's `max_ejection_percent` of 10 %
-suits hundreds of hosts; a pool here may have two.
+queries (https://www.envoyproxy.io/docs/envoy/latest/intro/arch_overview/upstream/outlier). The three numbers of
+`replica_view.Outlier` are Envoy's defaults (`consecutive_5xx`, `base_ejection_time`, `max_ejection_time`). Envoy's
+`max_ejection_percent` of 10 % suits hundreds of hosts; a pool here may have two.
 
     ejected        after `FAILURES` failures in a row: an offer failed because of the engine, or a first token was
                    overdue while another replica had room. Of those that are overdue together, only one counts, so that
@@ -22,56 +22,14 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from deployments.serving.replica_link import ReplicaLink
-    from deployments.serving.replica_set import ReplicaSet
+from deployments.serving.replica_link import ReplicaLink
+from deployments.serving.replica_set import ReplicaSet
 
 logger = logging.getLogger("ray.serve")
 
-FAILURES = 5
-BASE_S, LONGEST_S = 30.0, 300.0
 MOST_EJECTED = 0.5  # of a Router's replicas, rounded up
-
-
-@dataclass(slots=True)
-class Outlier:
-    """A Router's counts for one replica. `until`: when its ejection ends, in the Router's loop time."""
-
-    failures: int = 0  # in a row
-    ejections: int = 0
-    until: float = -math.inf
-    last_overdue_at: float = -math.inf  # when an overdue first token was last counted
-
-    def count(self, *, worked: int, failed: int) -> None:
-        """Count the outcomes of offers since the last report. `worked`: those that show that the engine works."""
-        self.failures = failed if worked else self.failures + failed
-
-    def count_overdue(self, now: float, offered_at: float) -> bool:
-        """Count an overdue first token, unless its prompt was offered before the last one was counted: one pause may
-        explain both. Returns whether it counts.
-        """
-        if offered_at < self.last_overdue_at:
-            return False
-        self.last_overdue_at = now
-        self.failures += 1
-        return True
-
-    def should_be_ejected(self, now: float) -> bool:
-        return self.failures >= FAILURES and not self.is_ejected(now)
-
-    def is_ejected(self, now: float) -> bool:
-        return now < self.until
-
-    def eject(self, now: float) -> float:
-        """Eject the replica. Returns for how many seconds."""
-        well_s = now - self.until
-        self.ejections = 1 if well_s > min(BASE_S * self.ejections, LONGEST_S) else self.ejections + 1
-        ejected_s = min(BASE_S * self.ejections, LONGEST_S)
-        self.until = now + ejected_s
-        return ejected_s
 
 
 def may_eject_one(ejected: int, replicas: int) -> bool:

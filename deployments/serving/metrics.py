@@ -103,6 +103,13 @@ class Tally:
     counter: _Counter
     names: tuple[str, ...]
     steps: dict[tuple[str, ...], float] = field(default_factory=dict)
+    _totals: dict[tuple[str, ...], float] = field(default_factory=dict)
+
+    def reached(self, total: float, *values: str) -> None:
+        """Add what a total since the start has grown by."""
+        before = self._totals.get(values, 0.0)
+        self.add(total - before, *values)
+        self._totals[values] = max(total, before)
 
     def add(self, step: float, *values: str) -> None:
         self.steps[values] = self.steps.get(values, 0.0) + step
@@ -213,7 +220,6 @@ class ReplicaMetrics:
             instruments, "windve_refusals", "Queries that a replica refused, by reason", ("pool", "reason")
         )
         self._reasons = reasons
-        self._refused: Sequence[int] = (0,) * len(reasons)
         self._gauges = pool_gauges(instruments, gauges)
         self._info: Gauge = instruments.Gauge("windve_info", "Always 1; what this replica runs", ("pool", *info))
         self._about = {**self._pool, **info}
@@ -232,9 +238,8 @@ class ReplicaMetrics:
         """Publish what was counted since the last call, and this replica's gauges, to Ray. `state` has the gauges'
         fields, and `refusals`: counts since the start, by reason.
         """
-        for reason, before, now in zip(self._reasons, self._refused, state.refusals, strict=True):
-            self._refusals.add(now - before, self._pool["pool"], reason)
-        self._refused = tuple(state.refusals)
+        for reason, total in zip(self._reasons, state.refusals, strict=True):
+            self._refusals.reached(total, self._pool["pool"], reason)
         for counted in (*self._tallies, self._refusals):
             counted.publish()
         for histogram in (self._inference, self._sizes):

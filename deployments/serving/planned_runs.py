@@ -10,12 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.errors import Unavailable
-
-if TYPE_CHECKING:
-    from deployments.serving.sessions import RouterSessions
 
 W = TypeVar("W")
 
@@ -32,12 +29,21 @@ class Timed(NamedTuple):
     host_s: float = 0.0
 
 
+class Worker(Protocol):
+    """What runs the engine for Routers (`sessions.RouterSessions`)."""
+
+    now: Callable[[], float]
+
+    async def drained(self) -> None: ...
+    def report_to_all(self) -> None: ...
+
+
 class PlannedRuns(Generic[W]):
     """A replica's planned runs. While the lease `is_on`, nothing is admitted. `time_one` runs one in the engine's
     thread, as it runs any other.
     """
 
-    def __init__(self, loop: RouterSessions[Any, Any], time_one: Callable[[W], Awaitable[Timed]]) -> None:
+    def __init__(self, loop: Worker, time_one: Callable[[W], Awaitable[Timed]]) -> None:
         self._loop, self._time_one = loop, time_one
         self._holder, self._until, self._in_call = "", -math.inf, False
 

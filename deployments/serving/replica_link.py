@@ -7,15 +7,12 @@ import contextvars
 import logging
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from deployments.errors import ReplicaLost
 from deployments.serving.channel import RouterChannel
 from deployments.serving.frames import WIRE, speaks
 from deployments.serving.replica_view import QUIET_S, ReplicaView
-
-if TYPE_CHECKING:
-    from deployments.serving.replica_set import ReplicaSet
 
 logger = logging.getLogger("ray.serve")
 
@@ -26,6 +23,21 @@ _HUNG_S = 1.5  # a draining replica that does not report its state within this t
 
 V = TypeVar("V", bound=ReplicaView[Any])
 C = TypeVar("C", bound=RouterChannel[Any, Any, Any])
+
+
+class Members(Protocol):
+    """A link's pool (`replica_set.ReplicaSet`)."""
+
+    name: str
+    space: str
+    policy: dict[str, Any]
+
+    @property
+    def links(self) -> Mapping[str, Any]: ...
+    async def open_channel(self, *how: Any) -> Any: ...
+    def spawn(self, errand: Any) -> asyncio.Task[None]: ...
+    def changed(self) -> None: ...
+    def drained(self, link: Any) -> bool: ...
 
 
 class ReplicaLink(Generic[V, C]):
@@ -53,7 +65,7 @@ class ReplicaLink(Generic[V, C]):
     may_run_on: ClassVar[bool]
     at_work: ClassVar[str]  # completes ReplicaLost's message
 
-    def __init__(self, pool: ReplicaSet[Any], replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
+    def __init__(self, pool: Members, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
         """`about`: the replica's metadata from Serve, including its `channel`'s address and secret."""
         self.view, self.about = self.view_type(replica, rank), about
         self.pool = pool

@@ -22,6 +22,7 @@ logger = logging.getLogger("ray.serve")
 
 L = TypeVar("L", bound=ReplicaLink[Any, Any])
 
+ASKED = 4  # the most replicas of a pool that are asked for one query
 _LINGER_S = 1.0  # between looks; Serve reports the pools one after another
 
 

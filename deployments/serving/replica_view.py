@@ -9,12 +9,56 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from deployments.serving.ejections import Outlier
-
 QUIET_S = 0.25  # a replica that owes a report is asked for its state after this time
 _SILENT_S = 1.0  # if it does not answer within this time, it may have stopped
+FAILURES, BASE_S, LONGEST_S = 5, 30.0, 300.0  # of engines in a row until an ejection; how long that lasts (`ejections`)
+_HANGS, _HANGS_PROMISE = 2.0, 0.5  # of the predicted time, and of the promised one: a replica hangs after both
+_AWAY = 1.25  # factor on the time of a replica on another node: one slow run must not send queries to others
 
 S = TypeVar("S")
+
+
+def hangs_after_s(predicted_s: float, promise_s: float) -> float:
+    """Seconds without any progress after which a replica hangs."""
+    return max(_HANGS * predicted_s, _HANGS_PROMISE * promise_s)
+
+
+@dataclass(slots=True)
+class Outlier:
+    """A Router's counts for one replica. `until`: when its ejection ends, in the Router's loop time."""
+
+    failures: int = 0  # in a row
+    ejections: int = 0
+    until: float = -math.inf
+    last_overdue_at: float = -math.inf  # when an overdue first token was last counted
+
+    def count(self, *, worked: int, failed: int) -> None:
+        """Count the outcomes of offers since the last report. `worked`: those that show that the engine works."""
+        self.failures = failed if worked else self.failures + failed
+
+    def count_overdue(self, now: float, offered_at: float) -> bool:
+        """Count an overdue first token, unless its prompt was offered before the last one was counted: one pause may
+        explain both. Returns whether it counts.
+        """
+        if offered_at < self.last_overdue_at:
+            return False
+        self.last_overdue_at = now
+        self.failures += 1
+        return True
+
+    def should_be_ejected(self, now: float) -> bool:
+        return self.failures >= FAILURES and not self.is_ejected(now)
+
+    def is_ejected(self, now: float) -> bool:
+        return now < self.until
+
+    def eject(self, now: float) -> float:
+        """Eject the replica. Returns for how many seconds."""
+        well_s = now - self.until
+        self.ejections = 1 if well_s > min(BASE_S * self.ejections, LONGEST_S) else self.ejections + 1
+        ejected_s = min(BASE_S * self.ejections, LONGEST_S)
+        self.until = now + ejected_s
+        return ejected_s
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +103,10 @@ class ReplicaView(Generic[S]):
     def asked(self, now: float) -> None:
         """Note that it was asked for its state."""
         self._asked_at = now
+
+    def order(self, opens_s: float, ready_s: float) -> tuple[bool, float, tuple[bool, int]]:
+        """Its sort key: replicas that are open come first, and then by the predicted seconds until an answer."""
+        return opens_s > 0, round(ready_s * (_AWAY if self.rank[0] else 1.0), 4), self.rank
 
     def is_silent(self, now: float) -> bool:
         """Whether it was asked for its state and did not answer: it may have stopped."""

@@ -12,7 +12,7 @@ from deployments.generation.frames import GenerationOffers
 from deployments.generation.router import GenerationRouter
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
-from deployments.generation.scheduler.step import load_of
+from deployments.generation.scheduler.work import load_of
 from deployments.generation.settings import GenerationSettings
 from deployments.generation.step_loop import StepLoop
 from deployments.hardware.device_detector import Topology

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from deployments.generation.scheduler.block_pool import BLOCK, Blocks, NoBlocks
-from deployments.generation.scheduler.step import Chunk, Copy, Work
+from deployments.generation.scheduler.work import Chunk, Copy, Work
 
 MOST = 6  # sequences at once
 FIRST, SECOND, PARKING = "first", "second", "parking"

@@ -15,7 +15,7 @@ from deployments.generation.engine.causal_model import CausalModel, unsupported
 from deployments.generation.engine.factory import ModelSteps
 from deployments.generation.kernels.packed_products import PackedProducts, forms
 from deployments.generation.scheduler.block_pool import BLOCK
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 from tests.kit.causal_models import FAMILIES, causal, check, prompt_of
 from tests.kit.hybrid_worlds import EVENTS, FIRST, World
 from tests.kit.packed_models import EXACT

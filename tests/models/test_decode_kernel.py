@@ -15,7 +15,7 @@ from deployments.generation.engine.packed_step import StepLayout
 from deployments.generation.engine.paged_attention import PaddedRows
 from deployments.generation.kernels.decode_kernel import DecodeKernel, decode_kernel, forms
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 from tests.kit.packed_models import EXACT
 
 CPU = EXACT.device

@@ -20,11 +20,11 @@ from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
-from deployments.generation.scheduler.step import UNTIMED, Chunk, Work
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.scheduler.work import UNTIMED, Chunk, Work
 from deployments.generation.settings import GenerationAcceleratorSettings, GenerationCpuSettings
 from deployments.generation.step_loop import StepLoop
-from deployments.generation.step_run import StepWork, probe_work
+from deployments.generation.step_work import StepWork, probe_work
 from deployments.generation.text.model_card import read_generation_card
 from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling
 from deployments.settings import ModelSettings

@@ -16,7 +16,7 @@ from deployments.generation.engine.causal_stages import CausalStages
 from deployments.generation.engine.hybrid_steps import HybridSteps
 from deployments.generation.engine.stopwatch import stopwatch_for
 from deployments.generation.kernels.decode_kernel import forms
-from deployments.generation.scheduler.step import Work
+from deployments.generation.scheduler.work import Work
 from tests.kit.causal_models import causal, check, prompt_of
 from tests.kit.hybrid_worlds import EVENTS, FIRST, PARKING, SECOND, World
 from tests.kit.packed_models import EXACT

@@ -10,7 +10,7 @@ from deployments.engines.model_forms import Forms
 from deployments.engines.packed import attention
 from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation.engine.causal_model import CausalModel
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 from tests.kit import causal_models
 from tests.kit.engines import card_of
 from tests.kit.kinds_of_models import KINDS, save_model

@@ -14,7 +14,7 @@ from deployments.generation.engine.cache import Cache, Turned
 from deployments.generation.engine.packed_step import StepLayout
 from deployments.generation.kernels import native
 from deployments.generation.kernels.row_kernels import NormKernel, kernel_norm, turn_kernel
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 from tests.kit.packed_models import EXACT
 
 CPU = EXACT.device

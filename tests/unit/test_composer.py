@@ -7,9 +7,9 @@ import pytest
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.composer import StepComposer, by_pace
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
-from deployments.generation.scheduler.hybrid.planner import ASYNCHRONOUS, MODES, PIPELINED, HostRow, HybridPlan
+from deployments.generation.scheduler.hybrid.planner import HostRow, HybridPlan
 from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row
-from deployments.generation.scheduler.state import StepPolicy
+from deployments.generation.scheduler.state import ASYNCHRONOUS, MODES, PIPELINED, StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 
 TOKEN_S = 1 / 64

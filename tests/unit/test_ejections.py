@@ -2,7 +2,8 @@
 
 import pytest
 
-from deployments.serving.ejections import Outlier, may_eject_one
+from deployments.serving.ejections import may_eject_one
+from deployments.serving.replica_view import Outlier
 
 
 @pytest.mark.parametrize(("failures", "is_one"), [(4, False), (5, True), (50, True)])

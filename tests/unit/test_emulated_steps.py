@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.scheduler.block_pool import BLOCK
-from deployments.generation.scheduler.step import Chunk, Copy, Work, load_of
 from deployments.generation.scheduler.step_time import HostTime, StepTime
+from deployments.generation.scheduler.work import Chunk, Copy, Work, load_of
 from tests.kit.hybrid_worlds import EVENTS, World
 from tests.kit.simulation.hybrid_device import HybridDevice, HybridWork, SubBatch
 

@@ -8,8 +8,7 @@ from msgspec.structs import astuple, replace
 
 from deployments.admission.fair_share import Tenant
 from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
-from deployments.generation.scheduler.hybrid.host_cache import HostState
-from deployments.generation.scheduler.state import StepState
+from deployments.generation.scheduler.state import HostState, StepState
 from deployments.generation.text.sampling import Picked, Sampling
 
 STATE = StepState(math.inf, 0.25, 0.001, 7, 12, 3, 2, 99, (0.1, 0.0, 0.0, 0.001, 0.0, 8), 1.5, 0.02, (4, 1))

@@ -14,7 +14,7 @@ from deployments.generation.metrics import (
     Promise,
     Streamed,
 )
-from deployments.generation.scheduler.hybrid.host_cache import HostState
+from deployments.generation.scheduler.state import HostState
 
 PROMISE = Promise(1.0, 0.1)
 BULK = Promise(None, None)

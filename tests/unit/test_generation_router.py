@@ -26,13 +26,14 @@ from deployments.errors import (
 )
 from deployments.generation import pool as pool_module
 from deployments.generation.channel import GenerationChannel
+from deployments.generation.engine.steps import Computed
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.record import GenerationRecord
 from deployments.generation.replica import Generator
 from deployments.generation.request import WantedGeneration
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
-from deployments.generation.scheduler.step import Chunk, Computed, load_of
 from deployments.generation.scheduler.step_time import HostTime, StepTime
+from deployments.generation.scheduler.work import Chunk, load_of
 from deployments.generation.text.sampling import Sampling
 from deployments.serving import replica_set
 from serve_app.generation.group import Generations

@@ -7,21 +7,14 @@ import pytest
 from deployments.generation.scheduler.block_manager import BlockManager
 from deployments.generation.scheduler.forecast import HostShare
 from deployments.generation.scheduler.hybrid.host_cache import HostCache, ParkedRows
-from deployments.generation.scheduler.hybrid.planner import (
-    ACCELERATOR,
-    ASYNCHRONOUS,
-    MODES,
-    PIPELINED,
-    HybridPlan,
-    HybridPlanner,
-)
+from deployments.generation.scheduler.hybrid.planner import HybridPlan, HybridPlanner
 from deployments.generation.scheduler.hybrid.strategy import HybridHost
 from deployments.generation.scheduler.kept_room import KeptRoom
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Generation, Row
-from deployments.generation.scheduler.state import StepPolicy
-from deployments.generation.scheduler.step import ComputeSeconds, Copy
+from deployments.generation.scheduler.state import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED, StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
+from deployments.generation.scheduler.work import ComputeSeconds, Copy
 
 MODEL = StepTime(0.02, 0.0, 4e-6, 1e-5, 0.0, 128)
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0)
@@ -39,7 +32,7 @@ def ask(now, *, prompt=500, most=12, bulk=False):
 
 def offered(schedule, now, count, **how):
     """Those of so many that are admitted."""
-    return [one for one in (ask(now, **how) for _ in range(count)) if schedule.offer(now, one)]
+    return [one for one in (ask(now, **how) for _ in range(count)) if schedule.offer(now, one).admitted]
 
 
 # --- what is counted on, in exact seconds -----------------------------------------------------------------------------
@@ -305,7 +298,7 @@ def test_how_long_copies_may_take_before_a_step(waits, due_s, copy_s, moved):
     row.generation.tpot_s, row.generation.first_at = 99.0, now + due_s - 99.0
     schedule.running.append(row)
     if waits != "nobody":
-        assert schedule.offer(now, Generation(1, 1, now + 16.0, 8.0, bulk=waits == "bulk"))
+        assert schedule.offer(now, Generation(1, 1, now + 16.0, 8.0, bulk=waits == "bulk")).admitted
     schedule.next_step(now)
     assert row.generation.on_host is not moved
     assert bool(schedule.copies()) is moved
@@ -318,7 +311,7 @@ def test_a_step_is_not_short_for_a_row_of_the_host_that_has_no_part_in_it(row_s,
     """Steps of eight seconds; the row is due after four, of which the weights take one more in a second batch."""
     model = StepTime(1.0, 0.0, 0.0, 1 / 64, 0.0)
     schedule = StepScheduler(model, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=HostCache(HostTime(row_s, 0.0), 64))
-    assert schedule.offer(0.0, Generation(2000, 1, 99.0))
+    assert schedule.offer(0.0, Generation(2000, 1, 99.0)).admitted
     (row,) = lying(schedule.host.room, 1, on_host=True)
     schedule.scatter.margin = 0.0
     row.generation.tpot_s, row.generation.first_at, schedule.crowded = 99.0, 4.0 - 99.0, True
@@ -331,7 +324,7 @@ def test_a_forecast_goes_by_the_first_share_of_the_host_that_keeps_all(monkeypat
     monkeypatch.setattr(HostCache, "shares", lambda _, *what: asked.append(what) or shares)
     schedule = StepScheduler(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 2, host=HostCache(QUARTER, 64))
     one = Generation(300, 200, 16.0, 99.0, answers=2)
-    assert schedule.offer(0.0, one)
+    assert schedule.offer(0.0, one).admitted
     assert one.on_host
     assert asked == [(EXACT, [(True, 300)] * 2, 2)]
 
@@ -342,7 +335,7 @@ def test_room_is_kept_on_the_accelerator_alone(monkeypatch, blocks, on_host):
     monkeypatch.setattr(KeptRoom, "beside", lambda *_, **__: kept)
     schedule = StepScheduler(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), blocks, host=HostCache(QUARTER, 4))
     one = Generation(4 * 128, 1, 16.0, 8.0)
-    assert schedule.offer(0.0, one)
+    assert schedule.offer(0.0, one).admitted
     assert one.on_host is on_host
 
 
@@ -393,7 +386,7 @@ def test_nobody_comes_to_the_accelerator_while_somebody_finds_no_room_there(asks
     row.generation.tpot_s = 99.0
     schedule.running.append(row)
     if asks:
-        assert schedule.offer(0.0, Generation(21 * 128, 1, 16.0, 8.0))
+        assert schedule.offer(0.0, Generation(21 * 128, 1, 16.0, 8.0)).admitted
     assert row.generation.on_host
     schedule.next_step(0.0)
     assert row.generation.on_host is asks
@@ -417,7 +410,7 @@ def test_a_host_that_cannot_keep_the_pace_admits_only_bulk():
     schedule = schedule_of(time=SLOW)
     assert len(offered(schedule, 0.0, 6)) == 4
     refused = ask(0.0)
-    assert not schedule.offer(0.0, refused)
+    assert not schedule.offer(0.0, refused).admitted
     assert not refused.on_host
     assert [one.on_host for one in offered(schedule, 0.0, 3, bulk=True)] == [True] * 3
 

@@ -18,16 +18,16 @@ def one(prompt=300, most=20, **more):
 
 
 class Starving:
-    """In place of `LongPrompts`: room of so many tokens is kept for a long one, of a thousand or more."""
+    """In place of `LongRequests`: room of so many tokens is kept for a long one, of a thousand or more."""
 
     def __init__(self, tokens=0):
-        self.tokens, self.heard = tokens, []
+        self.reserve, self.heard = float(tokens), []
 
     def is_long(self, tokens):
         return tokens >= 1000
 
-    def offered(self, now, tokens, *, admitted):
-        self.heard.append((now, tokens, admitted))
+    def offered(self, now, tokens, *, refused):
+        self.heard.append((now, tokens, not refused))
 
 
 def kept(cost_s=2.0, longest=0.0, tokens=0, **shares):

@@ -4,14 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.generation.scheduler.hybrid.planner import (
-    ACCELERATOR,
-    ASYNCHRONOUS,
-    MODES,
-    PIPELINED,
-    HostRow,
-    HybridPlanner,
-)
+from deployments.generation.scheduler.hybrid.planner import HostRow, HybridPlanner
+from deployments.generation.scheduler.state import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 
 LAYERS = 8

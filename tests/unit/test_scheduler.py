@@ -162,7 +162,7 @@ def test_deferrable_queries_have_no_part_of_a_run_that_has_no_pass_to_spare():
 
 def test_a_queue_without_a_pass_to_spare_opens_when_its_run_has_started():
     queue = behind_a_short_run(query(450, 1.2))
-    queue.demand.long_queries.mean_s = 0.075
+    queue.demand.long_queries.mean = 0.075
     assert queue.state(0.2).opens_s == pytest.approx(0.09 + 0.65 + 0.375 - 0.8)
     queue.ended(0.29)
     queue.start(0.29)
@@ -326,7 +326,7 @@ def test_why_a_query_is_refused(queue, offer, reason):
 def test_which_queries_count_for_the_fairness_to_long_ones(queue, offer, mean_ms):
     queue = copy.deepcopy(queue)
     queue.offer(0.2, [copy.copy(one) for one in offer])
-    assert queue.demand.long_queries.mean_s == pytest.approx(mean_ms / 1000, abs=1e-6)
+    assert queue.demand.long_queries.mean == pytest.approx(mean_ms / 1000, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_which_refused_queries_room_is_kept_for(ms, allowed_s, long_ms):
     queue = running(300, query(300, 9))
     long_queries = queue.demand.long_queries
     assert not queue.offer(0.2, [query(ms, 0.2 + allowed_s)])
-    assert long_queries.long_s == pytest.approx(long_ms / 1000)
+    assert long_queries.long == pytest.approx(long_ms / 1000)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def shared(queue, now=0.0, *, under_share_rho=0.0, mean_ms=10, **kinds):
         for name, kind in kinds.items()
     }
     shares.over_share = {name: account for name, account in shares.accounts.items() if account.is_over_share}
-    shares.under_share_cost_s = queue.demand.long_queries.mean_s = mean_ms / 1000
+    shares.under_share_cost_s = queue.demand.long_queries.mean = mean_ms / 1000
     return queue
 
 
@@ -429,7 +429,7 @@ def test_a_quiet_tenant_goes_by_the_common_rule_without_those_who_will_come():
 
 def test_a_quiet_tenant_gets_the_room_that_is_kept_for_long_queries():
     queue = shared(running(300), 0.2, quiet=False, over_share=True)
-    reserving(queue, 350).demand.long_queries.mean_s = 0.001
+    reserving(queue, 350).demand.long_queries.mean = 0.001
     assert [takes(queue, 0.2, query(10, 1.2, tenant=Tenant(name))) for name in ("quiet", "over_share")] == [1, 0]
 
 
@@ -613,7 +613,7 @@ def test_a_pause_makes_nobody_late_who_was_admitted(offers, wait_s):
     for one in offers:
         later = ScheduledQuery(one.tokens, 5.0 + one.due, one.deferrable, cost_s=one.tokens / 1000)
         queue._admit(5.0, [later], 0.0)
-    queue.demand.long_queries.mean_s = 1e-6  # somebody could still join
+    queue.demand.long_queries.mean = 1e-6  # somebody could still join
     assert queue.start_in_s(5.001) == pytest.approx(max(0.0, wait_s - 0.001))
 
 
@@ -622,7 +622,7 @@ def test_only_who_is_admitted_by_its_finish_shortens_the_pause():
         queue = queue_of(**policy)
         assert queue.offer(0.0, [query(50, 0.38)])  # 304 ms less 250
         assert queue.offer(0.045, [query(1, 1.0)])
-        queue.demand.long_queries.mean_s = 1e-6
+        queue.demand.long_queries.mean = 1e-6
         assert queue.start_in_s(0.046) == pytest.approx(wait_s)
 
 
@@ -853,10 +853,10 @@ FULL = {"slowdown": 4.0}
 
 def reserving(queue, ms):
     long_queries = queue.demand.long_queries
-    long_queries.offered(0.0, long_queries.mean_s, refused=False)
+    long_queries.offered(0.0, long_queries.mean, refused=False)
     for _ in range(3):
         queue.demand.long_queries.offered(0.0, ms / 1000, refused=True)
-    queue.demand.long_queries.mean_s = 0.075
+    queue.demand.long_queries.mean = 0.075
     return queue
 
 
@@ -1001,7 +1001,7 @@ def test_a_run_that_another_model_planned_teaches_nothing():
     new = copy.deepcopy(queue.limits.predictor)
     queue.ended(9.0)
     assert queue.limits.predictor == new == Predictor(planned_s=0.1, slo_s=2.0)
-    assert queue.demand.long_queries.mean_s == pytest.approx(0.01)
+    assert queue.demand.long_queries.mean == pytest.approx(0.01)
     assert queue.limits.pacing.pause_s == pytest.approx(0.003)
 
 
@@ -1065,10 +1065,10 @@ def test_long_queries_that_routers_refuse_are_kept_room_for():
     demand = queue.demand
     demand.refused(0.0, 0.9, 5)  # an idle device would refuse them, too
     demand.refused(0.0, 0.6 * 0.594 + 1e-5, 5)  # they need too much of it
-    assert demand.long_queries.long_s == 0
+    assert demand.long_queries.long == 0
     for _ in range(20):
         demand.long_queries.offered(0.0, 0.01, refused=False)
     demand.refused(0.0, 0.3, 5)
     assert queue.state(0.0).reserve_s == pytest.approx(0.3)
     demand.refused(0.0, 0.3, 2**63)  # however many a Router says that there were
-    assert demand.long_queries.mean_s == pytest.approx(0.3)
+    assert demand.long_queries.mean == pytest.approx(0.3)

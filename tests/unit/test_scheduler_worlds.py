@@ -4,9 +4,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from deployments.admission.starvation import SHARE
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.scheduler import Scheduler
-from deployments.embedding.scheduler.starvation import SHARE
 from deployments.embedding.scheduler.state import Policy, ScheduledQuery
 from deployments.models.outputs import TEXT
 from tests.kit.replica_world import ATLAS, KUNPENG, V100, XEON, World, adds_up, late_share, proven

@@ -4,23 +4,23 @@ import math
 
 import pytest
 
-from deployments.embedding.scheduler.starvation import _AIM, SHARE, LongQueries
+from deployments.admission.starvation import _AIM, SHARE, LongRequests
 
 LONG, SHORT = 5.0, 0.25
 
 
 def after(*offers):
     """`offers`: (cost, refused, how many, and when unless at 0 s), each beside a mean of 1."""
-    fairness = LongQueries(1.0)
+    fairness = LongRequests(1.0)
     for cost_s, refused, count, *at in offers:
         for _ in range(count):
-            fairness.mean_s = 1.0
+            fairness.mean = 1.0
             fairness.offered(*at or [0.0], cost_s, refused=refused)
     return fairness
 
 
 @pytest.mark.parametrize(
-    ("offers", "reserve_s"),
+    ("offers", "reserve"),
     [
         ([(LONG, False, 10), (SHORT, False, 10)], 0),  # nobody is refused
         ([(LONG, True, 5), (SHORT, True, 10)], 0),  # or everybody
@@ -44,8 +44,8 @@ def after(*offers):
         ([(LONG, False, 4), (LONG, True, 3, 10.0), (SHORT, False, 40, 10.0)], LONG),
     ],
 )
-def test_room_for_a_long_query_is_kept_where_too_little_of_them_is_admitted(offers, reserve_s):
-    assert after(*offers).reserve_s == reserve_s
+def test_room_for_a_long_query_is_kept_where_too_little_of_them_is_admitted(offers, reserve):
+    assert after(*offers).reserve == reserve
 
 
 def test_room_is_kept_before_long_queries_get_less_than_is_promised():
@@ -53,60 +53,60 @@ def test_room_is_kept_before_long_queries_get_less_than_is_promised():
 
 
 def test_as_much_is_kept_as_long_queries_cost_of_late():
-    assert after((LONG, True, 3), (15.0, True, 1), (SHORT, False, 1)).reserve_s == pytest.approx(
+    assert after((LONG, True, 3), (15.0, True, 1), (SHORT, False, 1)).reserve == pytest.approx(
         6.0
     )  # a tenth of the way
 
 
-@pytest.mark.parametrize(("mean_s", "count"), [(0.0, 1), (0.1, 2), (0.1, 20), (0.4, 2), (3.0, 2000)])
-def test_many_at_once_count_as_one_after_the_other(mean_s, count):
-    at_once, one_by_one = LongQueries(mean_s), LongQueries(mean_s)
+@pytest.mark.parametrize(("mean", "count"), [(0.0, 1), (0.1, 2), (0.1, 20), (0.4, 2), (3.0, 2000)])
+def test_many_at_once_count_as_one_after_the_other(mean, count):
+    at_once, one_by_one = LongRequests(mean), LongRequests(mean)
     for fairness in (at_once, one_by_one):
         fairness.offered(0.0, 4.0, refused=False)
     at_once.offered(0.0, 1.0, refused=True, count=count)
     for _ in range(count):
         one_by_one.offered(0.0, 1.0, refused=True)
     for read in (
-        lambda one: (one.mean_s, one.long_s, one.reserve_s),
-        lambda one: (one._all.offered_s, one._all.admitted_s, one._long.offered_s, one._long.admitted_s),
+        lambda one: (one.mean, one.long, one.reserve),
+        lambda one: (one._all.offered, one._all.admitted, one._long.offered, one._long.admitted),
     ):
         assert read(at_once) == pytest.approx(read(one_by_one))
 
 
 @pytest.mark.parametrize(("cost_s", "helped"), [(6.0, True), (6.01, False)])  # 0.6 of what an idle device admits
 def test_room_is_kept_only_for_those_whom_it_helps(cost_s, helped):
-    fairness = LongQueries(1.0)
+    fairness = LongRequests(1.0)
     fairness.offered(0.0, SHORT, refused=False)
-    fairness.offered(0.0, cost_s, refused=True, count=9, most_s=10.0)
-    assert (fairness.long_s, fairness.reserve_s) == ((cost_s, cost_s) if helped else (0.0, 0.0))
-    assert fairness._all.offered_s == pytest.approx(SHORT + 9 * cost_s * helped)
+    fairness.offered(0.0, cost_s, refused=True, count=9, most=10.0)
+    assert (fairness.long, fairness.reserve) == ((cost_s, cost_s) if helped else (0.0, 0.0))
+    assert fairness._all.offered == pytest.approx(SHORT + 9 * cost_s * helped)
 
 
 @pytest.mark.parametrize(("cost_s", "counted_s"), [(6.01, 0.0), (1.9, 1.9)])
 def test_a_refused_query_that_reserved_room_does_not_help_lowers_no_share(cost_s, counted_s):
-    fairness = LongQueries(1.0)
-    fairness.offered(0.0, cost_s, refused=True, most_s=3.0 if cost_s < 2 else 10.0)
-    assert fairness._all.offered_s == counted_s
-    assert fairness.mean_s == pytest.approx(1.0 + 0.02 * (cost_s - 1.0))
-    fairness.offered(0.0, 6.01, refused=False, most_s=10.0)
-    assert (fairness._all.admitted_s, fairness._long.offered_s) == (6.01, 0.0)
+    fairness = LongRequests(1.0)
+    fairness.offered(0.0, cost_s, refused=True, most=3.0 if cost_s < 2 else 10.0)
+    assert fairness._all.offered == counted_s
+    assert fairness.mean == pytest.approx(1.0 + 0.02 * (cost_s - 1.0))
+    fairness.offered(0.0, 6.01, refused=False, most=10.0)
+    assert (fairness._all.admitted, fairness._long.offered) == (6.01, 0.0)
 
 
 def test_so_many_at_once_take_no_time():
-    fairness = LongQueries(0.0)
+    fairness = LongRequests(0.0)
     fairness.offered(0.0, 1.0, refused=True, count=2**63)
-    assert fairness._long.offered_s == 0.0  # none of them costs more than twice the mean
-    assert fairness.mean_s == 1.0
+    assert fairness._long.offered == 0.0  # none of them costs more than twice the mean
+    assert fairness.mean == 1.0
 
 
 def test_all_that_is_remembered_fades():
     fairness = after((LONG, True, 1), (SHORT, False, 1, 10.0))
-    assert fairness._all.offered_s == pytest.approx(LONG / math.e + SHORT)
-    assert fairness._long.offered_s == pytest.approx(LONG / math.e)
+    assert fairness._all.offered == pytest.approx(LONG / math.e + SHORT)
+    assert fairness._long.offered == pytest.approx(LONG / math.e)
 
 
 def test_the_mean_follows_what_is_offered():
-    fairness = LongQueries(1.0)
-    for mean_s in (1.04, 1.0792):  # a fiftieth of the way to 3
+    fairness = LongRequests(1.0)
+    for mean in (1.04, 1.0792):  # a fiftieth of the way to 3
         fairness.offered(0.0, 3.0, refused=False)
-        assert fairness.mean_s == pytest.approx(mean_s)
+        assert fairness.mean == pytest.approx(mean)

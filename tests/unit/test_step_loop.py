@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from deployments.errors import EngineFailed, Unavailable
+from deployments.generation.engine.steps import Computed
 from deployments.generation.frames import GenerationOffer, GenerationOffers
+from deployments.generation.offered import OfferedGeneration
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.learning import Learning
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
-from deployments.generation.scheduler.step import Computed
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
-from deployments.generation.step import OfferedGeneration
 from deployments.generation.step_loop import StepLoop
 from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.sampling import Sampling
@@ -111,9 +111,9 @@ async def test_tokens_come_with_as_many_alternatives_as_are_asked_for():
 async def test_a_step_is_composed_while_the_one_before_runs_and_begins_as_that_ends():
     stepper, device = world()
     router = Router(stepper)
-    began, composed, step, compute = [], [], device.steps.step, stepper._compute
+    began, composed, step, compute = [], [], device.steps.step, stepper._pipeline._compute
     device.steps.step = lambda work: began.append(device.time()) or step(work)
-    stepper._compute = lambda *step: composed.append(stepper.now()) or compute(*step)
+    stepper._pipeline._compute = lambda *step: composed.append(stepper.now()) or compute(*step)
     number = router.ask(prompt(10, 1), 40)
     await stepper.drained()
     assert all(0.0005 < at - when < 0.005 for at, when in zip(began[1:], composed[1:], strict=True))
@@ -284,7 +284,7 @@ async def test_prompts_beside_a_bad_one_may_be_answered_elsewhere_and_those_behi
     first = router.ask([token % BAD for token in prompt(300, 1)], 6)
     beside, bad = router.ask(prompt(10, 2)), router.ask([BAD] * 10)
     async with asyncio.timeout(1):
-        while not stepper._failed_steps._failed:  # noqa: ASYNC110 - virtual time
+        while not stepper._failed:  # noqa: ASYNC110 - virtual time
             await asyncio.sleep(0.001)
     behind = router.ask([token % BAD for token in prompt(10, 3)], 6)
     await stepper.drained()
@@ -385,7 +385,7 @@ async def test_an_answer_that_is_stopped_while_tokens_of_nobodys_run_ends_with_t
     async with asyncio.timeout(1):
         while not router.tokens.get((kept, 0)):  # noqa: ASYNC110 - virtual time
             await asyncio.sleep(0.001)
-    assert [step.tell is not None for step in stepper._steps] == [True]
+    assert [step.tell is not None for step in stepper._pipeline.steps] == [True]
     router.tell(stopped=[(kept, 0)])
     await asyncio.sleep(0.1)
     assert stepper.state().rows == 1
@@ -441,7 +441,7 @@ async def test_more_than_there_is_room_for_is_refused_and_room_is_told():
 @pytest.fixture
 def one_offer_a_turn(monkeypatch):
     """Of the event loop."""
-    monkeypatch.setattr("deployments.generation.offer_inbox._READS_S", 0.0)
+    monkeypatch.setattr("deployments.generation.step_loop._READS_S", 0.0)
 
 
 def many(first, count):
@@ -522,7 +522,7 @@ async def test_a_frame_that_cannot_be_read_ends_its_connection_alone(monkeypatch
     stepper, _ = world()
     router, other = Router(stepper, "a"), Router(stepper, "b")
     ours = other.ask([1, 2])
-    monkeypatch.setattr(stepper, "configure", lambda *_: 1 / 0)
+    monkeypatch.setattr(stepper, "_configure", lambda *_: 1 / 0)
     router.tell(offers=many(1, 3), settings=SETTINGS)
     assert (router.hung_up, other.hung_up) == (True, False)
     await stepper.drained()

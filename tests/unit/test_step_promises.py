@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from benchmarks.comparisons.generation import CASES, served, told_of
 from deployments.admission.fair_share import Tenant
+from deployments.admission.starvation import SHARE
 from deployments.generation.scheduler.scheduler import StepScheduler
-from deployments.generation.scheduler.starvation import SHARE
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepTime
 from tests.kit.simulation.step_world import Arrival, StepDevice, StepWorld, mixed

@@ -11,8 +11,8 @@ from deployments.generation.scheduler.kept_room import KeptRoom
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.state import StepPolicy
-from deployments.generation.scheduler.step import Copy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
+from deployments.generation.scheduler.work import Copy
 
 # A step takes a second, and a 64th for each token of a prompt.
 SECONDS = StepPolicy(ttft_s=16.0, tpot_s=8.0)
@@ -31,7 +31,7 @@ def paced(tokens=64, most=50, due=16.0, pace_s=8.0, **more):
 
 
 def admitted(schedule, now, one):
-    assert schedule.offer(now, one)
+    assert schedule.offer(now, one).admitted
     return one
 
 
@@ -74,7 +74,7 @@ def test_the_earliest_due_is_computed_first():
 
 def test_bulk_is_behind_all_others_and_takes_its_share_of_the_blocks():
     schedule = exact(20)
-    assert [schedule.offer(0.0, paced(2 * BLOCK, 1, bulk=True)) for _ in range(6)] == [True] * 5 + [False]
+    assert [schedule.offer(0.0, paced(2 * BLOCK, 1, bulk=True)).admitted for _ in range(6)] == [True] * 5 + [False]
     other = admitted(schedule, 0.0, paced())
     assert schedule.next_step(0.0)[0].row.generation is other
 
@@ -110,8 +110,8 @@ def test_what_an_idle_device_never_does(one, left_s, never):
 
 def test_what_is_never_in_time_is_refused_for_good():
     schedule = exact()
-    assert not schedule.offer(50.0, paced(64, due=51.9))
-    assert schedule.offer(50.0, paced(64, due=52.0))
+    assert not schedule.offer(50.0, paced(64, due=51.9)).admitted
+    assert schedule.offer(50.0, paced(64, due=52.0)).admitted
     assert schedule.state(50.0).refusals == (0, 1)
 
 
@@ -146,7 +146,7 @@ def test_no_more_answers_are_admitted_than_one_step_holds(answers, fits):
     schedule = exact(policy=StepPolicy(16.0, 8.0, max_num_batched_tokens=64))
     begun(schedule, answers=30)
     admitted(schedule, 2.0, paced(answers=32, due=40.0))
-    assert schedule.offer(2.0, paced(8, answers=answers, due=40.0)) is fits
+    assert schedule.offer(2.0, paced(8, answers=answers, due=40.0)).admitted is fits
 
 
 def test_when_first_tokens_come_is_predicted_by_what_is_due_before():
@@ -192,7 +192,7 @@ def test_what_comes_while_a_step_runs_waits_for_its_end(slowdown, now, predicted
 def test_nobody_is_admitted_beside_whom_an_answer_would_be_late(pace_s, due, fits):
     schedule = exact()
     begun(schedule, most=2).tpot_s = pace_s
-    assert schedule.offer(2.0, paced(64, 1, due=due)) is fits
+    assert schedule.offer(2.0, paced(64, 1, due=due)).admitted is fits
 
 
 @pytest.mark.parametrize(
@@ -224,8 +224,8 @@ def test_answers_behind_those_of_bulk_are_to_be_in_time_too():
     schedule = exact()
     begun(schedule, bulk=True)
     begun(schedule, most=2, pace_s=2.0)
-    assert not schedule.offer(2.0, paced(64, 1, due=4.99))
-    assert schedule.offer(2.0, paced(64, 1, due=5.0))
+    assert not schedule.offer(2.0, paced(64, 1, due=4.99)).admitted
+    assert schedule.offer(2.0, paced(64, 1, due=5.0)).admitted
 
 
 def test_nobody_waits_for_answers_of_bulk():
@@ -287,9 +287,9 @@ def test_a_device_that_rests_tries_whether_it_is_still_slow_less_and_less_often(
     schedule = exact(policy=StepPolicy(2.0, 2.0))
     schedule.learning.slowdown, schedule.since = 3.0, 5.0
     for after_s in (7.0, 9.0, 13.0, 21.0, 21.0):
-        assert not schedule.offer(after_s - 0.01, paced(1, due=after_s + 1.99))
+        assert not schedule.offer(after_s - 0.01, paced(1, due=after_s + 1.99)).admitted
         probe = admitted(schedule, after_s, paced(1, due=after_s + 2.0))
-        assert not schedule.offer(after_s, paced(1, due=after_s + 2.0))  # it does not rest any more
+        assert not schedule.offer(after_s, paced(1, due=after_s + 2.0)).admitted  # it does not rest any more
         schedule.remove(after_s, probe)
 
 
@@ -354,8 +354,8 @@ def test_there_is_room_when_so_many_have_ended_as_hold_what_is_missing(blocks, g
         admitted(schedule, 0.0, paced(4 * BLOCK, 1, due=99.0))
     schedule.admission.mean_gap_s = gap_s
     one = paced(blocks * BLOCK, 1, due=99.0)
-    assert schedule.offer(0.0, one) is (opens_s == 0)
-    assert one.opens_s == opens_s
+    found = schedule.offer(0.0, one)
+    assert (found.admitted, found.opens_s) == (opens_s == 0, opens_s)
 
 
 @pytest.mark.parametrize(("tokens", "due_s", "opens_s"), [(64, 5.0, 1.0), (4 * 64, 14.5, 4.5)])
@@ -364,8 +364,8 @@ def test_who_would_be_late_may_come_back_when_it_would_not(tokens, due_s, opens_
     schedule = exact()
     admitted(schedule, 0.0, paced(12 * 64, due=14.0))
     one = paced(tokens, due=due_s)
-    assert not schedule.offer(0.0, one)
-    assert one.opens_s == opens_s
+    found = schedule.offer(0.0, one)
+    assert (found.admitted, found.opens_s) == (False, opens_s)
     assert schedule.state(0.0).refusals == (1, 0)
 
 
@@ -431,7 +431,7 @@ def test_who_finds_no_room_is_refused_and_nothing_else_is_said_of_it():
     schedule = exact(10)
     admitted(schedule, 0.0, paced(10 * BLOCK, 1, due=99.0))
     schedule.admission.reserve = Kept()
-    assert not schedule.offer(0.0, paced(64, 1, due=99.0))
+    assert not schedule.offer(0.0, paced(64, 1, due=99.0)).admitted
     assert schedule.admission.reserve.decision[2] is False
 
 

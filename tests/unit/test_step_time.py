@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.generation.scheduler.step import UNTIMED, Chunk, Copy, Work, load_of
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.scheduler.work import UNTIMED, Chunk, Copy, Work, load_of
 
 ACCELERATOR = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
 CPU = StepTime(0.06, 2e-3, 1e-6, 2.2e-3, 5e-8, 4)

@@ -168,7 +168,7 @@ class DeadlineAdmission(Admission[Q]):
         return taken
 
     def is_full(self, now: float, until_s: float) -> bool:
-        return self._slo_room_s(now, until_s, self.demand.rho) < self.demand.long_queries.mean_s
+        return self._slo_room_s(now, until_s, self.demand.rho) < self.demand.long_queries.mean
 
     def opening(self, now: float, until_s: float, *, over_share: bool) -> Opening:
         account = next(iter(self.demand.shares.over_share.values()), None) if over_share else None
@@ -177,7 +177,7 @@ class DeadlineAdmission(Admission[Q]):
             rho = account.ahead_rho + account.rho
         room_s = self._slo_room_s(now, until_s, rho)
         if account is not None:
-            mean_s = self.demand.long_queries.mean_s
+            mean_s = self.demand.long_queries.mean
             room_s = self.demand.shared_s(account, room_s, self.queue.next_run_s, until_s, mean_s)
         return self._opening(now, until_s, room_s, rho)
 
@@ -326,7 +326,7 @@ class DeadlineAdmission(Admission[Q]):
         """When a query of the mean cost has room. `room_s`: the room now."""
         limits, queue, is_running = self.limits, self.queue, self.run.is_running
         policy, model, predictor = limits.policy, limits.model, limits.predictor
-        cost_s = max(self.demand.long_queries.mean_s, self.demand.reserve_s)
+        cost_s = max(self.demand.long_queries.mean, self.demand.reserve_s)
         if model.cost_s(1) <= (idle_s := limits.idle_room_s(policy.slo_s)) < cost_s:
             cost_s = idle_s  # shorter queries are admitted
         missing_s = cost_s - room_s

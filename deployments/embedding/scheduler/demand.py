@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deployments.admission.fair_share import Account, Shares, Tenant
+from deployments.admission.starvation import LongRequests
 from deployments.embedding.scheduler.limits import Limits
-from deployments.embedding.scheduler.starvation import LongQueries
 from deployments.embedding.scheduler.state import ScheduledQuery
 
 _LEAST_RUN = 0.25  # of a run's most work: fairness never shortens a run further
@@ -23,7 +23,7 @@ class Demand:
     """
 
     limits: Limits
-    long_queries: LongQueries
+    long_queries: LongRequests
     shares: Shares = field(default_factory=Shares)
     rho: float = 0.0
     _rho_at: float = -math.inf
@@ -41,7 +41,7 @@ class Demand:
         """Count `count` queries of that cost that a Router refused for lack of room here."""
         most_s = self.limits.idle_room_s(self.limits.policy.slo_s)
         if cost_s <= most_s:
-            self.long_queries.offered(now, cost_s, refused=True, count=count, most_s=most_s)
+            self.long_queries.offered(now, cost_s, refused=True, count=count, most=most_s)
 
     def has_urgent(self, now: float) -> bool:
         """Whether an urgent query came lately."""
@@ -86,13 +86,13 @@ class Demand:
             account.count(asked_s, used_s)
         if counts:
             cost_s, slo_s = asked_s / len(queries), self.limits.policy.slo_s
-            most_s = self.limits.idle_room_s(slo_s) if cost_s > self.long_queries.mean_s else math.inf  # not long
-            self.long_queries.offered(now, cost_s, refused=bool(refused), most_s=most_s)
+            most_s = self.limits.idle_room_s(slo_s) if cost_s > self.long_queries.mean else math.inf  # not long
+            self.long_queries.offered(now, cost_s, refused=bool(refused), most=most_s)
 
     @property
     def reserve_s(self) -> float:
         """Room that is reserved for a long query. 0 if even an idle device would refuse it."""
-        reserve_s = self.long_queries.reserve_s
+        reserve_s = self.long_queries.reserve
         return reserve_s if reserve_s and reserve_s <= self.limits.idle_room_s(self.limits.policy.slo_s) else 0.0
 
     def shared_s(self, account: Account, room_s: float, next_run_s: float, until_s: float, cost_s: float) -> float:

@@ -26,6 +26,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic
 
 from deployments.admission.predictor import LinePredictor, Predictor
+from deployments.admission.starvation import LongRequests
 from deployments.embedding.scheduler.admission import Admission, DeadlineAdmission, Opening
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.current_run import CurrentRun
@@ -33,7 +34,6 @@ from deployments.embedding.scheduler.demand import Demand
 from deployments.embedding.scheduler.depth_admission import DepthAdmission
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.run_queue import RunQueue
-from deployments.embedding.scheduler.starvation import LongQueries
 from deployments.embedding.scheduler.state import Policy, Q, Refusals, ReplicaState, ScheduledQuery
 
 _NOW_S = 0.0005  # a shorter wait counts as none, because the loop's timers count whole milliseconds
@@ -58,7 +58,7 @@ class Scheduler(Generic[Q]):
         self.limits = Limits(model, policy, micro_batch_tokens, predictor)
         self._given, self.refusals = model, Refusals()
         self.most = self.runs = 0
-        self.demand, self.run = Demand(self.limits, LongQueries(model.alpha_s)), CurrentRun(self.limits)
+        self.demand, self.run = Demand(self.limits, LongRequests(model.alpha_s)), CurrentRun(self.limits)
         self.queue = RunQueue[Q](self.limits, self.demand.shares)
         parts = self.limits, self.queue, self.run, self.demand
         self._by_finish, self._by_depth = DeadlineAdmission(*parts), DepthAdmission(*parts)
@@ -80,7 +80,7 @@ class Scheduler(Generic[Q]):
         """Apply a new promise, rule or model in place. Waiting queries keep the costs at which they were admitted."""
         if model != self._given:
             self._given = self.limits.model = model
-            self.demand.long_queries = LongQueries(model.alpha_s)
+            self.demand.long_queries = LongRequests(model.alpha_s)
             self.limits.predictor = Predictor(planned_s=model.beta_s, slo_s=policy.slo_s)
         if policy.slo_s != self.limits.policy.slo_s:
             self.limits.predictor.promise(policy.slo_s)

@@ -74,7 +74,7 @@ class ReplicaState(NamedTuple):
     routers: int = 1  # connected to it
     depth: int | None = None  # the limit in force; None if it goes by its own model
     # Room by predicted finish, in planned device seconds. `opens_cost_s`: the cost to which `opens_s` applies; 0: any.
-    # `room_s`: the room now. `reserve_s`: even a shorter query needs this much room (`LongQueries`). `room_grows`: room
+    # `room_s`: the room now. `reserve_s`: even a shorter query needs this much room. `room_grows`: room
     # grows steadily, by a second in `slowdown` seconds; otherwise much of it comes at once, at `opens_s`.
     opens_cost_s: float = 0.0
     room_s: float = 0.0

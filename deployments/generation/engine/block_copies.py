@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from deployments.generation.engine.causal_model import CausalModel
-from deployments.generation.scheduler.step import Copy
+from deployments.generation.scheduler.work import Copy
 
 
 class BlockCopies:

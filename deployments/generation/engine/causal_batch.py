@@ -13,7 +13,7 @@ from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.causal_model import CausalModel
 from deployments.generation.engine.host_attention import HostAttention
 from deployments.generation.engine.packed_step import StepLayout
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 
 _CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from deployments.generation.engine.cache import Cache, CachedAttention, Turned
 from deployments.generation.engine.packed_step import StepLayout, sent
 from deployments.generation.kernels.packed_products import products_for
 from deployments.generation.kernels.row_kernels import kernel_norm
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 
 _CPU = torch.device("cpu")
 FAMILIES = {"llama", "qwen2", "qwen3"}  # by the config's model_type

@@ -15,8 +15,9 @@ from deployments.generation.engine.causal_batch import CausalBatch, joined
 from deployments.generation.engine.causal_model import CausalModel
 from deployments.generation.engine.device_sampling import logits_of
 from deployments.generation.engine.host_attention import HostAttention
+from deployments.generation.engine.steps import DeviceLogits, Logits
 from deployments.generation.engine.stopwatch import stopwatch_for
-from deployments.generation.scheduler.step import Chunk, ComputeSeconds, Copy, DeviceLogits, Logits
+from deployments.generation.scheduler.work import Chunk, ComputeSeconds, Copy
 
 
 class CausalStages:

@@ -41,7 +41,7 @@ from deployments.generation.engine.device_draws import (
     likeliest,
     log_shares,
 )
-from deployments.generation.scheduler.step import DeviceLogits, Logits
+from deployments.generation.engine.steps import DeviceLogits, Logits
 from deployments.generation.text.sampling import LIKELIEST, Picked, RowSamplers, Sampler, Sampling, pick
 
 logger = logging.getLogger("ray.serve")
@@ -88,7 +88,7 @@ def _ids(picked: Picked) -> list[int]:
 
 
 class TorchLogits:
-    """`step.DeviceLogits`: logits, float32 [rows, vocabulary], on their device.
+    """`steps.DeviceLogits`: logits, float32 [rows, vocabulary], on their device.
 
     `floats`: the dtype for shares and their sums. It is float64, as in numpy, if the device has it (CUDA). Otherwise it
     is float32 (NPU), which occasionally draws a neighbor of the token that float64 would draw.

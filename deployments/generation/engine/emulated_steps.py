@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from deployments.generation.engine.hybrid_steps import HybridSteps
+from deployments.generation.engine.steps import Computed, Logits
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
-from deployments.generation.scheduler.step import Chunk, Computed, ComputeSeconds, Copy, Logits, Work, load_of
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.scheduler.work import Chunk, ComputeSeconds, Copy, Work, load_of
 
 _SURE = 100.0  # a logit that dominates all others at any temperature
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that all its powers differ
@@ -50,7 +51,7 @@ class EmulatedSteps:
         self._steps = HybridSteps(_Stages(self))
 
     def step(self, work: Work) -> Computed:
-        """See `step.Steps`."""
+        """See `steps.Steps`."""
         return self._steps.step(work)
 
 

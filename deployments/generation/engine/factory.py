@@ -10,9 +10,10 @@ from typing import Any, Protocol
 from deployments.engines.torch_engine import import_torch, open_device
 from deployments.errors import SettingsError
 from deployments.generation.engine.emulated_steps import EmulatedSteps
+from deployments.generation.engine.steps import Computed, DeviceLogits, Logits, Steps
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
-from deployments.generation.scheduler.step import Chunk, Computed, DeviceLogits, Logits, Steps, Work
 from deployments.generation.scheduler.step_time import HostTime, StepTime
+from deployments.generation.scheduler.work import Chunk, Work
 from deployments.generation.settings import EmulatedWithHost, GenerationAcceleratorSettings, GenerationCpuSettings
 from deployments.generation.text.model_card import GenerationCard
 from deployments.hardware.device_detector import quick_cpu_dtype
@@ -87,14 +88,14 @@ class _Causal(Protocol):
 
 
 class ModelSteps:
-    """`step.Steps` with a causal model."""
+    """`steps.Steps` with a causal model."""
 
     def __init__(self, model: _Causal, logits: Callable[[Any], Logits | DeviceLogits]) -> None:
         """`logits`: from `device_sampling.logits_of` for its device."""
         self._model, self._logits = model, logits
 
     def step(self, work: Work) -> Computed:
-        """See `step.Steps`."""
+        """See `steps.Steps`."""
         cache = self._model.cache.tensor
         for copy in work.copies:
             cache[:, :, copy.target] = cache[:, :, copy.source]

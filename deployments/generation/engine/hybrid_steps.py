@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from deployments.generation.scheduler.step import Chunk, Computed, ComputeSeconds, Copy, DeviceLogits, Logits, Work
+from deployments.generation.engine.steps import Computed, DeviceLogits, Logits
+from deployments.generation.scheduler.work import Chunk, ComputeSeconds, Copy, Work
 
 
 class Batch(Protocol):
@@ -83,7 +84,7 @@ class _Parked(Generic[B]):
 
 
 class HybridSteps(Generic[B]):
-    """`step.Steps` on these stages. After a failed step nothing is parked any more: rows that have not arrived must be
+    """`steps.Steps` on these stages. After a failed step nothing is parked any more: rows that have not arrived must be
     computed again.
     """
 
@@ -94,7 +95,7 @@ class HybridSteps(Generic[B]):
         self._count = 0
 
     def step(self, work: Work) -> Computed:
-        """See `step.Steps`. The token of a row that parks is always wanted."""
+        """See `steps.Steps`. The token of a row that parks is always wanted."""
         self._count += 1
         self._arrived = []
         before = self._stages.compute_s()

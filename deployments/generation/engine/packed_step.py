@@ -15,7 +15,7 @@ from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.kernels.decode_kernel import DecodeRows
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 
 # Numbers of rows to which products are padded, since oneDNN prepares a new kernel for each number; above 32, multiples.
 _ROWS = (1, 2, 4, 8, 16, 24, 32)

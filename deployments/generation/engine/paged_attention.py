@@ -19,7 +19,7 @@ from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.packed_step import StepLayout, sent
 from deployments.generation.kernels.decode_kernel import DecodeRows
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 
 logger = logging.getLogger("ray.serve")
 

@@ -51,7 +51,7 @@ class CudaStopwatch(Stopwatch):
 
 
 class NoStopwatch(Stopwatch):
-    """Always 0 seconds, which means untimed (`step.ComputeSeconds`): for an asynchronous device whose timing events are
+    """Always 0 seconds, which means untimed (`work.ComputeSeconds`): for an asynchronous device whose timing events are
     untested (NPU).
     """
 

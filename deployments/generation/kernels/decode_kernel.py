@@ -15,7 +15,7 @@ import torch
 from deployments.engines.packed.attention import HeadLayout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.kernels import native
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 
 _NAME = "decode_attention"
 _SIZES = 16  # a head's size is a multiple of it

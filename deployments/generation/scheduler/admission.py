@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from operator import attrgetter
+from typing import NamedTuple
 
 from deployments.admission.fair_share import Account
 from deployments.admission.probe import IdleProbe
@@ -28,12 +29,27 @@ from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.forecast import Forecast, Pace, Prediction, Prompt
 from deployments.generation.scheduler.hybrid.strategy import HostStrategy
 from deployments.generation.scheduler.kept_room import KeptRoom
+from deployments.generation.scheduler.queue import StepQueue
 from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.state import StepState
-from deployments.generation.scheduler.step_queue import StepQueue
 
 _AVERAGED = 0.05  # weight of the latest gap in the mean gap
 _HELPED = 0.7  # of the time to its first token: no room is kept for a prompt that needs more of an idle device
+
+
+class Decision(NamedTuple):
+    """A decision on a generation. `crowds`: it found no room on the accelerator.
+
+    - If it is admitted: `on_host`, whether it goes to the host's cache, and the predicted seconds to its first token.
+    - If not: `never`, even an idle device would be late; else `opens_s`, seconds until it would be admitted.
+    """
+
+    admitted: bool
+    crowds: bool = False
+    on_host: bool = False
+    first_s: float = math.inf
+    never: bool = False
+    opens_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -49,34 +65,32 @@ class StepAdmission:
     _refused_full: int = 0
     _refused_never: int = 0
 
-    def decide(self, now: float, generation: Generation) -> Prediction | None:
-        """Decide, and choose its cache (`on_host`). Returns the prediction if it is admitted, or None. A refusal sets
-        `opens_s`, or `never`.
-        """
+    def decide(self, now: float, generation: Generation) -> Decision:
+        """Decide on a generation, and in which cache it would be."""
         queue = self.queue
         if self.never(generation, generation.due - now):
-            generation.never = True
             self._refused_never += 1
-            return None
+            return Decision(admitted=False, never=True)
         if not generation.bulk:
             self.reserve.offered(generation)
         account = self.reserve.account(now, generation)
         kept = self._kept_beside(now, generation, account)
-        fits = self._choose_cache(generation, kept)
-        queue.crowded |= generation.on_host or not fits
-        prediction = self._predicted(now, generation, kept) if fits else None
-        admitted = prediction is not None and (generation.bulk or prediction.kept or self._is_probe(now))
-        generation.on_host &= admitted
+        on_host = self._cache_for(generation, kept)
+        prediction, admitted, first_s = None, False, math.inf
+        if on_host is not None:
+            prediction = self._predicted(now, replace(generation, on_host=on_host), kept)
+            first_s = float(prediction.first_s[0])
+            admitted = generation.bulk or prediction.kept or self._is_probe(now)
         if not generation.bulk:
             helped = partial(self._helped, now, generation)
             self.reserve.decided(now, generation, account, self._cost_s(generation), helped, admitted=admitted)
+        crowds = on_host is not False
         if not admitted:
             self._refused_full += 1
-            generation.opens_s = self._opens_s(now, generation, prediction)
-            return None
+            return Decision(admitted=False, crowds=crowds, opens_s=self._opens_s(now, generation, prediction))
         if queue.is_idle:
             self._last_end = now  # the next gap counts from here
-        return prediction
+        return Decision(admitted=True, crowds=crowds, on_host=bool(on_host), first_s=first_s)
 
     def ended(self, now: float) -> None:
         """Note that a generation has ended."""
@@ -111,11 +125,12 @@ class StepAdmission:
         queue, learning = self.queue, self.queue.learning
         typical = self.reserve.typical(now, queue.policy)
         kept = self._kept_beside(now, typical)
-        fits = self._choose_cache(typical, kept)
+        on_host = self._cache_for(typical, kept)
+        typical.on_host = bool(on_host)
         prediction = self._predicted(now, typical, kept)
         first_s = float(prediction.first_s[0])
         prompt_token_s = learning.slowdown * queue.model.prompt_token_s
-        opens_s = 0.0 if prediction.kept and fits else self._opens_s(now, typical, prediction)
+        opens_s = 0.0 if prediction.kept and on_host is not None else self._opens_s(now, typical, prediction)
         return StepState(
             opens_s, max(0.0, first_s - prompt_token_s * typical.prompt_tokens), prompt_token_s,
             max(0, queue.block_count - queue.room.reserved), queue.block_count, len(queue.running), len(queue.waiting),
@@ -129,19 +144,17 @@ class StepAdmission:
         waits, rests = bool(self.queue.waiting), self.queue.is_idle
         return self.reserve.beside(now, generation, self.queue.policy, account, waits=waits, rests=rests)
 
-    def _choose_cache(self, generation: Generation, kept: Sequence[Generation]) -> bool:
-        """Choose the accelerator's cache if its blocks will be free there, else the host's, if there is one. Returns
-        False if neither has room. Generations for which room is `kept` would be on the accelerator.
+    def _cache_for(self, generation: Generation, kept: Sequence[Generation]) -> bool | None:
+        """False: the accelerator's cache, if its blocks will be free there; else True, the host's, if there is one;
+        None: neither has room. Generations for which room is `kept` would be on the accelerator.
         """
         queue, policy = self.queue, self.queue.policy
         rows = len(queue.running) + sum(one.answers for one in queue.waiting) + generation.answers
         for on_host, cache in zip((False, True), queue.caches, strict=False):
-            generation.on_host = on_host
-            if rows <= policy.max_num_batched_tokens and cache.fits(
-                generation, () if on_host else kept, policy.bulk_share
-            ):
-                return True
-        return False
+            beside = () if on_host else kept
+            if rows <= policy.max_num_batched_tokens and cache.fits(generation, beside, policy.bulk_share):
+                return on_host
+        return None
 
     def _opens_s(self, now: float, generation: Generation, prediction: Prediction | None) -> float:
         """Seconds until a refused generation would be admitted: its first token is then in time, and as many

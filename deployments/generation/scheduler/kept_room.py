@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from deployments.admission.fair_share import Account, Shares
+from deployments.admission.starvation import LongRequests
 from deployments.generation.scheduler.sequences import Generation
-from deployments.generation.scheduler.starvation import LongPrompts
 from deployments.generation.scheduler.state import StepPolicy
 
 _AVERAGED = 0.05  # weight of the latest generation in the means
@@ -29,7 +29,7 @@ class KeptRoom:
     _cost_s: float = 0.0  # mean planned device seconds
     _longest_under_share: float = 0.0  # tokens of the longest recent prompt of tenants under their share
     _shares: Shares = field(default_factory=Shares)
-    _long: LongPrompts = field(default_factory=LongPrompts)
+    _long: LongRequests = field(default_factory=LongRequests)
 
     def offered(self, generation: Generation) -> None:
         """Note an offer that gets a promise if there is room: not bulk, and not more than an idle device can serve."""
@@ -64,7 +64,7 @@ class KeptRoom:
         """
         longest = others = 0
         if waits and not self._long.is_long(generation.prompt_tokens):
-            longest = self._long.tokens
+            longest = round(self._long.reserve)
         if account is not None and self._shares.has_level and not rests:
             if not account.is_over_share:
                 return []
@@ -97,4 +97,4 @@ class KeptRoom:
             return
         if is_under_share:
             self._longest_under_share = max(float(tokens), (1 - _AVERAGED) * self._longest_under_share)
-        self._long.offered(now, tokens, admitted=admitted)
+        self._long.offered(now, tokens, refused=not admitted)

@@ -40,18 +40,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 
-from deployments.generation.scheduler.admission import StepAdmission
+from deployments.generation.scheduler.admission import Decision, StepAdmission
 from deployments.generation.scheduler.block_manager import BlockPlan
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.composer import ComposedStep, StepComposer
-from deployments.generation.scheduler.hybrid.planner import ACCELERATOR, PIPELINED, HybridPlan
-from deployments.generation.scheduler.hybrid.strategy import HostStrategy, HybridHost, NoHost
+from deployments.generation.scheduler.hybrid.planner import HybridPlan
+from deployments.generation.scheduler.hybrid.strategy import EndedStep, HostStrategy, HybridHost
 from deployments.generation.scheduler.learning import Learning
+from deployments.generation.scheduler.queue import CountedStep, StepQueue
 from deployments.generation.scheduler.sequences import PARKING, Generation, Row, ScheduledChunk
-from deployments.generation.scheduler.state import StepState
-from deployments.generation.scheduler.step import UNTIMED, ComputeSeconds, Copy
-from deployments.generation.scheduler.step_queue import CountedStep, StepQueue
+from deployments.generation.scheduler.state import ACCELERATOR, PIPELINED, StepState
 from deployments.generation.scheduler.step_time import HostTime, StepTime
+from deployments.generation.scheduler.work import UNTIMED, ComputeSeconds, Copy
 
 _LEAST_LEARNED = 0.05  # of `ttft_s`: the least planned time from which the slowdown is learned
 _IN_A_ROW = 0.1  # of `ttft_s`: the total time of the consecutive steps from which the margin is learned
@@ -70,19 +70,19 @@ class StepScheduler(StepQueue):
 
     def __post_init__(self) -> None:
         StepQueue.__post_init__(self)
-        self._host_strategy = NoHost() if self.host is None else HybridHost(self.host)
+        self._host_strategy = HostStrategy() if self.host is None else HybridHost(self.host)
         self.admission = StepAdmission(self, self._host_strategy)
 
-    def offer(self, now: float, generation: Generation) -> bool:
-        """Admit a generation, or refuse it. A refusal changes nothing here, and sets the generation's `opens_s`."""
-        prediction = self.admission.decide(now, generation)
-        if prediction is None:
-            return False
-        generation.rows = [Row(generation, number) for number in range(generation.answers)]
-        generation.predicted_s = float(prediction.first_s[0])
-        self.caches[generation.on_host].admit(generation)
-        insort(self.waiting, generation, key=attrgetter("order"))
-        return True
+    def offer(self, now: float, generation: Generation) -> Decision:
+        """Admit a generation, or refuse it, which changes nothing else here."""
+        decision = self.admission.decide(now, generation)
+        self.crowded |= decision.crowds
+        if decision.admitted:
+            generation.rows = [Row(generation, number) for number in range(generation.answers)]
+            generation.on_host, generation.predicted_s = decision.on_host, decision.first_s
+            self.caches[generation.on_host].admit(generation)
+            insort(self.waiting, generation, key=attrgetter("order"))
+        return decision
 
     def state(self, now: float) -> StepState:
         """The state that is reported to Routers."""
@@ -155,7 +155,7 @@ class StepScheduler(StepQueue):
         compute_s: ComputeSeconds = UNTIMED,
     ) -> None:
         """The earliest running step has ended after `seconds`. Each wanted row has one more token, and so have the
-        parked rows with the numbers `arrived`. The `finished` rows have ended. `compute_s`: see `step.Computed`. If not
+        parked rows with the numbers `arrived`. The `finished` rows have ended. `compute_s`: see `Computed`. If not
         `whole`, nothing is learned from the step.
         """
         if self.counted is None:
@@ -166,7 +166,7 @@ class StepScheduler(StepQueue):
             generation.first_at = now
         if whole and counted.planned_s > 0:
             self._learn(seconds, counted)
-        rows = self._host_strategy.ended(counted.plan, seconds, compute_s, arrived, whole=whole)
+        rows = self._host_strategy.ended(EndedStep(counted.plan, seconds, compute_s, arrived, whole))
         for row in rows:
             self._goes_on(row, 1)
         self.began = self.since = now

@@ -52,8 +52,6 @@ class Generation:
     rows: list[Row] = field(default_factory=list)
     on_host: bool = False
     first_at: float | None = None  # when it got its first token
-    never: bool = False  # after a refusal: even an idle device would be late
-    opens_s: float = 0.0  # after a refusal: predicted seconds until it would be admitted
     predicted_s: float = 0.0  # from admission to its first token, as predicted at admission
 
     @property

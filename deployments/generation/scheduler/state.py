@@ -6,8 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from deployments.generation.scheduler.hybrid.host_cache import HostState
-from deployments.generation.scheduler.hybrid.planner import MODES
+ACCELERATOR, PIPELINED, ASYNCHRONOUS = MODES = ("accelerator", "pipelined", "asynchronous")  # see `hybrid/planner`
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,28 @@ class StepPolicy:
     def longest_step_s(self) -> float:
         """The longest that a step should take, since new arrivals wait for its end."""
         return max(self.tpot_s, self.ttft_s / 8)
+
+
+class HostState(NamedTuple):
+    """A host's state, as reported. `steps` (in each of `MODES`), `tokens`, `moved`, `gained` and `alone` count from the
+    start (see `HostCache`). `slowdown`: how many times slower its attention is now than its model.
+    """
+
+    free_blocks: int  # not reserved
+    blocks: int
+    rows: int  # running rows, parked or not
+    parked: int  # how many of them are parked
+    steps: Sequence[int]
+    tokens: int
+    moved: Sequence[int]
+    gained: float
+    alone: float
+    slowdown: float
+
+    @property
+    def gained_share(self) -> float | None:
+        """`gained` as a share of what the accelerator alone would have generated. None if that is 0."""
+        return self.gained / self.alone if self.alone else None
 
 
 class StepState(NamedTuple):

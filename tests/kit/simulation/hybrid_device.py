@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from deployments.generation.scheduler.step import ComputeSeconds
 from deployments.generation.scheduler.step_time import HostTime, StepLoad
+from deployments.generation.scheduler.work import ComputeSeconds
 
 
 class StageTimes(Protocol):
@@ -42,7 +42,7 @@ class SubBatch(NamedTuple):
 
 
 class HybridWork(NamedTuple):
-    """One step; see `step.Work`. `parking`: (number, tokens to read) of rows that park. `copied`: tokens whose keys and
+    """One step; see `work.Work`. `parking`: (number, tokens to read) of rows that park. `copied`: tokens whose keys and
     values are copied between the memories before the step.
     """
 

@@ -19,8 +19,8 @@ from deployments.generation.scheduler.learning import Learning
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import PARKING, Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepPolicy
-from deployments.generation.scheduler.step import UNTIMED, Copy
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
+from deployments.generation.scheduler.work import UNTIMED, Copy
 from tests.kit.simulation.hybrid_device import HybridDevice, HybridStep, HybridWork, SubBatch
 
 _COUNTS = (0, 1, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)  # row counts in the tables
@@ -228,7 +228,7 @@ class StepWorld:
         device, waits = self.devices[0], next(backlog)
         while True:
             runs = device.start(self.now)
-            while device.schedule.offer(self.now, self._sent(waits)):
+            while device.schedule.offer(self.now, self._sent(waits)).admitted:
                 waits = next(backlog)
             if runs:
                 self.now = device.ends()
@@ -252,7 +252,7 @@ class StepWorld:
         sent = self._sent(arrival)
         self.sent.append(sent)
         for number, device in enumerate(self.devices):
-            if device.schedule.offer(self.now, sent):
+            if device.schedule.offer(self.now, sent).admitted:
                 sent.device = device.name
                 if not device.runs:
                     self._start(number)

@@ -8,7 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from deployments.generation.scheduler.step import Chunk, Copy, Steps, Work
+from deployments.generation.engine.steps import Steps
+from deployments.generation.scheduler.work import Chunk, Copy, Work
 from tests.kit.simulation.hybrid_device import HybridStep
 from tests.kit.simulation.step_world import StepDevice
 

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from deployments.generation.scheduler.block_manager import BlockManager
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.forecast import HostShare
-from deployments.generation.scheduler.hybrid.planner import ACCELERATOR, MODES, PIPELINED, HybridPlan, HybridPlanner
+from deployments.generation.scheduler.hybrid.planner import HybridPlan, HybridPlanner
 from deployments.generation.scheduler.learning import Learning
 from deployments.generation.scheduler.sequences import Generation, Row
-from deployments.generation.scheduler.step import ComputeSeconds, Copy
+from deployments.generation.scheduler.state import ACCELERATOR, MODES, PIPELINED, HostState
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.scheduler.work import ComputeSeconds, Copy
 
 _FILLED = 0.95  # of the accelerator's blocks: moves leave the rest to growing rows
 _LEAST_LEARNED_S = 0.02  # seconds of the host's attention from which its slowdown is learned
@@ -31,28 +31,6 @@ _AVERAGED = 0.05  # weight of the latest step in the mean
 _SLOWER = 4.0  # the largest increase of the slowdown by one step, which may have been a hiccup
 _PASSED = 4  # the most pipelined steps in a row, which no parked row joins, while no row is urgent
 _USED = 0.9  # the usable share of the host's time: answers do not fill two batches without gaps
-
-
-class HostState(NamedTuple):
-    """A host's state, as reported. `steps` (in each of `MODES`), `tokens`, `moved`, `gained` and `alone` count from the
-    start (see `HostCache`). `slowdown`: how many times slower its attention is now than its model.
-    """
-
-    free_blocks: int  # not reserved
-    blocks: int
-    rows: int  # running rows, parked or not
-    parked: int  # how many of them are parked
-    steps: Sequence[int]
-    tokens: int
-    moved: Sequence[int]
-    gained: float
-    alone: float
-    slowdown: float
-
-    @property
-    def gained_share(self) -> float | None:
-        """`gained` as a share of what the accelerator alone would have generated. None if that is 0."""
-        return self.gained / self.alone if self.alone else None
 
 
 class ParkedRows(dict[int, Row]):

@@ -36,9 +36,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from deployments.generation.scheduler.state import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 
-ACCELERATOR, PIPELINED, ASYNCHRONOUS = MODES = ("accelerator", "pipelined", "asynchronous")
 _LEAST_S = 1e-9  # the least time of a step, since a model may say 0
 
 

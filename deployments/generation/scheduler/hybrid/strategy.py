@@ -6,79 +6,71 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import NamedTuple
 
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.composer import ComposedStep, StepComposer, by_pace
 from deployments.generation.scheduler.forecast import NO_HOST, HostShare
-from deployments.generation.scheduler.hybrid.host_cache import HostCache, HostState
+from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.hybrid.planner import HybridPlan
 from deployments.generation.scheduler.learning import Learning
+from deployments.generation.scheduler.queue import StepQueue
 from deployments.generation.scheduler.sequences import Generation, Row
-from deployments.generation.scheduler.step import ComputeSeconds, Copy
-from deployments.generation.scheduler.step_queue import StepQueue
+from deployments.generation.scheduler.state import HostState
 from deployments.generation.scheduler.step_time import HostTime
+from deployments.generation.scheduler.work import ComputeSeconds, Copy
 
 _COPIES = 0.1  # of the longest step: the most time for moves to the accelerator, unless all rows have slack for more
+
+
+class EndedStep(NamedTuple):
+    """A step with that `plan` that took `seconds`. `arrived`: numbers of parked rows; for the others see
+    `StepScheduler.ended`.
+    """
+
+    plan: HybridPlan | None
+    seconds: float
+    compute_s: ComputeSeconds
+    arrived: Collection[int]
+    whole: bool
+
 
 Compose = Callable[[Sequence[Row]], StepComposer]
 """Begins a step: composes the accelerator's part, with room left for these host rows."""
 
 
-class HostStrategy(Protocol):
-    """What depends on the host. Only `move` changes the `queue`: the cache in which a generation lies."""
+class HostStrategy:
+    """What depends on the host. Only `move` changes the `queue`: the cache in which a generation lies. This one has no
+    host: the accelerator computes everything by itself.
+    """
 
-    def shares(self, queue: StepQueue, generation: Generation, /) -> Sequence[HostShare]:
+    def shares(self, queue: StepQueue, generation: Generation) -> Sequence[HostShare]:  # noqa: ARG002
         """What a forecast may assume for answers on the host, with this generation running. Promises that hold with any
         one of these are kept.
         """
-
-    def move(self, now: float, queue: StepQueue, /) -> tuple[list[Copy], float]:
-        """Move generations between the caches. Returns the copies, and the seconds that they take."""
-
-    def compose(self, begin: Compose, queue: StepQueue, /) -> ComposedStep:
-        """Compose a step with host rows. Changes nothing."""
-
-    def ended(
-        self,
-        plan: HybridPlan | None,
-        seconds: float,
-        compute_s: ComputeSeconds,
-        arrived: Collection[int],
-        /,
-        *,
-        whole: bool,
-    ) -> list[Row]:
-        """The step with that `plan` took `seconds`. Returns the parked rows that have `arrived` with a token."""
-
-    def configure(self, time: HostTime | None, /, *, calibrated: bool, other_model: bool) -> None:
-        """Use this time of the host, if given. `other_model`: the accelerator's model has changed, too."""
-
-    def state(self, queue: StepQueue, /) -> HostState | None:
-        """The host's state, as reported to Routers."""
-
-
-class NoHost:
-    """The accelerator computes everything by itself."""
-
-    def shares(self, *_: object) -> Sequence[HostShare]:
         return (NO_HOST,)
 
-    def move(self, *_: object) -> tuple[list[Copy], float]:
+    def move(self, now: float, queue: StepQueue) -> tuple[list[Copy], float]:  # noqa: ARG002
+        """Move generations between the caches. Returns the copies, and the seconds that they take."""
         return [], 0.0
 
-    def compose(self, begin: Compose, *_: object) -> ComposedStep:
+    def compose(self, begin: Compose, queue: StepQueue) -> ComposedStep:  # noqa: ARG002
+        """Compose a step with host rows. Changes nothing."""
         return begin(()).alone()
 
-    def ended(self, *_: object, **__: object) -> list[Row]:
+    def ended(self, step: EndedStep) -> list[Row]:  # noqa: ARG002
+        """Learn from a step. Returns the parked rows that have arrived with a token."""
         return []
 
-    def configure(self, *_: object, **__: object) -> None: ...
+    def configure(self, time: HostTime | None, *, calibrated: bool, other_model: bool) -> None:
+        """Use this time of the host, if given. `other_model`: the accelerator's model has changed, too."""
 
-    def state(self, *_: object) -> None: ...
+    def state(self, queue: StepQueue) -> HostState | None:  # noqa: ARG002
+        """The host's state, as reported to Routers."""
+        return None
 
 
-class HybridHost:
+class HybridHost(HostStrategy):
     """Each generation is on the accelerator or on the host, with all its rows, and may move between two steps
     (`host_cache`). A host row takes part in the steps in which it yields most (`planner`), and in those that its pace
     requires. A row of a bulk generation may park in one step and get its token in a later one. It takes part in no
@@ -116,17 +108,9 @@ class HybridHost:
         composed = composer.with_host(self._cache, planner, queue.waiting)
         return begin(()).with_host(self._cache, planner, queue.waiting) if composer.was_short_in_vain else composed
 
-    def ended(
-        self,
-        plan: HybridPlan | None,
-        seconds: float,
-        compute_s: ComputeSeconds,
-        arrived: Collection[int],
-        *,
-        whole: bool,
-    ) -> list[Row]:
-        rows = self._cache.parked.arrive(arrived)
-        self._cache.ended(plan, seconds, compute_s, len(rows), whole=whole)
+    def ended(self, step: EndedStep) -> list[Row]:
+        rows = self._cache.parked.arrive(step.arrived)
+        self._cache.ended(step.plan, step.seconds, step.compute_s, len(rows), whole=step.whole)
         return rows
 
     def configure(self, time: HostTime | None, *, calibrated: bool, other_model: bool) -> None:

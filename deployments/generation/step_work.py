@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deployments.generation.scheduler.step import UNTIMED, Chunk, ComputeSeconds, Steps, Work
+from deployments.generation.engine.steps import Steps
+from deployments.generation.scheduler.work import UNTIMED, Chunk, ComputeSeconds, Work
 from deployments.generation.text.sampling import Picked, RowSamplers, Sampler, Sampling, pick
 
 _PROBE_TOKENS = 4
@@ -68,7 +69,7 @@ class StepWork(NamedTuple):
 
 class Found(NamedTuple):
     """The result of a step. `picked`: the answers' tokens, for each wanted chunk and then for each row that `arrived`;
-    an empty list if it was left out, None if its logits are not finite. `compute_s`: see `step.Computed`.
+    an empty list if it was left out, None if its logits are not finite. `compute_s`: see `steps.Computed`.
     """
 
     picked: Sequence[list[Picked] | None]

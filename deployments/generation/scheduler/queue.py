@@ -28,8 +28,7 @@ class CountedStep:
 
 @dataclass(slots=True, repr=False, eq=False)
 class StepQueue:
-    """Only `StepScheduler` changes it, except that admission sets `crowded`. `StepAdmission` and `HostStrategy` read
-    it.
+    """Only `StepScheduler` changes it. `StepAdmission` and `HostStrategy` read it.
 
     `model`: the time of a step; `block_count`: blocks of the accelerator's cache. `caches`: the accelerator's and, with
     a `host`, the host's, so that `caches[generation.on_host]` holds a generation. `planned_s`: the time of the last

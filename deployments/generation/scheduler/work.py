@@ -1,30 +1,15 @@
-"""The interface between the scheduler and an engine: the work of a step, and its result. Pure."""
+"""What an engine is asked to compute in a step. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from deployments.generation.scheduler.step_time import StepLoad
-from deployments.generation.text.sampling import Picked, RowSamplers
-
-Logits = npt.NDArray[np.float32]
-
-
-class DeviceLogits(Protocol):
-    """Logits, float32 [rows, vocabulary], that stay on the accelerator. Tokens are drawn there, and only tokens are
-    copied to the host. `engine.device_sampling` implements it.
-    """
-
-    def pick(self, samplers: Sequence[RowSamplers]) -> list[list[Picked] | None]:
-        """Draw tokens as `sampling.pick` does, for each row. Raises ValueError unless there is one of `samplers` per
-        row.
-        """
-        ...
 
 
 class Copy(NamedTuple):
@@ -89,23 +74,6 @@ class ComputeSeconds(NamedTuple):
 
 
 UNTIMED = ComputeSeconds()
-
-
-class Computed(NamedTuple):
-    """The result of a step. `logits`: of the next tokens, [rows, vocabulary], valid until the next step. The rows are
-    the wanted ones of `chunks`, then of `second`, then the parked rows that have `arrived`, given by their numbers.
-    """
-
-    logits: Logits | DeviceLogits
-    arrived: Sequence[int] = ()
-    compute_s: ComputeSeconds = UNTIMED
-
-
-class Steps(Protocol):
-    """Computes steps, with a model or as an emulated device. Called in the engine's thread."""
-
-    def step(self, work: Work) -> Computed:
-        """Copy blocks, then compute. If there are only parked rows to join, wait until one of them can."""
 
 
 def load_of(chunks: Sequence[Chunk]) -> StepLoad:

@@ -1,0 +1,43 @@
+"""What an engine is to those that run its steps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.generation.scheduler.work import UNTIMED, ComputeSeconds, Work
+from deployments.generation.text.sampling import Picked, RowSamplers
+
+Logits = npt.NDArray[np.float32]
+
+
+class DeviceLogits(Protocol):
+    """Logits, float32 [rows, vocabulary], that stay on the accelerator. Tokens are drawn there, and only tokens are
+    copied to the host. `engine.device_sampling` implements it.
+    """
+
+    def pick(self, samplers: Sequence[RowSamplers]) -> list[list[Picked] | None]:
+        """Draw tokens as `sampling.pick` does, for each row. Raises ValueError unless there is one of `samplers` per
+        row.
+        """
+        ...
+
+
+class Computed(NamedTuple):
+    """The result of a step. `logits`: of the next tokens, [rows, vocabulary], valid until the next step. The rows are
+    the wanted ones of `chunks`, then of `second`, then the parked rows that have `arrived`, given by their numbers.
+    """
+
+    logits: Logits | DeviceLogits
+    arrived: Sequence[int] = ()
+    compute_s: ComputeSeconds = UNTIMED
+
+
+class Steps(Protocol):
+    """Computes steps, with a model or as an emulated device. Called in the engine's thread."""
+
+    def step(self, work: Work) -> Computed:
+        """Copy blocks, then compute. If there are only parked rows to join, wait until one of them can."""
