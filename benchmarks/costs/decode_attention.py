@@ -15,7 +15,7 @@ import torch
 
 from deployments.engines.packed.attention import HeadLayout
 from deployments.engines.packed.tensors import Place
-from deployments.generation.engine.cache import CachedAttention
+from deployments.generation.engine.cache import CachedAttention, Ways
 from deployments.generation.engine.packed_step import StepLayout
 from deployments.generation.kernels.decode_kernel import DecodeKernel, forms
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
@@ -61,7 +61,7 @@ def measure(heads: HeadLayout, layers: int, place: Place) -> dict[str, float]:
     read = of_token * sum(chunk.end for chunk in layout.chunks)
 
     def attend(kernel: DecodeKernel | None) -> Callable[[int], object]:
-        by_layer = [CachedAttention(heads, *layer, kernel=kernel) for layer in stored]
+        by_layer = [CachedAttention(heads, *layer, ways=Ways(kernel)) for layer in stored]
         return lambda layer: by_layer[layer](qkv, layout)
 
     as_integers = stored.view(torch.int64)

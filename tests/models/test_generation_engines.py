@@ -7,11 +7,12 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 from deployments.errors import SettingsError
 from deployments.generation import planned_steps
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
-from deployments.generation.engine import causal_stages, device_sampling
+from deployments.generation.engine import causal_stages, device_sampling, graphed_decoder
 from deployments.generation.engine.device_sampling import TorchLogits
 from deployments.generation.engine.factory import _Loaded, create_step_engine
 from deployments.generation.frames import GenerationOffer, GenerationOffers
@@ -102,6 +103,19 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path, family, changes, plac
     for (number, _), tokens in found.items():
         assert len(tokens) == 24
         check(own, [*prompts[number].tolist(), *tokens], len(prompts[number]))
+
+
+def test_steps_run_as_graphs_except_with_a_host(tmp_path, monkeypatch):
+    _, card = saved(tmp_path)
+    cache = SimpleNamespace(tensor=None)
+    graphed = SimpleNamespace(cache=cache, step=lambda chunks: torch.full((len(chunks), VOCABULARY), 7.0))
+    asked = []
+    monkeypatch.setattr(graphed_decoder, "with_graphs", lambda model, context: asked.append(context) or graphed)
+    engine = create_step_engine(card, settings(), "cpu", 1)
+    assert asked == [card.context]
+    assert (engine.steps.step(Work([Chunk(np.zeros(3, np.int32), 0, [0])])).logits == 7).all()
+    create_step_engine(card, with_host(), "cpu", 1)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("place", [settings(), with_host()], ids=["alone", "with a host"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -14,12 +14,22 @@ from deployments.engines.packed.layers import RmsNorm
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place
-from deployments.generation.engine.packed_step import StepLayout
-from deployments.generation.engine.paged_attention import PaddedRows, Paged, paged_attention
+from deployments.generation.engine.packed_step import FixedStep, StepLayout
+from deployments.generation.engine.paged_attention import PaddedRows, Paged, by_tables, paged_attention
 from deployments.generation.kernels import native
 from deployments.generation.kernels.decode_kernel import DecodeKernel, decode_kernel
 from deployments.generation.kernels.row_kernels import turn_kernel
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
+
+
+class Ways(NamedTuple):
+    """`fixed` computes each `FixedStep`. `paged` computes all chunks of other steps, if there is one. Otherwise
+    `kernel` computes chunks of one token, if there is one, and torch the others.
+    """
+
+    kernel: DecodeKernel | PaddedRows | None = None
+    paged: Paged | None = None
+    fixed: Paged | None = None
 
 
 class Cache:
@@ -39,11 +49,13 @@ class Cache:
             torch.cuda.check_error(runtime.cudaHostRegister(pointer, self.tensor.nbytes, 0))
             # Before the memory is freed: CUDA refuses to pin what lies there next, as "already mapped".
             weakref.finalize(self, runtime.cudaHostUnregister, pointer).atexit = False
-        self._paged = None if on_cpu else paged_attention(heads, place, plain(heads))
-        self._kernel = decode_kernel(heads, place) if on_cpu or self._paged is not None else PaddedRows(heads)
+        paged = None if on_cpu else paged_attention(heads, place, plain(heads))
+        kernel = decode_kernel(heads, place) if on_cpu or paged is not None else PaddedRows(heads)
+        self.blocks, self.reads_in_place = blocks, paged is by_tables
+        self._ways = Ways(kernel, paged, by_tables if paged is by_tables else PaddedRows(heads).fixed)
 
     def attention(self, layer: int, heads: HeadLayout, turned: Turned | None = None) -> CachedAttention:
-        return CachedAttention(heads, *self.tensor[layer], turned=turned, kernel=self._kernel, paged=self._paged)
+        return CachedAttention(heads, *self.tensor[layer], turned=turned, ways=self._ways)
 
 
 class Turned:
@@ -94,14 +106,11 @@ class CachedAttention:
         values: torch.Tensor,
         *,
         turned: Turned | None = None,
-        kernel: DecodeKernel | PaddedRows | None = None,
-        paged: Paged | None = None,
+        ways: Ways | None = None,
     ) -> None:
-        """`turned`: the norm and rotation of query and key. `paged` computes all chunks, if there is one. Otherwise
-        `kernel` computes chunks of one token, if there is one, and torch the others.
-        """
+        """`turned`: the norm and rotation of query and key. `ways`: None has torch compute all chunks."""
         self._heads, self._keys, self._values, self._turned = heads, keys, values, turned
-        self._kernel, self._paged = kernel, paged
+        self._kernel, self._paged, self._fixed = ways or Ways()
 
     def __call__(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
         step = cast("StepLayout", layout)
@@ -119,8 +128,9 @@ class CachedAttention:
         """The attention to what was put, [tokens, heads * size]. Reads only the queries of `qkv`."""
         heads = self._heads
         q = qkv[: step.tokens, : heads.heads]
-        if self._paged is not None:
-            return self._paged(q, self._keys, self._values, step)
+        paged = self._fixed if isinstance(step, FixedStep) else self._paged
+        if paged is not None:
+            return paged(q, self._keys, self._values, step)
         mixed = torch.empty(step.tokens, heads.heads * heads.size, dtype=qkv.dtype, device=qkv.device)
         if self._kernel is not None and len(step.decoding.tokens):
             self._kernel.attend(q, self._keys, self._values, step.decoding, mixed)

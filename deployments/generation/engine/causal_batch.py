@@ -38,7 +38,7 @@ class CausalBatch:
         self._long: _Part | None
         self._ones: _Part | None
         self._lay_out()
-        self.x = torch.cat([model.embed(part.layout.chunks, part.layout) for part in self._parts])
+        self.x = torch.cat([model.embed(part.layout) for part in self._parts])
 
     def _lay_out(self) -> None:
         kinds: tuple[list[Chunk], ...] = ([], [], [])

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from deployments.engines.packed.attention import CAUSAL, Attention, HeadLayout, Reach
@@ -16,7 +15,7 @@ from deployments.engines.packed.layers import PreNorm, Products, RmsNorm
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation.engine.cache import Cache, CachedAttention, Turned
-from deployments.generation.engine.packed_step import StepLayout, sent
+from deployments.generation.engine.packed_step import StepLayout
 from deployments.generation.kernels.packed_products import products_for
 from deployments.generation.kernels.row_kernels import kernel_norm
 from deployments.generation.scheduler.work import Chunk
@@ -78,18 +77,20 @@ class CausalModel:
         """Compute chunks, at most one per sequence, and put their keys and values into the cache. Returns the logits of
         the next tokens, float32 [wanted chunks, vocabulary].
         """
-        layout = StepLayout.of_chunks(chunks, self.place)
-        x = layout.add_spare(self.embed(chunks, layout))
+        return self.compute(StepLayout.of_chunks(chunks, self.place))
+
+    def compute(self, layout: StepLayout) -> torch.Tensor:
+        """The same for a layout."""
+        x = layout.add_spare(self.embed(layout))
         for number, layer in enumerate(self.layers, 1):
-            if number == len(self.layers):
+            if number == len(self.layers) and len(layout.last) < layout.tokens:
                 layout.only(layout.last)
             x = layer(x, layout)
         return self.head(x)[: len(layout.last)]
 
-    def embed(self, chunks: Sequence[Chunk], layout: StepLayout) -> torch.Tensor:
-        """The embeddings of the chunks' tokens, [tokens, width]."""
-        ids = sent(np.concatenate([chunk.ids for chunk in chunks]), self.place.device)
-        return self._embeddings(ids, layout)
+    def embed(self, layout: StepLayout) -> torch.Tensor:
+        """The embeddings of the step's tokens, [tokens, width]."""
+        return self._embeddings(layout.ids, layout)
 
     def head(self, x: torch.Tensor) -> torch.Tensor:
         """The norm and head after the last layer: [tokens, width] -> logits float32 [tokens, vocabulary]."""

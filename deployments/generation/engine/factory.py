@@ -121,6 +121,7 @@ class _Loaded:
         from deployments.generation.engine.causal_model import CausalModel, unsupported
         from deployments.generation.engine.causal_stages import CausalStages
         from deployments.generation.engine.device_sampling import logits_of
+        from deployments.generation.engine.graphed_decoder import with_graphs
         from deployments.generation.engine.hybrid_steps import HybridSteps
 
         config = read_config(self._card.model)
@@ -140,7 +141,10 @@ class _Loaded:
         cores = f", {self._threads} threads" if self._device.type == "cpu" else ""
         named = f"torch {self._torch.__version__} on {self._device}{cores}"
         stages = CausalStages(model, self._host_cores) if num_cpu_blocks else None
-        steps = ModelSteps(model, logits_of(self._device)) if stages is None else HybridSteps(stages)
+        if stages is None:
+            steps: Steps = ModelSteps(with_graphs(model, self._card.context), logits_of(self._device))
+        else:
+            steps = HybridSteps(stages)
         return StepEngine(
             steps, blocks, "torch", named, dtype, emulated=False, why=why,
             num_cpu_blocks=num_cpu_blocks, layers=config.num_hidden_layers,

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.tensors import Place
+from deployments.generation.engine.decode_sizes import DecodeSize
 from deployments.generation.kernels.decode_kernel import DecodeRows
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.work import Chunk
@@ -26,6 +27,9 @@ class StepLayout(Layout):
     """Where the chunks lie in a step's packed tokens. All tensors of this class are int64."""
 
     chunks: Sequence[Chunk]
+    ids: torch.Tensor  # [tokens]
+    positions: torch.Tensor  # [tokens]: each token's position in its sequence
+    ends: torch.Tensor  # [chunks]: how many tokens a chunk's sequence has with it
     slots: torch.Tensor  # [2, tokens]: each token's block of the cache, and its position in the block
     tables: torch.Tensor  # [chunks, most blocks]: for each chunk, the blocks that hold it and all tokens before it
     last: torch.Tensor  # the rows whose next token is wanted
@@ -39,37 +43,67 @@ class StepLayout(Layout):
         tables = np.zeros((len(chunks), max(blocks_of(chunk.end) for chunk in chunks)), np.int64)
         for table, chunk in zip(tables, chunks, strict=True):
             table[: blocks_of(chunk.end)] = chunk.table[: blocks_of(chunk.end)]
-        positions = [np.arange(chunk.start, chunk.end) for chunk in chunks]
-        slots = np.stack([
-            np.concatenate([table[at // BLOCK] for table, at in zip(tables, positions, strict=True)]),
-            np.concatenate([at % BLOCK for at in positions]),
-        ])  # fmt: skip
+        ids = np.concatenate([chunk.ids for chunk in chunks])
+        ends = [chunk.end for chunk in chunks]
+        positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
+        blocks = tables[np.repeat(np.arange(len(chunks)), lengths), positions // BLOCK]
+        slots = np.concatenate([blocks, positions % BLOCK])
         last = np.array([bounds[number + 1] - 1 for number, chunk in enumerate(chunks) if chunk.wanted], np.int64)
-        together = sent(np.concatenate([slots.ravel(), tables.ravel(), last]), place.device)  # in one copy
-        on_device = torch.split(together, [slots.size, tables.size, len(last)])
+        parts = (ids, positions, ends, slots, tables.ravel(), last, bounds)
+        together = sent(np.concatenate(parts, dtype=np.int64), place.device)  # in one copy
+        on_device = torch.split(together, [len(part) for part in parts])
         return cls(
             place=place,
             queries=len(chunks),
-            longest=max(chunk.end for chunk in chunks),
+            longest=max(ends),
             ragged=True,
             tokens=tokens,
             spare=_rows(tokens) - tokens if place.device.type == "cpu" else 0,
-            bounds=sent(bounds, place.device),
+            bounds=on_device[6].int(),
             lengths=lengths.tolist(),
             _starts=bounds,
             chunks=chunks,
-            slots=on_device[0].view(slots.shape),
-            tables=on_device[1].view(tables.shape),
-            last=on_device[2],
+            ids=on_device[0],
+            positions=on_device[1],
+            ends=on_device[2],
+            slots=on_device[3].view(2, tokens),
+            tables=on_device[4].view(tables.shape),
+            last=on_device[5],
             decoding=DecodeRows.of_chunks(chunks, bounds[:-1]),
         )
 
     def firsts(self, table: torch.Tensor) -> torch.Tensor:
-        return torch.cat([table[chunk.start : chunk.end] for chunk in self.chunks])
+        return table.index_select(0, self.positions)
 
     def only(self, rows: torch.Tensor) -> None:
         spare = _rows(len(rows)) - len(rows) if self.place.device.type == "cpu" else 0
         self.wanted = functional.pad(rows, (0, spare))
+
+
+@dataclass(slots=True, kw_only=True)
+class FixedStep(StepLayout):
+    """The layout of all steps of a size, of one token for each row, whose next ones are wanted. They differ only in
+    what the step's inputs hold.
+    """
+
+    held: list[torch.Tensor]  # tables that a graph reads, and that must not be freed before it
+
+    @classmethod
+    def of_size(cls, size: DecodeSize, inputs: torch.Tensor, place: Place, held: list[torch.Tensor]) -> Self:
+        """`inputs`: int64 on the device, see `DecodeSize.fill`."""
+        ids, positions, flat = torch.split(inputs, list(size.parts))
+        tables, rows = flat.view(size.rows, size.blocks), torch.arange(size.rows + 1, device=place.device)
+        blocks = tables.gather(1, (positions // BLOCK)[:, None])[:, 0]
+        return cls(
+            place=place, queries=size.rows, longest=size.blocks * BLOCK, ragged=True, tokens=size.rows, spare=0,
+            bounds=rows.int(), lengths=[1] * size.rows, _starts=np.empty(0, np.int32), chunks=(), ids=ids,
+            positions=positions, ends=positions + 1, slots=torch.stack([blocks, positions % BLOCK]), tables=tables,
+            last=rows[:-1], decoding=DecodeRows.of_chunks((), np.empty(0, np.int32)), held=held,
+        )  # fmt: skip
+
+    def firsts(self, table: torch.Tensor) -> torch.Tensor:
+        self.held.append(table)
+        return table.index_select(0, self.positions)
 
 
 def sent(numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

@@ -8,7 +8,7 @@ log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -87,34 +87,49 @@ class PaddedRows:
         """See `DecodeKernel.attend`."""
         if rows is not self._rows:
             self._rows, self._parts = rows, list(_alike(rows, q.device))
-        for tokens, blocks, places, seen in self._parts:
-            k, v = (stored[blocks, :, places].transpose(1, 2) for stored in (keys, values))
-            own = q[tokens].view(len(tokens), self._heads.groups, -1, self._heads.size)
-            found = functional.scaled_dot_product_attention(own, k, v, seen, scale=1.0)
-            mixed[tokens] = found.flatten(1)
+        for tokens, *places in self._parts:
+            mixed[tokens] = self._of(q[tokens], keys, values, *places)
+
+    def fixed(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
+        """`Paged` for a `FixedStep`: all rows together, padded to the longest that the step may have."""
+        places = step.once("places", lambda: _places(step.ends[:, None], step.tables))
+        return self._of(q, keys, values, *places)
+
+    def _of(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, blocks: torch.Tensor, *places: torch.Tensor
+    ) -> torch.Tensor:
+        """The attention of q, [rows, heads, size], to these `_places`: [rows, heads * size]."""
+        k, v = (stored[blocks, :, places[0]].transpose(1, 2) for stored in (keys, values))
+        own = q.reshape(len(q), self._heads.groups, -1, self._heads.size)
+        return functional.scaled_dot_product_attention(own, k, v, places[1], scale=1.0).flatten(1)
 
 
 def _alike(rows: DecodeRows, device: torch.device) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Rows, longest first, whose blocks differ at most twofold: their tokens; the block of each position and the place
-    in it, [rows, positions]; and whether the row sees the position, [rows, 1, 1, positions]. A row is padded with its
-    own last token, because what others left in a block may be NaN.
-    """
+    """Rows, longest first, whose blocks differ at most twofold: their tokens, and their `_places`."""
     powers = np.ceil(np.log2(-(-rows.lengths // BLOCK)))
     for power in np.unique(powers)[::-1]:
         own = np.flatnonzero(powers == power)
         most = blocks_of(int(rows.lengths[own[0]]))
         about = sent(np.column_stack([rows.tokens[own], rows.lengths[own], rows.tables[own, :most]]), device)
         tokens, lengths, tables = torch.split(about, [1, 1, most], 1)
-        positions = torch.arange(most * BLOCK, device=device)
-        at = positions.minimum(lengths - 1)
-        yield tokens[:, 0], tables.gather(1, at // BLOCK), at % BLOCK, (positions < lengths)[:, None, None]
+        yield tokens[:, 0], *_places(lengths, tables)
+
+
+def _places(lengths: torch.Tensor, tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of rows with these lengths, [rows, 1], and block tables: the block of each position and the place in it, [rows,
+    positions]; and whether the row sees the position, [rows, 1, 1, positions]. A row is padded with its own last token,
+    because what others left in a block may be NaN.
+    """
+    positions = torch.arange(tables.shape[1] * BLOCK, device=tables.device)
+    at = positions.minimum(lengths - 1)
+    return tables.gather(1, at // BLOCK), at % BLOCK, (positions < lengths)[:, None, None]
 
 
 def by_tables(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
     """Flash attention that reads the blocks in place. Flash attention 2 refuses, because it needs blocks of a multiple
     of 256 tokens (Dao-AILab/flash-attention, issue 828). Flash attention 3 accepts any size.
     """
-    tables, ends = step.once("tables", lambda: (_tables(step), _ints(step, [chunk.end for chunk in step.chunks])))
+    tables, ends = step.once("tables", lambda: (_tables(step), step.ends.int()))
     by_block = keys.transpose(1, 2), values.transpose(1, 2)
     longest = max(step.lengths), step.longest
     return varlen(q, *by_block, step.bounds, None, *longest, window=(-1, 0), seqused_k=ends, block_table=tables)
@@ -159,16 +174,12 @@ def _tables(step: StepLayout) -> torch.Tensor:
     return step.tables.int()
 
 
-def _ints(step: StepLayout, numbers: Sequence[int]) -> torch.Tensor:
-    return sent(np.array(numbers, np.int32), step.place.device)
-
-
 def _all_before(step: StepLayout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """For each chunk, its tokens and all before them: their blocks and positions in the blocks, int64; and where each
     chunk's tokens begin, int32.
     """
-    ends = np.cumsum([chunk.end for chunk in step.chunks]).tolist()
-    bounds = _ints(step, [0, *ends])
-    chunks = torch.arange(len(ends), device=bounds.device).repeat_interleave(bounds.diff(), output_size=ends[-1])
-    places = torch.arange(ends[-1], device=bounds.device) - bounds[chunks]
-    return step.tables[chunks, places // BLOCK], places % BLOCK, bounds
+    bounds, tokens = functional.pad(step.ends.cumsum(0), (1, 0)), sum(chunk.end for chunk in step.chunks)
+    chunks, every = (torch.arange(count, device=bounds.device) for count in (step.queries, tokens))
+    chunks = chunks.repeat_interleave(step.ends, output_size=tokens)
+    places = every - bounds[chunks]
+    return step.tables[chunks, places // BLOCK], places % BLOCK, bounds.int()
