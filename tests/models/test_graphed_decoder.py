@@ -20,7 +20,7 @@ from deployments.generation.engine.factory import ModelSteps
 from deployments.generation.engine.graphed_decoder import GraphedDecoder, NoGraph, with_graphs
 from deployments.generation.kernels import native
 from deployments.generation.scheduler.block_pool import BLOCK
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 from tests.kit.causal_models import FAMILIES, causal, check, prompt_of
 from tests.kit.hybrid_worlds import EVENTS, FIRST, World
 from tests.kit.packed_models import CPU, EXACT

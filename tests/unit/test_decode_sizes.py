@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from deployments.generation.engine.decode_sizes import ROWS, DecodeSize, sizes, smallest
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 
 
 def chunk(end, table=(), tokens=1, **more):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _TOKENS, _TIMES = 1024, 4  # of the longest row in the smallest sizes, and how often more in the next ones

@@ -19,7 +19,7 @@ from deployments.errors import first_line
 from deployments.generation.engine.causal_model import CausalModel
 from deployments.generation.engine.decode_sizes import DecodeSize, sizes, smallest
 from deployments.generation.engine.packed_step import FixedStep
-from deployments.generation.scheduler.step import Chunk
+from deployments.generation.scheduler.work import Chunk
 
 logger = logging.getLogger("ray.serve")
 
