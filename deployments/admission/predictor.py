@@ -6,7 +6,9 @@ Work is in planned seconds: the sum of the cost model's costs of all queries. A 
 
 - A Kalman filter in relative errors tracks the line b + k w. The initial uncertainty of b includes a share of the SLO.
   So small runs teach b and large ones k, and light load alone says nothing about a large run.
-- Other work on the host never makes a run faster. So a fast outlier counts in full, and a slow one is clipped.
+- Other work on the host delays a short run by milliseconds rather than by a share. So the noise of a run includes the
+  mean error of short runs in seconds (`jitter_s`): a run of 60 ms instead of 40 hardly moves the line at 0.8 s. Since
+  other work never makes a run faster, a fast outlier counts in full, and a slow one is clipped.
 - g is the slow spell: if the last run took longer than the line by more than the margin, g is the ratio, else 1. It
   holds until the next run, so a slow spell counts at once and ends at once.
 - The line is trusted up to the largest recent run, or an eighth of the SLO. A larger run takes at least as long as the
@@ -37,6 +39,7 @@ from typing import NamedTuple
 _NOISE = 0.03  # standard deviation of a run's time, as a share
 _DOUBT, _WALK = 0.3, 0.003  # of a parameter: its initial standard deviation; the process noise of each run
 _BETA_SLO = 0.02  # of the SLO: added to b's own size for its uncertainty
+_JITTER, _MOST_JITTER = 0.01, 0.03  # of the SLO: the initial mean error of short runs; the largest
 _CLIP = 3.0  # standard deviations: larger errors are outliers, and slow ones are clipped to this
 _WIDEN = 0.1  # of a parameter: its uncertainty per outlier, after several of one sign in a row
 _CHANGED = 2  # outliers in a row after which the device has changed
@@ -49,7 +52,7 @@ _LARGE, _KEPT, _REMEMBERED_S = 0.5, 3, 60.0  # of a run's most work: a large run
 _GAIN, _AIM, _LEAST_MARGIN, _MOST_MARGIN = 0.05, 0.003, 0.02, 0.3
 _FEW_MARGIN, _FEW = 0.05, 5.0  # the initial margin; SLOs of predictions after which it has faded to the least
 _DEVIATIONS, _DEVIATION = 3.25, 0.01  # mean deviations that the margin covers; the initial deviation
-_FORGET = 0.05  # how much each run counts in the mean deviation
+_FORGET = 0.05  # how much each run counts in the mean deviation and in the jitter
 _LONG_ANSWER = 0.75  # of the SLO: errors of shorter predictions are taken relative to this
 _HOPELESS = 0.5  # of the SLO: an excess that no margin could cover
 
@@ -63,6 +66,7 @@ class LinePredictor:
     margin: float = 0.0
     slo_s: float = 1.0  # the scale on which errors matter
     has_changed: bool = False  # the latest runs show that the device has changed
+    jitter_s: float = 0.0  # mean error of short runs, in seconds
 
     def seconds(self, work_s: float) -> float:
         """Predicted seconds of a run."""
@@ -129,7 +133,7 @@ class Predictor(LinePredictor):
     _excess_s: float = 0.0  # of the last run
 
     def __post_init__(self) -> None:
-        self._b = self.planned_s
+        self._b, self.jitter_s = self.planned_s, _JITTER * self.slo_s
         self._reset_doubt()
         self._lines = [(0.0, self.planned_s, 1.0)]
         self._publish()
@@ -185,15 +189,18 @@ class Predictor(LinePredictor):
         self._doubt = (_DOUBT * scale_s) ** 2, 0.0, (_DOUBT * self._k) ** 2
 
     def _follow(self, work_s: float, took_s: float) -> int:
-        """Take a step of the filter. Returns 1 for a slow outlier, -1 for a fast one, else 0."""
+        """Take a step of the filter, and update the jitter. Returns 1 for a slow outlier, -1 for a fast one, else 0."""
         line_s, (p, c, q) = self._b + self._k * work_s, self._doubt
         x, z = (p + c * work_s) / line_s, (c + q * work_s) / line_s
-        spread = (x + z * work_s) / line_s + _NOISE**2
+        spread = (x + z * work_s) / line_s + _NOISE**2 + (self.jitter_s / line_s) ** 2
         error, limit = took_s / line_s - 1, _CLIP * math.sqrt(spread)
         step = min(limit, error) / spread
         self._b, self._k = max(0.0, self._b + x * step), max(_LEAST_SLOPE, self._k + z * step)
         walk_s = _WALK * (self.planned_s + _BETA_SLO * self.slo_s)
         self._doubt = p - x * x / spread + walk_s * walk_s, c - x * z / spread, q - z * z / spread + _WALK * _WALK
+        if line_s < _RELEVANT * self.slo_s:
+            counts_s = min(abs(took_s - line_s), max(_JITTER * self.slo_s, 3 * self.jitter_s))
+            self.jitter_s = min(_MOST_JITTER * self.slo_s, self.jitter_s + _FORGET * (counts_s - self.jitter_s))
         return (error > limit) - (error < -limit)
 
     def _count_outlier(self, sign: int) -> None:
