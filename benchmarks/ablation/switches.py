@@ -120,19 +120,19 @@ def _no_lines(self: Any) -> None:
     self._trusted_s = math.inf
 
 
-def _as_planned(self: Any, now: float) -> float:
-    """`CurrentRun.left_s` that learns nothing from a run that is overdue."""
-    return max(self._rest_s - (now - self.since), 0.0) if self.unanswered else 0.0
+def _as_planned(self: Any, now: float) -> tuple[float, float]:
+    """`CurrentRun.outlook` that learns nothing from a run that is overdue."""
+    return 1.0, max(self._rest_s - (now - self.since), 0.0) if self.unanswered else 0.0
 
 
 def _without_rho() -> Sequence[Change]:
     room, opening = DeadlineAdmission._room_s, DeadlineAdmission._opening
 
-    def room_s(self: Any, now: float, left_s: float, until_s: Any, run_s: float, rho: float) -> float:
-        return room(self, now, left_s, until_s, run_s, 0.0 * rho)
+    def room_s(self: Any, now: float, left_s: float, outlook: Any, run_s: float, rho: float) -> float:
+        return room(self, now, left_s, outlook, run_s, 0.0 * rho)
 
-    def opens(self: Any, now: float, until_s: Any, room_s: float, rho: float) -> Any:
-        return opening(self, now, until_s, room_s, 0.0 * rho)
+    def opens(self: Any, now: float, outlook: Any, room_s: float, rho: float) -> Any:
+        return opening(self, now, outlook, room_s, 0.0 * rho)
 
     return (DeadlineAdmission, "_room_s", room_s), (DeadlineAdmission, "_opening", opens)
 
@@ -220,8 +220,8 @@ RULES = (
          groups=LEARNING),
     Rule("outliers in a row", "the line follows as ever", lambda: ((predictor, "_CHANGED", 10**9),),
          (Predictor._count_outlier,), r"_outliers|_CHANGED|has_changed|_TOGETHER|_WIDEN", groups=LEARNING),
-    Rule("an overdue run", "takes as long as predicted", lambda: ((current_run.CurrentRun, "left_s", _as_planned),),
-         groups=LEARNING),
+    Rule("an overdue run", "takes as long as predicted", lambda: ((current_run.CurrentRun, "outlook", _as_planned),),
+         (current_run.CurrentRun.outlook,), r"_passes_by_s|_OVERDUE|_USUAL_DELAY|_LEAST_OVERDUE", groups=LEARNING),
     Rule("probe of an idle device", "a device that refuses everything stays as it is",
          lambda: ((DeadlineAdmission, "_may_probe", _never),), (probe, DeadlineAdmission._may_probe),
          r"is_probe|IdleProbe|_probe\b|back_off", groups=LEARNING),

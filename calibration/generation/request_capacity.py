@@ -99,7 +99,7 @@ def refused(replicas: Sequence[SimulatedReplica], policy: StepPolicy, arrivals: 
         while (first := min(devices, key=lambda one: one.ends)).ends <= at:
             first.end()
         generation = Generation(prompt_tokens, answer_tokens, at + policy.ttft_s, policy.tpot_s)
-        taker = next((one for one in devices if one.schedule.offer(at, generation)), None)
+        taker = next((one for one in devices if one.schedule.offer(at, generation).admitted), None)
         if taker is None:
             count += 1
             if count > most:

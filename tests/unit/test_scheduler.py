@@ -67,7 +67,7 @@ def admit(queue, now, *queries):
     rule, queue.admission = queue.admission, queue._by_depth
     for one in queries:
         one.cost_s = queue.limits.model.cost_s(one.tokens)
-        queue._admit(now, [one], 0.0)
+        queue._admit(now, [one], (1.0, 0.0))
     queue.admission = rule
     return queue
 
@@ -612,7 +612,7 @@ def test_a_pause_makes_nobody_late_who_was_admitted(offers, wait_s):
     queue = queue_of()
     for one in offers:
         later = ScheduledQuery(one.tokens, 5.0 + one.due, one.deferrable, cost_s=one.tokens / 1000)
-        queue._admit(5.0, [later], 0.0)
+        queue._admit(5.0, [later], (1.0, 0.0))
     queue.demand.long_queries.mean = 1e-6  # somebody could still join
     assert queue.start_in_s(5.001) == pytest.approx(max(0.0, wait_s - 0.001))
 
@@ -803,11 +803,12 @@ def ended(queue, now):
         (queue_of(), 0.0, 0.0),
         (running(300), 0.2, 0.3),
         (running(300, query(100), bulk(50)), 0.2, 0.3 + 0.35),
-        (running(300, query(100)), 0.6, 0.1 + 0.3),  # overdue: as long again as it is late
+        # Overdue: a quarter of what it is late by, and the slowdown is what it has been so far.
+        (running(300, query(100)), 0.6, 0.025 + 1.2 * 0.3),
         # Pass by pass: 100 of 300 ms were answered at 0.35 s; 200 are left of then.
         (part(running(300, micro_batch_tokens=100), 0.35, 100), 0.4, 0.15),
-        (part(running(300, micro_batch_tokens=100), 0.35, 100), 0.6, 0.1),
-        (part(running(300, query(10), micro_batch_tokens=100), 0.35, 100), 0.6, 0.1 + 0.21),
+        (part(running(300, micro_batch_tokens=100), 0.35, 100), 0.6, 1.5 * 0.2 - 0.25),  # 0.4 s were planned until now
+        (part(running(300, query(10), micro_batch_tokens=100), 0.35, 100), 0.6, 1.5 * 0.2 - 0.25 + 1.5 * 0.21),
     ],
 )
 def test_when_all_that_it_holds_is_done(queue, now, free_s):
@@ -820,7 +821,14 @@ def test_a_run_that_began_later_is_overdue_later():
     queue.start(5.0)
     admit(queue, 5.0, query(100, 9.0))
     assert queue.state(5.2).free_s == pytest.approx(0.3 + 0.3)
-    assert queue.state(5.6).free_s == pytest.approx(0.1 + 0.3)
+    assert queue.state(5.6).free_s == pytest.approx(0.025 + 1.2 * 0.3)
+
+
+@pytest.mark.parametrize(("now", "slowdown"), [(0.529, 1.0), (0.531, 1 + 0.002 / 0.5), (0.56, 1.12), (0.7, 1.4)])
+def test_a_short_delay_shows_nothing_and_a_long_one_counts_in_full(now, slowdown):
+    """Short: up to 3 % of the SLO. Long: 6 % and more."""
+    queue = running(300)
+    assert queue.state(now).slowdown == pytest.approx(slowdown)
 
 
 def test_a_run_that_is_all_answered_is_about_to_end():

@@ -7,15 +7,16 @@ Symbols. Work (c, U, W) is in planned device seconds of the cost model. All othe
     L           time until the current run ends
     left, t     time to the query's deadline; time to the earliest deadline in the next run, including this query's
     s(x)        predicted seconds of a run of work x; w(t) is its inverse; b(t) is t without the safety margin
+    f           the slowdown that an overdue run shows; else 1
     rho         work that arrives per second
 
 A query is admitted if the next run still fits into the SLO, and
 
-    answers come at the run's end       L + s(W + c) <= b(t)
-    and it is the first of the next     L + s(rho L) <= b(left)
+    answers come at the run's end       L + f s(W + c) <= b(t)
+    and it is the first of the next     L + f s(rho L) <= b(left)
       run while another one runs
-    answers come pass by pass           L + s(U + c + pass) <= b(left)
-      or, behind a short run            L + s(W + c) <= b(t')
+    answers come pass by pass           L + f s(U + c + pass) <= b(left)
+      or, behind a short run            L + f s(W + c) <= b(t')
       or, on an idle device             as at the run's end
     it is bulk                          it may be in the next run; no time is promised
     it is deferrable                    L + ceil(deferrable work / its reserved part of a run) * SLO <= b(left); one run
@@ -44,7 +45,7 @@ from itertools import accumulate
 from typing import Generic, NamedTuple
 
 from deployments.admission.probe import IdleProbe
-from deployments.embedding.scheduler.current_run import CurrentRun
+from deployments.embedding.scheduler.current_run import CurrentRun, Outlook
 from deployments.embedding.scheduler.demand import Demand
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.run_queue import RunQueue
@@ -80,16 +81,16 @@ class Admission(ABC, Generic[Q]):
 
     @abstractmethod
     def fitting(
-        self, now: float, queries: Sequence[ScheduledQuery], total_s: float, until_s: float, run_s: float
+        self, now: float, queries: Sequence[ScheduledQuery], total_s: float, outlook: Outlook, run_s: float
     ) -> int:
         """How many of the first queries have room. `total_s`: the cost of all; `run_s`: the most work of a run."""
 
     @abstractmethod
-    def is_full(self, now: float, until_s: float) -> bool:
+    def is_full(self, now: float, outlook: Outlook) -> bool:
         """Whether a query of the mean cost would be refused."""
 
     @abstractmethod
-    def opening(self, now: float, until_s: float, *, over_share: bool) -> Opening:
+    def opening(self, now: float, outlook: Outlook, *, over_share: bool) -> Opening:
         """When a query of at least the mean cost, with the SLO to its deadline, would be admitted. `over_share`: for a
         tenant over its share.
         """
@@ -107,7 +108,7 @@ class Admission(ABC, Generic[Q]):
     def promote(self, _now: float, _queries: Sequence[ScheduledQuery], _total_s: float) -> None:
         """Make deferrable queries urgent if that serves them better."""
 
-    def admitted(self, _now: float, _query: ScheduledQuery, _until_s: float) -> None:
+    def admitted(self, _now: float, _query: ScheduledQuery, _outlook: Outlook) -> None:
         """Note a query that now waits, the last of its request."""
 
     def never(self, _cost_s: float, _left_s: float) -> bool:
@@ -118,7 +119,7 @@ class Admission(ABC, Generic[Q]):
         """The largest cost of a query, with this much time left, that an idle device admits."""
         return _NEVER
 
-    def may_wait_s(self, _now: float, _query: ScheduledQuery) -> float:
+    def may_wait_s(self, _now: float, _query: ScheduledQuery, _f: float) -> float:
         """Seconds that an idle device may wait before it starts the waiting queries, including this one."""
         return _NEVER
 
@@ -146,11 +147,11 @@ class DeadlineAdmission(Admission[Q]):
     _probe: IdleProbe = field(default_factory=IdleProbe)
 
     def fitting(
-        self, now: float, queries: Sequence[ScheduledQuery], total_s: float, until_s: float, run_s: float
+        self, now: float, queries: Sequence[ScheduledQuery], total_s: float, outlook: Outlook, run_s: float
     ) -> int:
         if self.limits.policy.depth == 0:
             return 0
-        room_s = self._room_for(now, queries[0], until_s, run_s)
+        room_s = self._room_for(now, queries[0], outlook, run_s)
         idle = not (self.run.is_running or self.queue.count)
         if idle:
             self.is_probe = total_s > room_s and self._may_probe(now, queries, total_s)
@@ -167,19 +168,19 @@ class DeadlineAdmission(Admission[Q]):
             taken += 1
         return taken
 
-    def is_full(self, now: float, until_s: float) -> bool:
-        return self._slo_room_s(now, until_s, self.demand.rho) < self.demand.long_queries.mean
+    def is_full(self, now: float, outlook: Outlook) -> bool:
+        return self._slo_room_s(now, outlook, self.demand.rho) < self.demand.long_queries.mean
 
-    def opening(self, now: float, until_s: float, *, over_share: bool) -> Opening:
+    def opening(self, now: float, outlook: Outlook, *, over_share: bool) -> Opening:
         account = next(iter(self.demand.shares.over_share.values()), None) if over_share else None
         rho = 0.0 if self.demand.shares.has_level else self.demand.rho  # for tenants under their share
         if account is not None:
             rho = account.ahead_rho + account.rho
-        room_s = self._slo_room_s(now, until_s, rho)
+        room_s = self._slo_room_s(now, outlook, rho)
         if account is not None:
             mean_s = self.demand.long_queries.mean
-            room_s = self.demand.shared_s(account, room_s, self.queue.next_run_s, until_s, mean_s)
-        return self._opening(now, until_s, room_s, rho)
+            room_s = self.demand.shared_s(account, room_s, self.queue.next_run_s, outlook[1], mean_s)
+        return self._opening(now, outlook, room_s, rho)
 
     @property
     def bulk_room_s(self) -> float:
@@ -197,7 +198,7 @@ class DeadlineAdmission(Admission[Q]):
         slo_s = limits.policy.slo_s
         if first.bulk or self.run.is_running or self.queue.count or total_s > limits.idle_room_s(slo_s):
             return
-        if total_s > self._deferrable_room_s(now, first, limits.pacing.pause_s):
+        if total_s > self._deferrable_room_s(now, first, (1.0, limits.pacing.pause_s)):
             for query in queries:
                 query.deferrable, query.due = False, min(query.due, now + slo_s)
 
@@ -210,11 +211,11 @@ class DeadlineAdmission(Admission[Q]):
     def most_s(self, left_s: float) -> float:
         return self.limits.idle_room_s(left_s)
 
-    def may_wait_s(self, now: float, query: ScheduledQuery) -> float:
+    def may_wait_s(self, now: float, query: ScheduledQuery, f: float) -> float:
         queue, predictor = self.queue, self.limits.predictor
         if query.deferrable:
             return predictor.fill_s(query.due - now) - self.limits.policy.slo_s
-        return predictor.fill_s(queue.urgent[0].due - now) - predictor.seconds(queue.next_run_s)
+        return predictor.fill_s(queue.urgent[0].due - now) - f * predictor.seconds(queue.next_run_s)
 
     def deferrable_s(self, now: float, urgent: Sequence[ScheduledQuery]) -> tuple[float, float]:
         limits, predictor, urgent_s = self.limits, self.limits.predictor, sum(query.cost_s for query in urgent)
@@ -231,9 +232,9 @@ class DeadlineAdmission(Admission[Q]):
         most_s = predictor.work_s(predictor.fill_s(due - now)) - urgent_s
         return min(fill_s, most_s), most_s
 
-    def admitted(self, now: float, query: ScheduledQuery, until_s: float) -> None:
+    def admitted(self, now: float, query: ScheduledQuery, outlook: Outlook) -> None:
         left_s, with_pass_s = query.due - now, self.queue.urgent_line.work_s + self.limits.pass_s
-        if self._needs_no_spare_pass(left_s) and with_pass_s > self._next_run_within_s(left_s, until_s):
+        if self._needs_no_spare_pass(left_s) and with_pass_s > self._next_run_within_s(left_s, outlook):
             self._tight_due = min(self._tight_due, query.due)
 
     def bulk_s(self, urgent: Sequence[ScheduledQuery]) -> float:
@@ -258,51 +259,51 @@ class DeadlineAdmission(Admission[Q]):
     def _has_tight(self) -> bool:
         return self._tight_due < _NEVER
 
-    def _room_for(self, now: float, query: ScheduledQuery, until_s: float, run_s: float) -> float:
+    def _room_for(self, now: float, query: ScheduledQuery, outlook: Outlook, run_s: float) -> float:
         if query.bulk:
             return max(self.bulk_room_s, 0.0 if self.queue.bulk_line.queries else query.cost_s)
         if query.deferrable:
-            return self._deferrable_room_s(now, query, until_s)
+            return self._deferrable_room_s(now, query, outlook)
         account, left_s, rho = query.account, query.due - now, self.demand.rho
         if account is None or not self.demand.shares.has_level:
-            return self._room_s(now, left_s, until_s, run_s, rho)
+            return self._room_s(now, left_s, outlook, run_s, rho)
         if not account.is_over_share:
-            return self._room_s(now, left_s, until_s, self.limits.run_s, 0.0)
-        room_s = self._room_s(now, left_s, until_s, self.limits.run_s, account.ahead_rho + account.rho)
-        return self.demand.shared_s(account, room_s, self.queue.next_run_s, until_s, query.cost_s)
+            return self._room_s(now, left_s, outlook, self.limits.run_s, 0.0)
+        room_s = self._room_s(now, left_s, outlook, self.limits.run_s, account.ahead_rho + account.rho)
+        return self.demand.shared_s(account, room_s, self.queue.next_run_s, outlook[1], query.cost_s)
 
-    def _slo_room_s(self, now: float, until_s: float, rho: float) -> float:
+    def _slo_room_s(self, now: float, outlook: Outlook, rho: float) -> float:
         """Room for a query with the SLO to its deadline."""
-        return self._room_s(now, self.limits.policy.slo_s, until_s, self.limits.run_s, rho)
+        return self._room_s(now, self.limits.policy.slo_s, outlook, self.limits.run_s, rho)
 
-    def _room_s(self, now: float, left_s: float, until_s: float, run_s: float, rho: float) -> float:
+    def _room_s(self, now: float, left_s: float, outlook: Outlook, run_s: float, rho: float) -> float:
         """Room for urgent work in a run of at most `run_s`. Below 0: none. `left_s`: time to the deadline."""
-        limits, queue, is_running = self.limits, self.queue, self.run.is_running
+        limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
         predictor, work_s = limits.predictor, queue.next_run_s
         room_s = run_s - work_s
         if limits.micro_batch_tokens and is_running:  # deferrable queries run behind it
-            run_s = self._next_run_within_s(min(left_s, self._tight_due - now), until_s)
+            run_s = self._next_run_within_s(min(left_s, self._tight_due - now), outlook)
             spare_s = run_s - queue.urgent_line.work_s - limits.pass_s
             if self._needs_no_spare_pass(left_s):
                 spare_s = max(spare_s, run_s - work_s)
             return min(room_s, spare_s)
-        later_s = predictor.seconds(rho * until_s)  # time for the work that arrives until then
+        later_s = f * predictor.seconds(rho * until_s)  # time for the work that arrives until then
         if is_running and not queue.urgent and until_s + later_s > predictor.fill_s(left_s):
             return 0.0
         for line in (queue.urgent, queue.deferrable_line.queries):
             if line:
                 left_s = min(left_s, line[0].due - now)
-        return min(room_s, self._next_run_within_s(left_s, until_s) - work_s)
+        return min(room_s, self._next_run_within_s(left_s, outlook) - work_s)
 
-    def _next_run_within_s(self, left_s: float, until_s: float) -> float:
+    def _next_run_within_s(self, left_s: float, outlook: Outlook) -> float:
         """The most work of the next run if it is to end within `left_s`."""
-        predictor = self.limits.predictor
-        return predictor.work_s(predictor.fill_s(left_s) - until_s)
+        predictor, (f, until_s) = self.limits.predictor, outlook
+        return predictor.work_s((predictor.fill_s(left_s) - until_s) / f)
 
-    def _deferrable_room_s(self, now: float, query: ScheduledQuery, until_s: float) -> float:
-        limits, queue, slo_s = self.limits, self.queue, self.limits.policy.slo_s
+    def _deferrable_room_s(self, now: float, query: ScheduledQuery, outlook: Outlook) -> float:
+        limits, queue, slo_s, (f, until_s) = self.limits, self.queue, self.limits.policy.slo_s, outlook
         left_s = limits.predictor.fill_s(query.due - now)
-        with_it_s = limits.predictor.seconds(queue.next_run_s + query.cost_s)
+        with_it_s = f * limits.predictor.seconds(queue.next_run_s + query.cost_s)
         longer_s = max(0.0, with_it_s - slo_s)  # by which the next run exceeds an SLO
         runs = math.floor(max(0.0, (left_s - until_s - longer_s) / slo_s))
         if queue.urgent and (self._has_tight or not (limits.micro_batch_tokens and self.run.is_running)):
@@ -322,9 +323,9 @@ class DeadlineAdmission(Admission[Q]):
         hopeful = in_time and limits.is_slow(total_s)
         return now - self.run.since > self._probe.after_s(limits.policy.slo_s, hopeful=hopeful)
 
-    def _opening(self, now: float, until_s: float, room_s: float, rho: float) -> Opening:
+    def _opening(self, now: float, outlook: Outlook, room_s: float, rho: float) -> Opening:
         """When a query of the mean cost has room. `room_s`: the room now."""
-        limits, queue, is_running = self.limits, self.queue, self.run.is_running
+        limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
         policy, model, predictor = limits.policy, limits.model, limits.predictor
         cost_s = max(self.demand.long_queries.mean, self.demand.reserve_s)
         if model.cost_s(1) <= (idle_s := limits.idle_room_s(policy.slo_s)) < cost_s:
@@ -337,16 +338,17 @@ class DeadlineAdmission(Admission[Q]):
             return Opening(max(0.0, self.run.since + after_s - now), cost_s, room_s)
         slo_s, work_s = predictor.fill_s(policy.slo_s), queue.next_run_s
         if limits.micro_batch_tokens and is_running:
-            frees_s = predictor.seconds(work_s + cost_s) - predictor.seconds(work_s + room_s)
+            frees_s = f * (predictor.seconds(work_s + cost_s) - predictor.seconds(work_s + room_s))
             if frees_s <= until_s and limits.run_s - work_s >= cost_s and not self._has_tight:
                 return Opening(frees_s, cost_s, room_s, grows=True)
-            late_s = predictor.seconds(work_s) + predictor.seconds(limits.pass_s + cost_s) - slo_s
+            late_s = f * (predictor.seconds(work_s) + predictor.seconds(limits.pass_s + cost_s)) - slo_s
             return Opening(until_s + max(0.0, late_s), cost_s, room_s, grows=True)
         beta_s = predictor.seconds(0.0)
-        # The latest end of the current run at which a query may open the next.
-        latest_s = (slo_s - beta_s) / (1 + predictor.slope * rho)
+        latest_s = (slo_s - f * beta_s) / (
+            1 + f * predictor.slope * rho
+        )  # the latest end of the current run at which a query may open the next
         # It then opens for all the work that fits into a run that starts so late.
-        cost_s = max(cost_s, min(limits.run_s, predictor.work_s(slo_s - latest_s)))
+        cost_s = max(cost_s, min(limits.run_s, predictor.work_s((slo_s - latest_s) / f)))
         if is_running and not queue.urgent and until_s > latest_s:
             return Opening(until_s - latest_s, cost_s, room_s)
-        return Opening(until_s + max(0.0, predictor.seconds(work_s) - latest_s), cost_s, room_s)
+        return Opening(until_s + max(0.0, f * predictor.seconds(work_s) - latest_s), cost_s, room_s)

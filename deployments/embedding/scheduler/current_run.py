@@ -10,6 +10,12 @@ from deployments.embedding.scheduler.cost_fit import CostFit
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.state import ScheduledQuery
 
+_OVERDUE_SHARE = 0.25  # an overdue run is expected to need another quarter of the time by which it is late
+_USUAL_DELAY = 0.03  # of the SLO: a shorter delay shows nothing, one twice as long counts in full
+_LEAST_OVERDUE = 0.25  # of the SLO: a shorter overdue run says little about longer ones
+
+Outlook = tuple[float, float]  # f, the slowdown that an overdue run shows, else 1; L, seconds until the run ends
+
 
 @dataclass(slots=True, repr=False, eq=False)
 class CurrentRun:
@@ -32,6 +38,7 @@ class CurrentRun:
     _began: float = field(init=False)
     _done_s: float = field(init=False)  # work of its answered queries
     _rest_s: float = field(init=False)  # predicted seconds of the others, from the last sign of progress
+    _passes_by_s: float = field(init=False)  # seconds from its start by which the next pass should have ended
     _planned_by: LinePredictor | None = None
     _answers: list[tuple[float, float]] = field(default_factory=list)  # for each query: predicted, actual seconds
 
@@ -67,13 +74,20 @@ class CurrentRun:
         self.is_running, self.since = False, now
         self.unanswered = self.bulk = 0
 
-    def left_s(self, now: float) -> float:
-        """Seconds until it ends (L). An overdue run needs as long again as it is late."""
-        if not self.unanswered:  # it is about to end
-            return 0.0
-        return max(self._rest_s - (now - self.since), now - self._began - self.predicted_s, 0.0)
+    def outlook(self, now: float) -> Outlook:
+        """The outlook while it runs. An overdue run shows that the device is slower than predicted."""
+        took_s, by_s, slo_s = now - self._began, self._passes_by_s, self.limits.policy.slo_s
+        f, late_s, usual_s = 1.0, took_s - by_s, _USUAL_DELAY * slo_s
+        if late_s > usual_s:
+            f += min(late_s, 2 * (late_s - usual_s)) / max(by_s, _LEAST_OVERDUE * slo_s)
+        if not self.unanswered:  # the run is about to end
+            return f, 0.0
+        return f, max(f * self._rest_s - (now - self.since), _OVERDUE_SHARE * (took_s - self.predicted_s), 0.0)
 
     def _foresee(self) -> None:
-        """Predict the rest of the run in advance, because `left_s` is called for each query."""
-        done_s = self._done_s
-        self._rest_s = self.predicted_s - (self.limits.predictor.seconds(done_s) if done_s else 0.0)
+        """Predict the rest of the run in advance, because `outlook` is called for each query."""
+        limits, predictor, done_s = self.limits, self.limits.predictor, self._done_s
+        self._rest_s = self.predicted_s - (predictor.seconds(done_s) if done_s else 0.0)
+        self._passes_by_s = self.predicted_s
+        if limits.micro_batch_tokens:
+            self._passes_by_s = predictor.seconds(min(self.work_s, done_s + limits.pass_s))

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 from deployments.embedding.scheduler.admission import Admission, Opening
+from deployments.embedding.scheduler.current_run import Outlook
 from deployments.embedding.scheduler.state import Q, ScheduledQuery
 
 
@@ -17,7 +18,7 @@ class DepthAdmission(Admission[Q]):
     __slots__ = ()
 
     def fitting(
-        self, _now: float, queries: Sequence[ScheduledQuery], _total_s: float, _until_s: float, _run_s: float
+        self, _now: float, queries: Sequence[ScheduledQuery], _total_s: float, _outlook: Outlook, _run_s: float
     ) -> int:
         """See the base. Slots that the queries' tenant must leave to others do not count."""
         first = queries[0]
@@ -27,11 +28,12 @@ class DepthAdmission(Admission[Q]):
             free = max(0, free - math.ceil(self.demand.shares.kept_s(account, slo_s) / alpha_s))
         return min(len(queries), free)
 
-    def is_full(self, _now: float, _until_s: float) -> bool:
+    def is_full(self, _now: float, _outlook: Outlook) -> bool:
         return not self._free(bulk=False)
 
-    def opening(self, _now: float, until_s: float, *, over_share: bool) -> Opening:  # noqa: ARG002 - to all alike
-        pass_s = self.limits.predictor.slope * self.limits.pass_s
+    def opening(self, _now: float, outlook: Outlook, *, over_share: bool) -> Opening:  # noqa: ARG002 - to all alike
+        f, until_s = outlook
+        pass_s = f * self.limits.predictor.slope * self.limits.pass_s
         return Opening(0.0 if self._free(bulk=False) else min(until_s, pass_s or until_s))
 
     @property

@@ -29,7 +29,7 @@ from deployments.admission.predictor import LinePredictor, Predictor
 from deployments.admission.starvation import LongRequests
 from deployments.embedding.scheduler.admission import Admission, DeadlineAdmission, Opening
 from deployments.embedding.scheduler.cost_model import CostModel
-from deployments.embedding.scheduler.current_run import CurrentRun
+from deployments.embedding.scheduler.current_run import CurrentRun, Outlook
 from deployments.embedding.scheduler.demand import Demand
 from deployments.embedding.scheduler.depth_admission import DepthAdmission
 from deployments.embedding.scheduler.limits import Limits
@@ -114,21 +114,21 @@ class Scheduler(Generic[Q]):
         for query in queries:
             query.cost_s = model.cost_s(query.tokens)
             total_s += query.cost_s
-        first, until_s, admission, run_s = queries[0], self._until_s(now), self.admission, self.limits.run_s
+        first, outlook, admission, run_s = queries[0], self._outlook(now), self.admission, self.limits.run_s
         most_s = 0.0
         if first.deferrable:
             admission.promote(now, queries, total_s)
         else:
             most_s = admission.most_s(first.due - now)
             self.demand.offered(now, queries, total_s, most_s, tenant=first.tenant, again=again)
-        taken = admission.fitting(now, queries, total_s, until_s, run_s)
+        taken = admission.fitting(now, queries, total_s, outlook, run_s)
         if 0 < taken < len(queries):
-            later = until_s + (0.0 if first.bulk else self._hold_s)  # its run may wait for the rest
+            later = outlook[0], outlook[1] + (0.0 if first.bulk else self._hold_s)  # its run may wait for the rest
             taken = admission.fitting(now, queries, total_s, later, run_s) if partial else 0
         if not first.deferrable:
             self.demand.note(now, queries, taken, total_s, most_s)
         if taken:
-            self._admit(now, queries[:taken], until_s)
+            self._admit(now, queries[:taken], outlook)
         if taken < len(queries):
             self._count_refused(len(queries) - taken, queries[taken], now)
         return taken
@@ -145,20 +145,20 @@ class Scheduler(Generic[Q]):
     def _hold_s(self) -> float:
         return _HOLD_SLO * self.limits.policy.slo_s
 
-    def _admit(self, now: float, queries: Sequence[Q], until_s: float) -> None:
-        admission, is_running, queue = self.admission, self.run.is_running, self.queue
+    def _admit(self, now: float, queries: Sequence[Q], outlook: Outlook) -> None:
+        admission, is_running, queue, (f, until_s) = self.admission, self.run.is_running, self.queue, outlook
         if not is_running and not queue.count:
             self._first, self._start_by = now, _NEVER
         self._last = now
         queue.add(queries)
-        admission.admitted(now, queries[-1], until_s)
+        admission.admitted(now, queries[-1], outlook)
         if (in_flight := queue.count + self.run.unanswered) > self.most:
             self.most = in_flight
-        predicted_s = until_s + self.limits.predictor.seconds(queue.next_run_s)
+        predicted_s = until_s + f * self.limits.predictor.seconds(queue.next_run_s)
         for query in queries:
             query.admitted_at, query.predicted_s = now, predicted_s
         if not is_running:
-            self._start_by = min(self._start_by, now + max(0.0, admission.may_wait_s(now, queries[0])))
+            self._start_by = min(self._start_by, now + max(0.0, admission.may_wait_s(now, queries[0], f)))
 
     def _count_refused(self, count: int, query: ScheduledQuery, now: float) -> None:
         if self.limits.policy.depth == 0:
@@ -178,7 +178,7 @@ class Scheduler(Generic[Q]):
 
     def _pause_s(self, now: float) -> float:
         """Seconds to wait for a burst to end."""
-        if self.admission.is_full(now, self._until_s(now)):
+        if self.admission.is_full(now, self._outlook(now)):
             return 0.0
         wait_s = self._start_at(self.queue.count, self._last) - now
         return wait_s if wait_s > _NOW_S else 0.0
@@ -219,7 +219,7 @@ class Scheduler(Generic[Q]):
         if self.queue.count:  # these have waited already, so there is no pause
             self._first = now - self.limits.pacing.longest_s
             heads = [line[0] for line in (self.queue.urgent, self.queue.deferrable_line.queries) if line]
-            waits_s = (self.admission.may_wait_s(now, query) for query in heads)
+            waits_s = (self.admission.may_wait_s(now, query, 1.0) for query in heads)
             self._start_by = now + max(0.0, min(waits_s, default=_NEVER))
 
     def remove(self, queries: Iterable[ScheduledQuery]) -> None:
@@ -236,41 +236,40 @@ class Scheduler(Generic[Q]):
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
-    def _until_s(self, now: float) -> float:
-        """Seconds until the current run ends or, on an idle device, the next one begins."""
+    def _outlook(self, now: float) -> Outlook:
         if self.run.is_running:
-            return self.run.left_s(now)
+            return self.run.outlook(now)
         if not (waiting := self.queue.count):
-            return self.limits.pacing.pause_s
-        return max(0.0, self._start_at(waiting + 1, now) - now)
+            return 1.0, self.limits.pacing.pause_s
+        return 1.0, max(0.0, self._start_at(waiting + 1, now) - now)
 
     def opens_s(self, now: float) -> float:
         """Seconds until a query of the mean cost that allows the SLO would be admitted. 0: now. Inf: closed."""
-        return self._opening(now, self._until_s(now)).opens_s
+        return self._opening(now, self._outlook(now)).opens_s
 
-    def _opening(self, now: float, until_s: float) -> Opening:
+    def _opening(self, now: float, outlook: Outlook) -> Opening:
         if self.limits.policy.depth == 0:
             return Opening(_NEVER)
-        return self.admission.opening(now, until_s, over_share=False)
+        return self.admission.opening(now, outlook, over_share=False)
 
-    def _free_s(self, until_s: float) -> float:
+    def _free_s(self, outlook: Outlook) -> float:
         """Seconds until all running and waiting queries are done."""
-        free_s = until_s if self.run.is_running else 0.0
+        free_s = outlook[1] if self.run.is_running else 0.0
         if self.queue.count:
-            free_s += self.limits.predictor.seconds(self.queue.urgent_s + self.queue.deferrable_s)
+            free_s += outlook[0] * self.limits.predictor.seconds(self.queue.urgent_s + self.queue.deferrable_s)
         return free_s
 
     def state(self, now: float) -> ReplicaState:
         """The state that Routers rely on until the next report."""
-        model, predictor, until_s = self.limits.model, self.limits.predictor, self._until_s(now)
-        waiting, refusals, slowdown = self.queue.count, self.refusals, predictor.slope
-        admission, opening, under_share_opens_s = self.admission, self._opening(now, until_s), 0.0
+        model, predictor, outlook = self.limits.model, self.limits.predictor, self._outlook(now)
+        waiting, refusals, slowdown = self.queue.count, self.refusals, outlook[0] * predictor.slope
+        admission, opening, under_share_opens_s = self.admission, self._opening(now, outlook), 0.0
         opens_s, cost_s, room_s, grows = opening
         if over_share := admission.over_share if opens_s < _NEVER else ():
-            over_share_s = admission.opening(now, until_s, over_share=True).opens_s
+            over_share_s = admission.opening(now, outlook, over_share=True).opens_s
             opens_s, under_share_opens_s, cost_s = max(opens_s, over_share_s), opens_s, 0.0
         return ReplicaState(
-            opens_s, self._free_s(until_s), max(0.0, admission.bulk_room_s), waiting + self.run.unanswered, waiting,
+            opens_s, self._free_s(outlook), max(0.0, admission.bulk_room_s), waiting + self.run.unanswered, waiting,
             self.most, self.runs,
             (model.query_s, model.token_s, model.token2_s, predictor.seconds(0.0) / predictor.slope),
             slowdown, predictor.margin, (refusals.full, refusals.never, refusals.closed),
@@ -283,4 +282,4 @@ class Scheduler(Generic[Q]):
         """How full the queue is: the used share of its depth or of an SLO. Autoscaling follows it."""
         if self.admission is self._by_depth:
             return self.in_flight / max(1, self.limits.policy.depth or 0)
-        return self._free_s(self._until_s(now)) / self.limits.policy.slo_s
+        return self._free_s(self._outlook(now)) / self.limits.policy.slo_s
