@@ -54,7 +54,7 @@ class Offers(Head):
     - `called_off`, `confirmed`: numbers of offers. A part is confirmed when the rest of its request is admitted.
     - `refused_s`: planned device seconds of work that the Router refused without asking and that an idle device would
       admit, by tenant.
-    - `refused_sizes`: how many such queries, by their tokens.
+    - `refused_sizes`: how many such queries with about the usual time to their deadline, by their tokens.
     - `settings`: see `Pool.configure`.
     - `asks`: the replica should report its state at once.
     """

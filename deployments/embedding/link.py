@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deployments.admission.fair_share import Tenant
+from deployments.admission.starvation import UsualTime
 from deployments.embedding.channel import Channel, PendingOffer
 from deployments.embedding.frames import Offer, Report
 from deployments.embedding.view import View
@@ -47,6 +48,7 @@ class Link(ReplicaLink[View, Channel]):
         self.answered = 0  # queries
         self.bulk_parts = 0  # parts of bulk requests that are there now
         self.bulk_again_at = 0.0  # it had no room for bulk queries; do not ask again before
+        self._usual = UsualTime()
 
     def offer(self, offer: Offer) -> PendingOffer:
         """Send the offer. Call it only while `is_live`."""
@@ -57,6 +59,8 @@ class Link(ReplicaLink[View, Channel]):
         self.view.sent(self._channel.frames, len(offer.queries), cost_s)
         if is_first:
             self._note_progress()
+        if not pending.waits:
+            self._count_time(offer.left_s)
         if not self._watching:
             self._watch()
         return pending
@@ -74,13 +78,19 @@ class Link(ReplicaLink[View, Channel]):
 
     def refuse_here(self, lengths: Sequence[int], allowed_s: float, tenant: Tenant | None) -> None:
         """Note that queries of these lengths were refused without asking the replica. The next frame tells it about
-        those that it would admit if it were idle.
+        those that it would admit if it were idle, and about their sizes unless they have clearly less time than usual.
         """
         if self._channel is None:
             return
         model, most_s = self.view.model, math.inf if self.pool.by_count else self.view.idle_room_s(allowed_s)
         if lengths := [tokens for tokens in lengths if model.cost_s(tokens) <= most_s]:
-            self._channel.note_refused(model.work_s(lengths), tenant, lengths)
+            is_tight = self._count_time(allowed_s)
+            self._channel.note_refused(model.work_s(lengths), tenant, () if is_tight else lengths)
+
+    def _count_time(self, left_s: float) -> bool:
+        """Count the time to a deadline, of which no more than the SLO counts. Returns whether it is less than usual."""
+        slo_s: float = self.pool.policy["slo_s"]
+        return self._usual.count(min(left_s, slo_s))
 
     def describe(self) -> dict[str, Any]:
         """The replica as `/info` shows it."""

@@ -268,6 +268,31 @@ async def test_failures_by_the_engines_fault_are_counted_until_something_is_answ
     assert counts == [2, 2, 3, 0, 1, 0, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("before", "allowed_s", "sizes"),
+    [
+        ([], 0.5, [75, 20]),  # nothing else says what is usual
+        ([0.5], 0.5, [75, 20]),
+        ([1.0], 0.9, ()),
+        ([9.0], 0.96, [75, 20]),  # the SLO at most
+        ([9.0], 0.9, ()),
+    ],
+)
+@pytest.mark.parametrize("is_offered", [True, False])
+async def test_no_sizes_are_told_of_refused_queries_with_less_time_than_usual(before, allowed_s, sizes, is_offered):
+    link, channel = await Followed().live()
+    link.pool.policy["slo_s"] = 1.0
+    for left_s in before:
+        if is_offered:
+            link.offer(offer(75, left_s=left_s))
+        else:
+            link.refuse_here([75], left_s, None)
+    link.offer(offer(75, left_s=0.1, bulk=True))  # says nothing
+    del channel.told[:]
+    link.refuse_here([75, 20], allowed_s, None)
+    assert channel.told == [("note_refused", link.view.model.work_s([75, 20]), None, sizes)]
+
+
 async def test_what_is_said_of_an_offer_goes_to_its_connection():
     world = Followed(None, *[OSError()] * 9)
     link, channel = await world.live()

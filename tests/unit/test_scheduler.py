@@ -330,20 +330,24 @@ def test_which_queries_count_for_the_fairness_to_long_ones(queue, offer, mean_ms
 
 
 @pytest.mark.parametrize(
-    ("ms", "allowed_s", "long_ms"),
+    ("ms", "allowed_s", "long_ms", "usual_s"),
     [
         # An idle device admits 594 ms of those with the SLO.
-        (0.6 * 594 - STEP, 1.0, 0.6 * 594 - STEP),
-        (0.6 * 594 + STEP, 1.0, 0),
-        (0.6 * 594 - STEP, 1.5, 0.6 * 594 - STEP),
-        (200, 0.9, 200),
+        (0.6 * 594 - STEP, 1.0, 0.6 * 594 - STEP, 1.0),
+        (0.6 * 594 + STEP, 1.0, 0, 1.0),
+        (0.6 * 594 - STEP, 1.5, 0.6 * 594 - STEP, 1.0),  # no more than the SLO counts
+        (200, 0.9491, 200, 0.998982),
+        (200, 0.9490, 0, 0.99898),  # less than 0.95 of it
+        (0.6 * 594 - STEP, 0.96, 0.6 * 594 - STEP, 0.9992),
     ],
 )
-def test_which_refused_queries_room_is_kept_for(ms, allowed_s, long_ms):
+def test_which_refused_queries_room_is_kept_for(ms, allowed_s, long_ms, usual_s):
     queue = running(300, query(300, 9))
     long_queries = queue.demand.long_queries
+    long_queries.usual.mean_s = 1.0
     assert not queue.offer(0.2, [query(ms, 0.2 + allowed_s)])
     assert long_queries.long == pytest.approx(long_ms / 1000)
+    assert long_queries.usual.mean_s == pytest.approx(usual_s)
 
 
 @pytest.mark.parametrize(

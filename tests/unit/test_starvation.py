@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from deployments.admission.starvation import _AIM, SHARE, LongRequests
+from deployments.admission.starvation import _AIM, SHARE, LongRequests, UsualTime
 
 LONG, SHORT = 5.0, 0.25
 
@@ -73,13 +73,39 @@ def test_many_at_once_count_as_one_after_the_other(mean, count):
         assert read(at_once) == pytest.approx(read(one_by_one))
 
 
-@pytest.mark.parametrize(("cost_s", "helped"), [(6.0, True), (6.01, False)])  # 0.6 of what an idle device admits
-def test_room_is_kept_only_for_those_whom_it_helps(cost_s, helped):
+@pytest.mark.parametrize(
+    ("cost_s", "left_s", "helped"),
+    [
+        (6.0, 2.0, True),
+        (6.01, 2.0, False),  # more than 0.6 of what an idle device admits
+        (6.0, 1.9, True),
+        (6.0, 1.89, False),  # less than 0.95 of the usual time, of which it makes 0.02
+        (6.0, 9.0, True),
+        (6.0, None, True),
+        (6.01, None, False),
+    ],
+)
+def test_room_is_kept_only_for_those_whom_it_helps(cost_s, left_s, helped):
     fairness = LongRequests(1.0)
-    fairness.offered(0.0, SHORT, refused=False)
-    fairness.offered(0.0, cost_s, refused=True, count=9, most=10.0)
+    fairness.offered(0.0, SHORT, refused=False, left_s=2.0)
+    fairness.offered(0.0, cost_s, refused=True, count=9, most=10.0, left_s=left_s)
     assert (fairness.long, fairness.reserve) == ((cost_s, cost_s) if helped else (0.0, 0.0))
     assert fairness._all.offered == pytest.approx(SHORT + 9 * cost_s * helped)
+    assert fairness.usual.mean_s == pytest.approx(2.0 + 0.02 * ((left_s or 2.0) - 2.0))
+
+
+@pytest.mark.parametrize(
+    ("left_s", "refused", "counted_s", "long_s"),
+    [
+        (1.0, False, 9.0, 9.0),  # what is admitted counts, however little time it has
+        (1.0, True, 0.0, 0.0),
+        (2.0, True, 9.0, 9.0),
+    ],
+)
+def test_the_time_to_a_deadline_matters_for_refused_queries_only(left_s, refused, counted_s, long_s):
+    fairness = LongRequests(1.0, usual=UsualTime(2.0))
+    fairness.offered(0.0, 9.0, refused=refused, left_s=left_s)
+    assert (fairness._all.offered, fairness._long.offered) == (counted_s, long_s)
 
 
 @pytest.mark.parametrize(("cost_s", "counted_s"), [(6.01, 0.0), (1.9, 1.9)])
@@ -90,6 +116,16 @@ def test_a_refused_query_that_reserved_room_does_not_help_lowers_no_share(cost_s
     assert fairness.mean == pytest.approx(1.0 + 0.02 * (cost_s - 1.0))
     fairness.offered(0.0, 6.01, refused=False, most=10.0)
     assert (fairness._all.admitted, fairness._long.offered) == (6.01, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "is_tight", "mean_s"), [(0.9490, True, 0.99898), (0.9491, False, 0.998982), (2.0, False, 1.02)]
+)
+def test_a_query_with_much_less_time_than_others_is_tight(left_s, is_tight, mean_s):
+    usual = UsualTime(1.0)
+    assert usual.count(left_s) == is_tight
+    assert usual.mean_s == pytest.approx(mean_s)
+    assert not UsualTime().count(left_s)
 
 
 def test_so_many_at_once_take_no_time():

@@ -87,7 +87,8 @@ class Demand:
         if counts:
             cost_s, slo_s = asked_s / len(queries), self.limits.policy.slo_s
             most_s = self.limits.idle_room_s(slo_s) if cost_s > self.long_queries.mean else math.inf  # not long
-            self.long_queries.offered(now, cost_s, refused=bool(refused), most=most_s)
+            left_s = min(queries[0].due - now, slo_s)
+            self.long_queries.offered(now, cost_s, refused=bool(refused), most=most_s, left_s=left_s)
 
     @property
     def reserve_s(self) -> float:
