@@ -144,6 +144,20 @@ class Failing(TapeGraphs):
         return (lambda: result.mul_(self.off if replay() == number == self.at else 1)), result
 
 
+class Pool(TapeGraphs):
+    """Like torch's, whose graphs use the same memory one after another, also what a refused one took."""
+
+    held = 0
+
+    def record(self, run):
+        replay, result = super().record(run)
+        self.held = max(self.held, len(result) * 2**20)
+        return replay, result
+
+    def held_bytes(self):
+        return self.held
+
+
 @pytest.mark.parametrize(
     ("changes", "recorder", "left", "reason"),
     [
@@ -155,6 +169,8 @@ class Failing(TapeGraphs):
         ({"is_quicker": Mock(side_effect=[True] * 4 + [False])}, TapeGraphs(),
          [(1, 1), (2, 1), (4, 1), (1, 4)], "not of 2 rows with 4 blocks: it is not quicker than without"),
         ({"_MOST_BYTES": 2 * 2**20}, TapeGraphs(), [(1, 1), (2, 1)], "not of 1 rows with 4 blocks: the graphs would"),
+        ({"_MOST_BYTES": 2 * 2**20}, Pool(), [(1, 1), (2, 1), (1, 4), (2, 4)],
+         "not of 4 rows with 1 blocks: the graphs would"),
         ({"_MOST_S": 2.5}, TapeGraphs(), [(1, 1), (2, 1)], "not of 1 rows with 4 blocks: 2 s are over"),
         ({"_MOST_COPIED": 4 * BLOCK}, TapeGraphs(), [(1, 1), (2, 1), (4, 1), (1, 4)], "larger steps need none"),
     ],
@@ -192,6 +208,13 @@ def test_without_a_single_graph_the_model_computes_each_step(llama, monkeypatch,
         with caplog.at_level(logging.INFO, logger="ray.serve"):
             assert with_graphs(model, CONTEXT) is model
         assert f"no step runs as a CUDA graph: {reason}" in caplog.text
+
+
+def test_a_torch_that_cannot_state_the_memory_costs_only_the_graphs(llama):
+    recorder = TapeGraphs()
+    recorder.held_bytes = Mock(side_effect=KeyError("segment_pool_id"))
+    with pytest.raises(NoGraph, match="not of 1 rows with 1 blocks: KeyError"):
+        GraphedDecoder(model_of(llama), CONTEXT, recorder)
 
 
 def no_card(_):
