@@ -172,7 +172,8 @@ class Pool(TapeGraphs):
         ({"_MOST_BYTES": 2 * 2**20}, Pool(), [(1, 1), (2, 1), (1, 4), (2, 4)],
          "not of 4 rows with 1 blocks: the graphs would"),
         ({"_MOST_S": 2.5}, TapeGraphs(), [(1, 1), (2, 1)], "not of 1 rows with 4 blocks: 2 s are over"),
-        ({"_MOST_COPIED": 4 * BLOCK}, TapeGraphs(), [(1, 1), (2, 1), (4, 1), (1, 4)], "larger steps need none"),
+        ({"_MOST_COPIED": 4 * BLOCK}, TapeGraphs(), [(1, 1), (2, 1), (4, 1), (1, 4)],
+         "not of 2 rows with 4 blocks: more than 512 tokens would be copied out of their blocks"),
     ],
 )  # fmt: skip
 def test_steps_run_without_a_graph_where_it_does_not_pay(llama, monkeypatch, caplog, changes, recorder, left, reason):

@@ -63,8 +63,7 @@ class GraphedDecoder:
         self.cache.tensor.normal_()  # among zeros, attention to the wrong blocks would not be noticed
         with torch.inference_mode():
             for size, steps in sizes(context, self.cache.blocks):
-                in_place = self.cache.reads_in_place or size.tokens <= _MOST_COPIED
-                if (most and size.rows >= most) or not in_place:
+                if most and size.rows >= most:
                     continue
                 problem = self._problem(size, steps) if clock() < until else f"{_MOST_S:.0f} s are over"
                 if problem is not None:
@@ -83,6 +82,8 @@ class GraphedDecoder:
 
     def _problem(self, size: DecodeSize, steps: Sequence[Sequence[Chunk]]) -> str | None:
         """Record steps of that size. Returns why they run without a graph, or None."""
+        if size.tokens > _MOST_COPIED and not self.cache.reads_in_place:
+            return f"more than {_MOST_COPIED} tokens would be copied out of their blocks"
         try:
             before = self._recorder.held_bytes()
             graph = self._record(size)
