@@ -1,4 +1,4 @@
-"""Records where this machine's `windve serve` can be reached, for commands in another terminal."""
+"""Records where each `windve serve` of this machine can be reached, for commands in another terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-_NAME = "service.json"
+_NAMES = "service-*.json"  # by process id
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,33 +25,36 @@ class LocalService:
     environment: dict[str, str]
 
     def announce(self) -> None:
-        """Write the record; only this user can read or change it. It replaces that of an earlier service."""
+        """Write the record; only this user can read or change it."""
         folder = private_folder()
         if folder is None:
             return  # other commands then need the address as an option
-        path = folder / _NAME
+        path = self._path
         path.unlink(missing_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(asdict(self), file)
 
     def withdraw(self) -> None:
-        if find() == self:
-            (_folder() / _NAME).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                _folder().rmdir()
+        with contextlib.suppress(OSError):  # another service has records there, too
+            self._path.unlink(missing_ok=True)
+            _folder().rmdir()
+
+    @property
+    def _path(self) -> Path:
+        return _folder() / _NAMES.replace("*", str(self.pid))
 
 
 def find() -> LocalService | None:
-    """The service that this user announced last, if its process still runs."""
-    try:
-        if not _is_private(_folder()):
-            return None
-        found = LocalService(**json.loads((_folder() / _NAME).read_text(encoding="utf-8")))
-        os.kill(found.pid, 0)
-    except (OSError, ValueError, TypeError):
-        return None
-    return found
+    """Of this user's services that run, the one that was announced last."""
+    with contextlib.suppress(OSError):
+        if _is_private(_folder()):
+            for path in sorted(_folder().glob(_NAMES), key=lambda path: path.stat().st_mtime_ns, reverse=True):
+                with contextlib.suppress(OSError, ValueError, TypeError):
+                    found = LocalService(**json.loads(path.read_text(encoding="utf-8")))
+                    os.kill(found.pid, 0)
+                    return found
+    return None
 
 
 def private_folder() -> Path | None:

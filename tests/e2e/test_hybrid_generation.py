@@ -11,7 +11,7 @@ from rich.console import Console
 from test_generation import client, pools, stream, until_room
 
 from benchmarks.kit.emulated_text import EmulatedText
-from serve_app.local.console import _show_generation
+from serve_app.local.console import _show_model
 from tests.kit.service import load_yaml, wait_until
 
 BLOCKS, HOST_BLOCKS, TOKENS = 8, 80, 40
@@ -71,7 +71,7 @@ def test_what_the_accelerator_has_no_room_for_its_host_takes_and_all_of_it_is_ri
     told = replica(service)
     host = told["host"]
     assert (told["blocks"], host["blocks"]) == (BLOCKS, HOST_BLOCKS)
-    _show_generation(console := Console(file=io.StringIO(), width=200), service.get("/info"))
+    _show_model(console := Console(file=io.StringIO(), width=200), service.get("/info"))
     assert f"{BLOCKS} + {HOST_BLOCKS} of the host" in console.file.getvalue()
     assert sum(host["steps"].values()) == told["steps"]
     assert host["steps"]["pipelined"] + host["steps"]["asynchronous"] > 0

@@ -24,12 +24,16 @@ def test_what_is_announced_is_found_until_it_is_withdrawn(scratch):
     assert list(scratch.iterdir()) == []
 
 
-def test_the_last_one_is_found_and_only_its_own_is_withdrawn():
+def test_the_last_one_that_runs_is_found(scratch):
     HERE.announce()
-    other = LocalService(os.getpid(), "http://127.0.0.1:8266", "127.0.0.1:6379", {})
+    other = LocalService(os.getppid(), "http://127.0.0.1:8266", "127.0.0.1:6379", {})
     other.announce()
-    HERE.withdraw()
+    os.utime(other._path, ns=(2**62, 2**62))
     assert service_file.find() == other
+    other.withdraw()
+    assert service_file.find() == HERE
+    HERE.withdraw()
+    assert list(scratch.iterdir()) == []
 
 
 def test_a_service_that_has_died_is_not_found():
@@ -43,7 +47,7 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(scratch):
     folder.chmod(0o777)
     assert service_file.find() is None
     LocalService(os.getpid(), "http://127.0.0.1:1", "127.0.0.1:6379", {}).announce()
-    assert "8265" in (folder / "service.json").read_text()
+    assert "8265" in HERE._path.read_text()
     assert service_file.private_folder() is None
 
 
