@@ -137,7 +137,7 @@ def _broken(
 def _row(found: Found, rule: Mapping[str, Any]) -> dict[str, Any]:
     pays, costs = _verdict(found, rule["rule"])
     if rule["elsewhere"]:
-        pays.append(f"outside virtual time: {rule['elsewhere']}")
+        pays.append(f"elsewhere: {rule['elsewhere']}")
     ratios = {group: f"{_goodput(pairs):.3f}" for group, pairs in _pairs(found, rule["rule"]).items()}
     nothing = "nothing" if ratios else "-"
     return {**rule, "pays": "; ".join(pays) or nothing, "costs": "; ".join(costs) or "-"} | ratios
