@@ -6,11 +6,18 @@ Not run on a card yet. What uses it compares it with the same work without a gra
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, Self, TypeVar
 
+import numpy.typing as npt
 import torch
 
 Run = Callable[[], torch.Tensor]
+S = TypeVar("S")  # a size
+
+
+class NoGraph(Exception):
+    """Why nothing of a model runs as graphs."""
 
 
 class Recorder(Protocol):
@@ -52,3 +59,42 @@ class CudaGraphs:
     def held_bytes(self) -> int:
         segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         return sum(int(one["total_size"]) for one in segments if one["segment_pool_id"] == self._pool)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph(Generic[S]):
+    """Recorded work of one size. `held`: what it reads besides the model and `inputs`."""
+
+    size: S
+    inputs: torch.Tensor
+    replay: Callable[[], object]
+    result: torch.Tensor
+    held: list[torch.Tensor]
+
+    @classmethod
+    def record(
+        cls,
+        recorder: Recorder,
+        size: S,
+        example: npt.NDArray[Any],
+        device: torch.device,
+        compute: Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor],
+    ) -> Self:
+        """Record `compute(inputs, held)`, with inputs on the device like the example's. It adds to `held`."""
+        inputs, held = torch.from_numpy(example).to(device, copy=True), list[torch.Tensor]()
+        return cls(size, inputs, *recorder.record(lambda: compute(inputs, held)), held)
+
+    def run(self, fill: Callable[[npt.NDArray[Any]], None]) -> torch.Tensor:
+        """Compute with inputs that `fill` writes: one copy and one launch. The result holds until the next replay."""
+        # torch reuses pinned memory only once the copies from it have ended, so the work before may still be waiting.
+        inputs = torch.empty(len(self.inputs), dtype=self.inputs.dtype, pin_memory=self.inputs.is_cuda)
+        fill(inputs.numpy())
+        self.inputs.copy_(inputs, non_blocking=True)
+        self.replay()
+        return self.result
+
+
+def off_by(found: torch.Tensor, wanted: torch.Tensor, least: float = 0.0) -> float:
+    """The RMS error, relative to the RMS of what is wanted, or to `least` if that is more. NaN if a number is."""
+    scale = max(float(wanted.square().mean().sqrt()), least)
+    return float((found - wanted).square().mean().sqrt()) / scale

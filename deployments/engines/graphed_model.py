@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from deployments.engines.cuda_graphs import CudaGraphs, Recorder
+from deployments.engines.cuda_graphs import CudaGraphs, Graph, NoGraph, Recorder, off_by
 from deployments.engines.graph_sizes import GraphSize, sizes, smallest
 from deployments.engines.micro_batches import Lengths
 from deployments.engines.packed.fixed_layout import FixedLayout
@@ -30,29 +29,6 @@ Way = Callable[[], torch.Tensor]  # to compute a batch, with its result on the h
 _NEAR = 0.03
 
 
-class NoGraph(Exception):
-    """Why a model's passes do not run as graphs."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    """A recorded pass. `held`: what it reads besides the model and `inputs`."""
-
-    size: GraphSize
-    inputs: torch.Tensor
-    replay: Callable[[], object]
-    result: torch.Tensor  # [slots, numbers]
-    held: list[torch.Tensor]
-
-    def __call__(self, ids: torch.Tensor, lengths: Lengths) -> torch.Tensor:
-        # torch reuses pinned memory only once the copies from it have ended, so the pass before may still be waiting.
-        inputs = torch.empty(len(self.inputs), dtype=torch.int32, pin_memory=self.inputs.is_cuda)
-        self.size.fill(inputs.numpy(), ids.numpy(), lengths)
-        self.inputs.copy_(inputs, non_blocking=True)
-        self.replay()
-        return self.result[: len(lengths)].clone()
-
-
 class GraphedModel:
     """Like the packed model of a card that `has_graphs`, but from ids on the host. Passes that fit no graph run without
     one.
@@ -64,7 +40,7 @@ class GraphedModel:
         """Record ever larger passes, until one fails, disagrees with the packed form, or is slower. Raises NoGraph if
         that is the first one.
         """
-        self.model, self._graphs = model, list[_Graph]()
+        self.model, self._graphs = model, list[Graph[GraphSize]]()
         recorder = CudaGraphs(model.place.device) if recorder is None else recorder
         reason = "larger passes need none"
         with torch.inference_mode():
@@ -87,39 +63,39 @@ class GraphedModel:
         at = smallest([graph.size for graph in self._graphs], len(ids), len(lengths))
         if at is None or each_token:
             return self.model(ids.to(self.model.place.device, non_blocking=True), lengths, each_token=each_token)
-        return self._graphs[at](ids, lengths)
+        return _run(self._graphs[at], ids, lengths)
 
-    def _record(self, recorder: Recorder, size: GraphSize) -> _Graph:
-        place, held = self.model.place, list[torch.Tensor]()
-        inputs = torch.empty(sum(size.parts), dtype=torch.int32, device=place.device)
-        example = np.empty(len(inputs), np.int32)
+    def _record(self, recorder: Recorder, size: GraphSize) -> Graph[GraphSize]:
+        place, example = self.model.place, np.empty(sum(size.parts), np.int32)
         size.fill(example, np.zeros(1, np.int32), np.ones(1, np.int32))
-        inputs.copy_(torch.from_numpy(example))
 
-        def run() -> torch.Tensor:
+        def compute(inputs: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
             layout = FixedLayout.of_size(size, inputs, place, held)
             return self.model.compute(layout.ids, layout)
 
-        return _Graph(size, inputs, *recorder.record(run), held)
+        return Graph.record(recorder, size, example, place.device, compute)
 
-    def _problem(self, graph: _Graph, fewest: Lengths, card: ModelCard) -> str | None:
+    def _problem(self, graph: Graph[GraphSize], fewest: Lengths, card: ModelCard) -> str | None:
         """Why the graph is not used, or None. It is compared on a full batch, and then on the one on which it is timed:
         what the first leaves behind must not change the second's numbers.
         """
         for lengths in (graph.size.mixed(), fewest):
             ways = self._ways(graph, lengths, card.vocab_size)
             found, wanted = (way() for way in ways)
-            scale = max(float(wanted.square().mean().sqrt()), 1.0 if card.kind in SCORING else 0.0)
-            error = float((found - wanted).square().mean().sqrt()) / scale
+            error = off_by(found, wanted, least=1.0 if card.kind in SCORING else 0.0)
             if not error <= _NEAR:  # also for NaN
                 return f"its numbers are off by {error:.3g} of their size"
         return None if is_quicker(*ways) else "it is not quicker than the packed form"
 
-    def _ways(self, graph: _Graph, lengths: Lengths, vocabulary: int) -> tuple[Way, Way]:
+    def _ways(self, graph: Graph[GraphSize], lengths: Lengths, vocabulary: int) -> tuple[Way, Way]:
         """The graph and the packed form, for one batch of random ids."""
         ids = torch.from_numpy(np.random.default_rng(1).integers(0, vocabulary, lengths.sum(), np.int32))
         on_device = ids.to(self.model.place.device)
-        return lambda: graph(ids, lengths).cpu(), lambda: self.model(on_device, lengths).cpu()
+        return lambda: _run(graph, ids, lengths).cpu(), lambda: self.model(on_device, lengths).cpu()
+
+
+def _run(graph: Graph[GraphSize], ids: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+    return graph.run(lambda inputs: graph.size.fill(inputs, ids.numpy(), lengths))[: len(lengths)].clone()
 
 
 def has_graphs(card: ModelCard, device: torch.device) -> bool:

@@ -19,7 +19,8 @@ from transformers import (
 )
 
 from deployments.engines import TokenBatch, packed
-from deployments.engines.graphed_model import GraphedModel, NoGraph, has_graphs
+from deployments.engines.cuda_graphs import NoGraph
+from deployments.engines.graphed_model import GraphedModel, has_graphs
 from deployments.engines.packed import heads
 from deployments.engines.packed.model import ModelOutput, PackedModel, Parts, Recorded, Shadow
 from deployments.engines.packed.tensors import MissingWeight, Place, Weights

@@ -193,7 +193,7 @@ class TorchEngine:
 
     def _as_before(self) -> tuple[Encoder, str, str, float | None, Speed] | None:
         """The winner of earlier starts, as `_choose` returns it. None if there is none, or it no longer agrees."""
-        from deployments.engines.graphed_model import NoGraph
+        from deployments.engines.cuda_graphs import NoGraph
         from deployments.engines.model_forms import Forms
         from deployments.engines.packed.tensors import Place
         from deployments.engines.pooled_model import probe_batch, tolerance

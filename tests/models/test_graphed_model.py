@@ -9,8 +9,9 @@ import torch
 
 from benchmarks.kit.launches import launches
 from deployments.engines import graphed_model
+from deployments.engines.cuda_graphs import NoGraph
 from deployments.engines.graph_sizes import GraphSize
-from deployments.engines.graphed_model import GraphedModel, NoGraph, has_graphs
+from deployments.engines.graphed_model import GraphedModel, has_graphs
 from deployments.engines.model_forms import Forms, LargeForms
 from deployments.engines.packed.fixed_layout import FixedLayout
 from deployments.engines.packed.tensors import Place

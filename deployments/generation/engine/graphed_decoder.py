@@ -7,13 +7,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from deployments.engines.cuda_graphs import CudaGraphs, Recorder
-from deployments.engines.graphed_model import NoGraph
+from deployments.engines.cuda_graphs import CudaGraphs, Graph, NoGraph, Recorder, off_by
 from deployments.engines.packed.race import is_quicker
 from deployments.errors import first_line
 from deployments.generation.engine.causal_model import CausalModel
@@ -30,25 +28,6 @@ _MOST_BYTES, _MOST_S = 2**31, 60.0  # of memory, and of a replica's start, for a
 _MOST_COPIED = 2**16  # tokens whose keys and values a graph may copy out of their blocks, to limit memory
 
 
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    """A recorded step. `held`: what it reads besides the model and `inputs`."""
-
-    size: DecodeSize
-    inputs: torch.Tensor
-    replay: Callable[[], object]
-    result: torch.Tensor  # [rows, vocabulary]
-    held: list[torch.Tensor]
-
-    def __call__(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        # torch reuses pinned memory only once the copies from it have ended.
-        inputs = torch.empty(len(self.inputs), dtype=torch.int64, pin_memory=self.inputs.is_cuda)
-        self.size.fill(inputs.numpy(), chunks)
-        self.inputs.copy_(inputs, non_blocking=True)
-        self.replay()
-        return self.result[: len(chunks)]
-
-
 class GraphedDecoder:
     """Like the `CausalModel`, whose `step` computes what fits no graph."""
 
@@ -58,7 +37,7 @@ class GraphedDecoder:
         """Record ever larger steps. Where one fails, disagrees with the model's own step, or is slower, larger ones do
         without. Overwrites the cache. Raises NoGraph if that is the first one.
         """
-        self.model, self.cache, self._recorder, self._graphs = model, model.cache, recorder, list[_Graph]()
+        self.model, self.cache, self._recorder, self._graphs = model, model.cache, recorder, list[Graph[DecodeSize]]()
         reason, most, until = "larger steps need none", 0, clock() + _MOST_S
         self.cache.tensor.normal_()  # among zeros, attention to the wrong blocks would not be noticed
         with torch.inference_mode():
@@ -78,7 +57,7 @@ class GraphedDecoder:
     def step(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """See `CausalModel.step`. The result holds until the next step."""
         at = smallest([graph.size for graph in self._graphs], chunks)
-        return self.model.step(chunks) if at is None else self._graphs[at](chunks)
+        return self.model.step(chunks) if at is None else _run(self._graphs[at], chunks)
 
     def _problem(self, size: DecodeSize, steps: Sequence[Sequence[Chunk]]) -> str | None:
         """Record steps of that size. Returns why they run without a graph, or None."""
@@ -88,12 +67,11 @@ class GraphedDecoder:
             before = self._recorder.held_bytes()
             graph = self._record(size)
             for chunks in steps:
-                found, wanted = graph(chunks).cpu(), self.model.step(chunks).cpu()
-                error = float((found - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
+                error = off_by(_run(graph, chunks).cpu(), self.model.step(chunks).cpu())
                 if not error <= _NEAR:  # also for NaN
                     return f"its logits are off by {error:.3g} of their size"
             fewest = steps[-1]
-            if not is_quicker(lambda: graph(fewest).cpu(), lambda: self.model.step(fewest).cpu()):
+            if not is_quicker(lambda: _run(graph, fewest).cpu(), lambda: self.model.step(fewest).cpu()):
                 return "it is not quicker than without"
             if self._recorder.held_bytes() > max(_MOST_BYTES, before):  # the pool keeps what a refused graph took
                 return f"the graphs would hold more than {_MOST_BYTES / 2**30:.0f} GiB"
@@ -102,16 +80,18 @@ class GraphedDecoder:
         self._graphs.append(graph)
         return None
 
-    def _record(self, size: DecodeSize) -> _Graph:
-        place, held = self.model.place, list[torch.Tensor]()
-        example = np.empty(sum(size.parts), np.int64)
+    def _record(self, size: DecodeSize) -> Graph[DecodeSize]:
+        place, example = self.model.place, np.empty(sum(size.parts), np.int64)
         size.fill(example, [Chunk(np.zeros(1, np.int32), 0, [0])])
-        inputs = torch.from_numpy(example).to(place.device, copy=True)
 
-        def run() -> torch.Tensor:
+        def compute(inputs: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
             return self.model.compute(FixedStep.of_size(size, inputs, place, held))
 
-        return _Graph(size, inputs, *self._recorder.record(run), held)
+        return Graph.record(self._recorder, size, example, place.device, compute)
+
+
+def _run(graph: Graph[DecodeSize], chunks: Sequence[Chunk]) -> torch.Tensor:
+    return graph.run(lambda inputs: graph.size.fill(inputs, chunks))[: len(chunks)]
 
 
 def with_graphs(model: CausalModel, context: int) -> CausalModel | GraphedDecoder:
