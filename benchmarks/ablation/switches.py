@@ -221,7 +221,7 @@ RULES = (
     Rule("outliers in a row", "the line follows as ever", lambda: ((predictor, "_CHANGED", 10**9),),
          (Predictor._count_outlier,), r"_outliers|_CHANGED|has_changed|_TOGETHER|_WIDEN", groups=LEARNING),
     Rule("an overdue run", "takes as long as predicted", lambda: ((current_run.CurrentRun, "outlook", _as_planned),),
-         (current_run.CurrentRun.outlook,), r"_passes_by_s|_OVERDUE|_USUAL_DELAY|_LEAST_OVERDUE", groups=LEARNING),
+         (current_run.CurrentRun.outlook,), r"_passes_by_s|_OVERDUE_SHARE|_JITTERS|_LEAST_OVERDUE", groups=LEARNING),
     Rule("probe of an idle device", "a device that refuses everything stays as it is",
          lambda: ((DeadlineAdmission, "_may_probe", _never),), (probe, DeadlineAdmission._may_probe),
          r"is_probe|IdleProbe|_probe\b|back_off", groups=LEARNING),

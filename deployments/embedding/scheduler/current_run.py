@@ -11,7 +11,7 @@ from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.state import ScheduledQuery
 
 _OVERDUE_SHARE = 0.25  # an overdue run is expected to need another quarter of the time by which it is late
-_USUAL_DELAY = 0.03  # of the SLO: a shorter delay shows nothing, one twice as long counts in full
+_JITTERS = 3.0  # mean errors of short runs: a shorter delay shows nothing, one twice as long counts in full
 _LEAST_OVERDUE = 0.25  # of the SLO: a shorter overdue run says little about longer ones
 
 Outlook = tuple[float, float]  # f, the slowdown that an overdue run shows, else 1; L, seconds until the run ends
@@ -76,10 +76,10 @@ class CurrentRun:
 
     def outlook(self, now: float) -> Outlook:
         """The outlook while it runs. An overdue run shows that the device is slower than predicted."""
-        took_s, by_s, slo_s = now - self._began, self._passes_by_s, self.limits.policy.slo_s
-        f, late_s, usual_s = 1.0, took_s - by_s, _USUAL_DELAY * slo_s
+        took_s, by_s = now - self._began, self._passes_by_s
+        f, late_s, usual_s = 1.0, took_s - by_s, _JITTERS * self.limits.predictor.jitter_s
         if late_s > usual_s:
-            f += min(late_s, 2 * (late_s - usual_s)) / max(by_s, _LEAST_OVERDUE * slo_s)
+            f += min(late_s, 2 * (late_s - usual_s)) / max(by_s, _LEAST_OVERDUE * self.limits.policy.slo_s)
         if not self.unanswered:  # the run is about to end
             return f, 0.0
         return f, max(f * self._rest_s - (now - self.since), _OVERDUE_SHARE * (took_s - self.predicted_s), 0.0)
