@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import random
 import statistics
 import sys
@@ -25,6 +26,7 @@ _SLO_S = 1.0
 _TOKENS = 75
 _BODIES = 64  # that differ
 _ALONE_SHARE = 0.25  # of a load's time, for a lone client
+_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
 _OK, _REFUSED = 200, {429, 503, 504}
 
 Figures = dict[str, Any]
@@ -90,10 +92,20 @@ def _serving(model: Path, device: str) -> Iterator[str]:
         command = [sys.executable, "-m", "serve_app", "serve", str(file)]
         with ExitStack() as stack:
             try:
-                stack.enter_context(running(command, lambda told: "curl -s" in told, {"COLUMNS": "200"}, Path.cwd()))
+                variables = {"COLUMNS": "200", **seen_alone(device)}
+                stack.enter_context(running(command, lambda told: "curl -s" in told, variables, Path.cwd()))
             except RuntimeError as error:
                 raise RuntimeError(f"the service did not start: {str(error).splitlines()[-1]}") from None
             yield f"http://{LOOPBACK}:{port}"
+
+
+def seen_alone(device: str) -> dict[str, str]:
+    """The variable by which a process sees this device alone: "cuda:1" is the second of those that are visible here."""
+    kind, _, number = device.partition(":")
+    if kind not in _VISIBLE:
+        return {}
+    visible = os.environ.get(_VISIBLE[kind])
+    return {_VISIBLE[kind]: visible.split(",")[int(number or 0)] if visible else number or "0"}
 
 
 def _bodies(address: Address, texts: int) -> list[bytes]:

@@ -11,7 +11,7 @@ import pytest
 
 from calibration.devices import command
 from calibration.devices.page import page, share_of_peak
-from calibration.devices.service_load import outcome_figures
+from calibration.devices.service_load import outcome_figures, seen_alone
 from calibration.devices.tasks import PARTS, Plan, Task, tasks
 from calibration.devices.workers import run_tasks
 from calibration.load import HttpReply
@@ -213,3 +213,21 @@ def test_misuse_is_refused(capsys, words, sentence):
         status = ended.code
     assert status == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "before", "seen"),
+    [
+        ("cpu", {}, {}),
+        ("cuda:1", {}, {"CUDA_VISIBLE_DEVICES": "1"}),
+        ("cuda", {"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "3"}),
+        ("cuda:1", {"CUDA_VISIBLE_DEVICES": "4,GPU-5a"}, {"CUDA_VISIBLE_DEVICES": "GPU-5a"}),
+        ("npu:0", {"CUDA_VISIBLE_DEVICES": "4"}, {"ASCEND_RT_VISIBLE_DEVICES": "0"}),
+    ],
+)
+def test_the_service_runs_on_the_device_that_is_checked(monkeypatch, device, before, seen):
+    for name in ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in before.items():
+        monkeypatch.setenv(name, value)
+    assert seen_alone(device) == seen
