@@ -103,7 +103,8 @@ def write_atomically(path: Path, before: str, after: str) -> Path:
         shutil.copy2(target, backup)
         shutil.copy2(target, new)
         with contextlib.suppress(OSError):  # only root may change the owner
-            shutil.chown(new, status.st_uid, status.st_gid)
+            for made in (backup, new):
+                shutil.chown(made, status.st_uid, status.st_gid)
         with new.open("wb") as file:
             file.write(after.encode("utf-8"))
             file.flush()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pprint import saferepr
 from textwrap import indent
 from typing import Any
@@ -34,11 +36,12 @@ def edit(text: str, application: str, changes: Mapping[str, Any]) -> str:
 
     `text` is a Serve config, or a file with RayService manifests that carry one in `spec.serveConfigV2`. A mapping
     merges into a mapping, another value replaces one, a missing key is added; what `user_config`, or a model's own part
-    of it, says of a pool and of the calibration is replaced whole. Comments, order and quotes stay, except within
-    braces that get or lose a key.
+    of it, says of a pool and of the calibration is replaced whole. Comments, order and quotes stay; braces that get or
+    lose a key are written anew.
 
-    Raises SettingsError if the file is not YAML, does not have exactly one such application, or cannot be changed in
-    place (an alias).
+    Raises SettingsError if the file is not YAML, does not have exactly one such application, has a mapping where the
+    changes have a single value or the other way round, or cannot be changed in place (an alias, a comment within
+    braces).
     """
     documents = load(text)
     number, carried, path = _find(documents, application)
@@ -51,8 +54,12 @@ def edit(text: str, application: str, changes: Mapping[str, Any]) -> str:
         try:
             new = edit(carried, application, changes)
         except SettingsError as error:
-            raise SettingsError(".".join(_CARRIED), error.problem) from None
+            inside = () if error.key == FILE else (error.key,)
+            raise SettingsError(".".join((*_CARRIED, *inside)), error.problem) from None
         cuts = [_carried(text, _node(document, path), new)]
+    for at, comment in _comments(text):
+        if any(what and start < at < end for start, end, what in cuts):
+            raise SettingsError(FILE, f"the comment '{comment}' would be lost; move it out of the braces")
     after = text
     for start, end, what in sorted(cuts, reverse=True):
         after = after[:start] + (what.replace("\n", "\r\n") if "\r\n" in text else what) + after[end:]
@@ -148,7 +155,12 @@ def _replaced(value: Any, path: _Path, new: Any) -> Any:
 
 
 def merged(old: Any, changes: Any, path: tuple[str, ...] = ()) -> Any:
-    """A copy of `old`, which is at `path` in the Router's entry, with the changes merged in (see `edit`)."""
+    """A copy of `old`, which is at `path` in the Router's entry, with the changes merged in (see `edit`). Raises
+    SettingsError.
+    """
+    if old is not None and isinstance(old, dict) != isinstance(changes, Mapping):
+        kind = "a mapping" if isinstance(changes, Mapping) else "a single value"
+        raise SettingsError(".".join(path), f"should be {kind} in this file")
     match path:
         case ("user_config", key) | ("user_config", "models", _, key) if key in _WHOLE:
             return changes
@@ -165,6 +177,14 @@ def _same(one: Any, other: Any) -> bool:
 
 
 # How they are written.
+
+
+def _comments(text: str) -> Iterator[tuple[int, str]]:
+    """Where each comment begins, and its words: comments are between the tokens of the text."""
+    tokens: list[Any] = list(yaml.scan(text))
+    for one, other in pairwise(tokens):
+        for found in re.finditer(r"#.*", text[one.end_mark.index : other.start_mark.index]):
+            yield one.end_mark.index + found.start(), found.group().strip()
 
 
 def _node(node: yaml.Node, path: _Path) -> yaml.Node:

@@ -72,6 +72,13 @@ def test_a_file_that_changed_meanwhile_is_left_alone(file):
     assert modes(file.parent) == {"c.yaml": (b"a\r\n", 0o640)}
 
 
+def test_a_file_that_changes_at_the_last_moment_is_left_alone(file, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: file.write_bytes(b"theirs"))
+    with pytest.raises(SettingsError, match="changed during the calibration"):
+        write_atomically(file, "a\r\n", "b")
+    assert modes(file.parent) == {"c.yaml": (b"theirs", 0o640)}
+
+
 @pytest.mark.parametrize(
     ("error", "raised"), [(OSError(28, "No space left"), SettingsError), (KeyboardInterrupt(), KeyboardInterrupt)]
 )
