@@ -29,7 +29,7 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class OwnTokenizer:
     """`backend`: transformers' tokenizer for the tokenizers library, as the JSON of a tokenizer.json. None if it has
-    none, or does more in Python: then the tokens of some text differ.
+    none, or does more in Python: then the tokens of some text, or their types, differ.
     """
 
     name: str
@@ -71,7 +71,11 @@ def _answer(question: Question) -> dict[str, Any]:
     if backend is not None:
         backend.no_truncation()
         backend.no_padding()
-        if any(backend.encode(*text).ids != one["input_ids"] for text, one in zip(question.texts, own, strict=True)):
+        fast = [backend.encode(*text) for text in question.texts]
+        if any(
+            (one["input_ids"], one.get("token_type_ids", here.type_ids)) != (here.ids, here.type_ids)
+            for one, here in zip(own, fast, strict=True)
+        ):
             backend = None
     return asdict(OwnTokenizer(type(tokenizer).__name__, backend and backend.to_str()))
 

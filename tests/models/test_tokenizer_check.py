@@ -10,7 +10,9 @@ from tokenizers.processors import RobertaProcessing
 from transformers import AutoTokenizer
 
 from deployments.errors import SettingsError
+from deployments.models import reference_tokenizer
 from deployments.models.model_files import ModelCard
+from deployments.models.reference_tokenizer import Question
 from deployments.models.tokenizer_check import checked_tokenizer
 from deployments.models.tokenizer_probes import ODD, PAIRS, PLAIN
 from tests.kit import tiny_tokenizers as tiny
@@ -77,6 +79,22 @@ def test_a_template_of_pairs_that_transformers_has_in_code_is_taken(tmp_path, ty
     for pair in PAIRS.values():
         encoding, wanted = found.encode(*pair), own(*pair)
         assert (encoding.ids, encoding.type_ids) == (wanted["input_ids"], wanted["token_type_ids"])
+
+
+@pytest.mark.parametrize(("types", "taken"), [([0, 0, 0, 1, 1], True), (None, True), ([0, 0, 0, 0, 0], False)])
+def test_a_tokenizer_that_gives_other_types_in_python_is_not_its_fast_one(monkeypatch, types, taken):
+    own = AutoTokenizer.from_pretrained(PACKAGE)
+
+    class Wrapped:
+        backend_tokenizer = own.backend_tokenizer
+
+        def __call__(self, *text):
+            found = own(*text)
+            return {"input_ids": found["input_ids"]} | ({} if types is None else {"token_type_ids": types})
+
+    monkeypatch.setattr(reference_tokenizer, "_build", lambda _: Wrapped())
+    answer = reference_tokenizer._answer(Question(str(PACKAGE), False, [("a", "b")]))
+    assert (answer["backend"] is not None) is taken
 
 
 XLM_ROBERTA = {"config.json": {"model_type": "xlm-roberta"}}
