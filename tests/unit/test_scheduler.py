@@ -693,6 +693,18 @@ def test_bulk_runs_are_short_for_three_seconds_after_an_urgent_query(now, taken)
     assert len(admit(queue, now, *[bulk(45) for _ in range(12)]).start(now)) == taken
 
 
+@pytest.mark.parametrize(
+    ("beta_s", "bulk_at", "taken"), [(0.0399, 4.01, 0), (0.0399, 3.99, 5), (0.0401, 4.01, 5), (0.0399, -math.inf, 5)]
+)
+def test_where_runs_of_its_own_cost_it_little_bulk_lengthens_those_of_others_once_in_an_slo(beta_s, bulk_at, taken):
+    """Nine times beta are less than the 400 ms less beta that bulk has of a run."""
+    queue = admit(queue_of(model=CostModel(0.0, 0.001, 0.0, beta_s)), 5.0, query(100, 6.0))
+    admit(queue, 5.0, *[bulk(45) for _ in range(12)])
+    queue.run.bulk_at = bulk_at
+    assert len(queue.start(5.0)) == 1 + taken
+    assert queue.run.bulk_at == (5.0 if taken else bulk_at)
+
+
 def test_behind_a_deferrable_query_that_does_not_fit_none_runs():
     queue = admit(queue_of(), 0.0, query(100), *(deferrable(ms, due) for ms, due in ((70, 7), (200, 8), (10, 9))))
     assert [one.tokens for one in queue.start(0.0)] == [100, 70]

@@ -188,7 +188,7 @@ def bulk_of(rate, seconds):
 @pytest.mark.parametrize("micro_batch_queries", ENDS)
 @pytest.mark.parametrize(("beta_s", "load"), [(0.0003, 0.5), (0.001, 0.7)])
 def test_bulk_takes_what_is_left_and_delays_nobody_much(figure, micro_batch_queries, beta_s, load):
-    """Where beta is small: p99 of urgent queries at most 3.2 times that alone. Without a limit of nine betas 25."""
+    """Where beta is small: p99 of urgent queries at most 1.2 times as long as alone."""
     seconds, device = 15, Device(0.003, beta_s, micro_batch_queries)
     urgent = list(poisson(load / device.alpha_s, seconds, allowed_s=0.5))
 
@@ -202,5 +202,5 @@ def test_bulk_takes_what_is_left_and_delays_nobody_much(figure, micro_batch_quer
     alone_s, _, left_s = served(urgent)
     beside_s, bulk_s, _ = served([*urgent, *bulk_of(1.5 / device.alpha_s, seconds)])
     figure(f"p99 {beside_s / alone_s:.2f} times, bulk {bulk_s / left_s:.2f} of what was idle")
-    assert beside_s <= 3.2 * alone_s
+    assert beside_s <= 1.2 * alone_s
     assert bulk_s >= 0.9 * left_s

@@ -129,7 +129,7 @@ class Admission(ABC, Generic[Q]):
         """
         return _NEVER, _NEVER
 
-    def bulk_s(self, _urgent: Sequence[ScheduledQuery]) -> float:
+    def bulk_s(self, _now: float, _urgent: Sequence[ScheduledQuery]) -> float:
         """The most bulk work in a run with these urgent queries."""
         return _NEVER
 
@@ -237,8 +237,14 @@ class DeadlineAdmission(Admission[Q]):
         if self._needs_no_spare_pass(left_s) and with_pass_s > self._next_run_within_s(left_s, outlook):
             self._tight_due = min(self._tight_due, query.due)
 
-    def bulk_s(self, urgent: Sequence[ScheduledQuery]) -> float:
-        return self.limits.run_s - sum(query.cost_s for query in urgent) if urgent else _NEVER
+    def bulk_s(self, now: float, urgent: Sequence[ScheduledQuery]) -> float:
+        """See the base. Where bulk's own runs cost little, bulk joins a run of urgent queries at most once per SLO."""
+        limits = self.limits
+        if not urgent:
+            return _NEVER
+        if limits.between_s < limits.bulk_s and now - self.run.bulk_at < limits.policy.slo_s:
+            return 0.0
+        return limits.run_s - sum(query.cost_s for query in urgent)
 
     def ended(self, *, whole: bool) -> None:
         """Note that a run has ended, and whether it was a probe."""

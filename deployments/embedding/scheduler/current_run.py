@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ class CurrentRun:
     - `unanswered`: its unanswered queries, `bulk` of them bulk; 0 while the device is idle.
     - `since`: when it last showed progress.
     - `work_s`: the work of all its queries; `predicted_s`: its predicted time.
+    - `bulk_at`: when a run with bulk queries last began.
     """
 
     limits: Limits
@@ -31,6 +33,7 @@ class CurrentRun:
     unanswered: int = 0
     bulk: int = 0
     since: float = 0.0
+    bulk_at: float = -math.inf
     work_s: float = field(init=False)
     predicted_s: float = field(init=False)
     lengths: Sequence[int] = ()  # of its queries, in tokens
@@ -45,6 +48,8 @@ class CurrentRun:
     def begin(self, now: float, queries: Sequence[ScheduledQuery]) -> None:
         self.is_running, self._began, self.since = True, now, now
         self.unanswered, self.bulk = len(queries), sum(query.bulk for query in queries)
+        if self.bulk:
+            self.bulk_at = now
         self._planned_by = self.limits.predictor
         self.lengths = [query.tokens for query in queries]
         self.work_s, self._done_s = sum(query.cost_s for query in queries), 0.0

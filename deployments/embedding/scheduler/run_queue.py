@@ -62,7 +62,8 @@ class RunQueue(Generic[Q]):
     round robin (Shreedhar, Varghese, SIGCOMM 1995):
 
     - Deferrable queries get `limits.deferrable_run_s` of each run.
-    - Bulk gets `limits.bulk_run_s` of each run with enough room.
+    - Bulk gets `limits.bulk_run_s` of each run with enough room; where runs of its own cost little, only once per SLO
+      (`DeadlineAdmission.bulk_s`).
 
     Deferrable queries, and then bulk, also fill what urgent queries leave.
     """

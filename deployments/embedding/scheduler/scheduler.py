@@ -16,7 +16,8 @@ Three classes of queries wait:
     deferrable  The deadline is later. They run behind the urgent ones. They and bulk may lengthen a run up to
                 `bulk_share` of the SLO. A fifth of that share is reserved for them in every run.
     bulk        They run behind both, and are promised no time. A tenth of that share is reserved for them. While urgent
-                queries come, deferrable and bulk queries fill at most nine betas of a run.
+                queries come, deferrable and bulk queries fill at most nine betas of a run. Where that is less than the
+                share, bulk runs by itself, and only once per SLO beside urgent queries.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ class Scheduler(Generic[Q]):
         """Begin the next run. Returns its queries in the order of their deadlines, deferrable and bulk ones last."""
         run = self.queue.urgent.copy()
         admission = self.admission
-        run += self.queue.deferrable_first(*admission.deferrable_s(now, run), admission.bulk_s(run))
+        run += self.queue.deferrable_first(*admission.deferrable_s(now, run), admission.bulk_s(now, run))
         self._forget(run)
         self._held.clear()
         self.runs += 1
