@@ -51,3 +51,18 @@ class TapeGraphs:
 
     def held_bytes(self):
         return self.recorded * 2**20
+
+
+class Failing(TapeGraphs):
+    """The graph with number `at` cannot be recorded, or computes `off` times its numbers."""
+
+    def __init__(self, at, off=1.0):
+        super().__init__()
+        self.at, self.off = at, off
+
+    def record(self, run):
+        if self.recorded == self.at and self.off == 1:
+            self.recorded += 1
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        number, (replay, result) = self.recorded, super().record(run)
+        return (lambda: result.mul_(self.off if replay() == number == self.at else 1)), result

@@ -25,7 +25,7 @@ from deployments.generation.scheduler.work import Chunk
 from tests.kit.causal_models import FAMILIES, causal, check, prompt_of
 from tests.kit.hybrid_worlds import EVENTS, FIRST, World
 from tests.kit.packed_models import CPU, EXACT
-from tests.kit.tape_graphs import TapeGraphs
+from tests.kit.tape_graphs import Failing, TapeGraphs
 
 BLOCKS = 12
 CONTEXT = 4 * BLOCK
@@ -130,19 +130,6 @@ def test_a_step_is_one_copy_in_and_one_graph(llama):
     assert launches(lambda: model.step(rows(3)), CPU) == 1
     assert len(replayed) == 2  # the first call is not counted
     assert all(len(graph.held) == 2 for graph in model._graphs)  # the angles, in both runs
-
-
-class Failing(TapeGraphs):
-    def __init__(self, at, off=1.0):
-        super().__init__()
-        self.at, self.off = at, off
-
-    def record(self, run):
-        if self.recorded == self.at and self.off == 1:
-            self.recorded += 1
-            raise RuntimeError("operation not permitted when stream is capturing\nand more")
-        number, (replay, result) = self.recorded, super().record(run)
-        return (lambda: result.mul_(self.off if replay() == number == self.at else 1)), result
 
 
 class Pool(TapeGraphs):

@@ -21,7 +21,7 @@ from tests.kit.engines import card_of, rows_of
 from tests.kit.kinds_of_models import KINDS, save_model
 from tests.kit.packed_models import CPU
 from tests.kit.published_models import CONFIGS, FAMILIES, JINA, jina_weights, published_weights, reference, save_folder
-from tests.kit.tape_graphs import TapeGraphs
+from tests.kit.tape_graphs import Failing, TapeGraphs
 
 PASSES = [[1], [3, 9, 1], [16], [5, 11], [40], [20, 1, 30], [2] * 20, [70, 50, 3], [3, 9, 1], [100]]
 TAKEN = [0, 0, 0, 0, 2, 3, 4, 5, 0, 5]  # of the sizes 16, 32, 48, 64, 96 and 128
@@ -106,18 +106,6 @@ def test_one_query_that_is_not_finite_leaves_the_means_of_the_others():
     means = FixedLayout.of_size(size, torch.from_numpy(inputs), Place(CPU, torch.float32), []).means(x)
     assert means[1].isnan().all()
     torch.testing.assert_close(means[[0, 2]], torch.stack([x[:2].mean(0), x[7]]))
-
-
-class Failing(TapeGraphs):
-    def __init__(self, at, off=1.0):
-        super().__init__()
-        self.at, self.off = at, off
-
-    def record(self, run):
-        if self.recorded == self.at and self.off == 1:
-            raise RuntimeError("operation not permitted when stream is capturing\nand more")
-        number, (replay, result) = self.recorded, super().record(run)
-        return (lambda: result.mul_(self.off if replay() == number >= self.at else 1)), result
 
 
 @pytest.mark.parametrize(
