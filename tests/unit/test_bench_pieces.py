@@ -125,4 +125,4 @@ def test_a_picture_shows_all_of_its_data(name):
 
 @pytest.mark.parametrize(("queries", "of_offer"), [(1, 1), (64, 32)])
 def test_a_query_at_a_replica_is_timed_from_frame_to_frame(queries, of_offer):
-    assert query_us(queries, of_offer, runs=2) > 0  # it raises if any query is not answered
+    assert min(query_us(queries, of_offer, runs=2).values()) > 0  # it raises if any query is not answered
