@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from deployments.embedding.frames import Answered, Offer, Offers, Report
+from deployments.embedding.frames import Answered, Offer, Offers, PassAnswers, Report
 from deployments.embedding.request import Wanted
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, ReplicaState, ScheduledQuery
@@ -63,7 +63,7 @@ def frame_s() -> tuple[float, float]:
     found = []
     for items in _ITEMS:
         offers = Offers([Offer(n, 1.98, [ids]) for n in range(items)], refused_s={None: 0.2})
-        answered = [Answered(n, 0, numbers, 1.0123456716537476, 0.4, 0.5, 0.9) for n in range(items)]
+        answered = [PassAnswers.of_one(Answered(n, 0, numbers, 1.0123456716537476, 0.4, 0.5)) for n in range(items)]
         report = Report(_STATE, 7, answered=answered)
         frames = b"".join(offers.encode()), b"".join(report.encode()[0])
         started = time.perf_counter()

@@ -25,7 +25,7 @@ import uvloop
 from benchmarks.kit.texts import of_tokens
 from deployments.embedding import router
 from deployments.embedding.channel import Channel
-from deployments.embedding.frames import Answered, Offers, Report
+from deployments.embedding.frames import Offers, PassAnswers, Report
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
 from deployments.embedding.router import Router
@@ -115,11 +115,11 @@ class _Replica:
         started = time.thread_time_ns()
         self.frames += 1
         offers = Offers.decode(b"".join(buffers)).offers
-        answered = [
-            Answered(offer.number, at, self._vectors[at], 1.0, 1e-3, 1e-3, 2e-3, 8, 600)
-            for offer in offers
-            for at in range(len(offer.queries))
-        ]
+        queries = [(offer.number, at) for offer in offers for at in range(len(offer.queries))]
+        numbers, ats = map(list, zip(*queries, strict=True))
+        every, width = len(queries), self._vectors.shape[1]
+        found = self._vectors[ats].reshape(-1)
+        answered = [PassAnswers(numbers, ats, [1.0] * every, [1e-3] * every, [width] * every, found, 1e-3, 8, 600)]
         admitted = [(offer.number, len(offer.queries)) for offer in offers if offer.partial]
         frames = Report(_STATE, self.frames, admitted=admitted, answered=answered).encode()
         frame = b"".join(part for parts in frames for part in parts)

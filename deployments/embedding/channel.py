@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from deployments.admission.fair_share import Tenant
@@ -153,7 +154,7 @@ class Channel(RouterChannel[Offers, PendingOffer, Report]):
         for number, problem in report.failed:
             if (pending := self.pending.pop(number, None)) is not None:
                 pending.fail(failure_of(report, number, problem))
-        for one in report.answered:
+        for one in chain(*report.answered):
             if (pending := self.pending.get(one.number)) is not None:
                 pending.answer(one)
                 self._drop_ended(pending)

@@ -7,7 +7,8 @@ or failed. Each side collects what one turn of its event loop sends into one fra
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Any
 
 import msgspec
@@ -94,14 +95,12 @@ class Offers(Head):
         return found
 
 
-class Answered(Head):
-    """The answer to query `query` of offer `number`.
+class Answered(msgspec.Struct, gc=False):
+    """The answer to query `query` of offer `number`, as a Router takes it from a report.
 
-    - `numbers`: its outputs, float32 (`outputs.join`); an embedding is a unit vector. The head holds how many there
-      are.
+    - `numbers`: its outputs, float32 (`outputs.join`); an embedding is a unit vector.
     - `norm`: the embedding's norm before it became a unit vector.
-    - `queue_s`, `compute_s`, `stay_s`: its time in the queue, in the run until its pass ended, and at the replica in
-      all.
+    - `queue_s`, `compute_s`: its time in the queue, and in the run until its pass ended.
     - `batch_queries`, `batch_tokens`: the size of its run.
     """
 
@@ -111,9 +110,48 @@ class Answered(Head):
     norm: float
     queue_s: float
     compute_s: float
-    stay_s: float
     batch_queries: int = 1
     batch_tokens: int = 0
+
+    @property
+    def stay_s(self) -> float:
+        """Its time at the replica in all."""
+        return self.queue_s + self.compute_s
+
+
+class PassAnswers(Head):
+    """The answers of one pass, by column: see `Answered`.
+
+    - `numbers`: of all queries, one after another, float32; the head holds how many there are. `sizes`: of each query.
+    """
+
+    offers: list[int]
+    queries: list[int]
+    norms: list[float]
+    queue_s: list[float]
+    sizes: list[Count]
+    numbers: Any
+    compute_s: float
+    batch_queries: int = 1
+    batch_tokens: int = 0
+
+    def __len__(self) -> int:
+        return len(self.offers)
+
+    def __iter__(self) -> Iterator[Answered]:
+        """Each answer. Its numbers are a view."""
+        numbers, compute_s, end = self.numbers, self.compute_s, 0
+        batch_queries, batch_tokens = self.batch_queries, self.batch_tokens
+        columns = zip(self.offers, self.queries, self.norms, self.queue_s, self.sizes, strict=True)
+        for offer, query, norm, queue_s, size in columns:
+            first, end = end, end + size
+            yield Answered(offer, query, numbers[first:end], norm, queue_s, compute_s, batch_queries, batch_tokens)
+
+    @classmethod
+    def of_one(cls, one: Answered) -> PassAnswers:
+        """A single answer."""
+        of_run = one.compute_s, one.batch_queries, one.batch_tokens
+        return cls([one.number], [one.query], [one.norm], [one.queue_s], [len(one.numbers)], one.numbers, *of_run)
 
 
 class Report(Head):
@@ -123,6 +161,7 @@ class Report(Head):
     - `seen`: how many frames of this Router the replica had read.
     - `refused`: (offer, never) for each offer of which it admitted nothing. `never`: even an idle device would be late.
     - `admitted`: (offer, how many of its first queries) for each `partial` offer.
+    - `answered`: by pass.
     - `failed`, `broken`, `suspect`: see `Failures`.
     """
 
@@ -131,21 +170,26 @@ class Report(Head):
     refused: list[tuple[int, bool]] = msgspec.field(default_factory=list)
     admitted: list[tuple[int, int]] = msgspec.field(default_factory=list)
     failed: list[tuple[int, str]] = msgspec.field(default_factory=list)
-    answered: list[Answered] = msgspec.field(default_factory=list)
+    answered: list[PassAnswers] = msgspec.field(default_factory=list)
     broken: list[int] = msgspec.field(default_factory=list)
     suspect: list[int] = msgspec.field(default_factory=list)
 
+    @property
+    def answers(self) -> int:
+        """How many queries it answers."""
+        return sum(map(len, self.answered))
+
     def encode(self) -> list[list[bytes]]:
         """The buffers of one frame, or of several if the report is large."""
-        cuts, size = [0], 0
-        for index, one in enumerate(self.answered):
-            if size > CUT_BYTES:
-                cuts.append(index)
-                size = 0
-            size += one.numbers.nbytes
-        if len(cuts) == 1:
+        if sum(some.numbers.nbytes for some in self.answered) <= CUT_BYTES:
             return [_report_frame(self)]
-        parts = [self.answered[here:end] for here, end in pairwise([*cuts, len(self.answered)])]
+        parts, size = [list[PassAnswers]()], 0
+        for one in chain(*self.answered):
+            if size > CUT_BYTES:
+                parts.append([])
+                size = 0
+            parts[-1].append(PassAnswers.of_one(one))
+            size += one.numbers.nbytes
         first = msgspec.structs.replace(self, answered=parts[0])
         others = (Report(self.state, self.seen, answered=part) for part in parts[1:])
         return list(map(_report_frame, (first, *others)))
@@ -156,17 +200,18 @@ class Report(Head):
         head, start = head_of(frame)
         report = _REPORT.decode(head)
         report.state = known(ReplicaState, report.state)
-        numbers = np.frombuffer(frame, np.float32, sum(one.numbers for one in report.answered), start)
-        first = 0
-        for one in report.answered:
-            end = first + one.numbers
-            one.numbers, first = numbers[first:end], end
+        numbers, first = np.frombuffer(frame, np.float32, offset=start), 0
+        for some in report.answered:
+            end = first + some.numbers
+            are_equal = len(some.offers) == len(some.queries) == len(some.norms) == len(some.queue_s) == len(some.sizes)
+            if not are_equal or sum(some.sizes) != some.numbers or end > len(numbers):
+                raise ValueError("its answers do not add up")  # queries would get each other's numbers
+            some.numbers, first = numbers[first:end], end
         return report
 
 
 def _report_frame(report: Report) -> list[bytes]:
-    arrays = [np.ascontiguousarray(one.numbers, np.float32).tobytes() for one in report.answered]
-    return frame_of(encode_head(report), arrays)
+    return frame_of(encode_head(report), [some.numbers.tobytes() for some in report.answered])
 
 
 _OFFERS, _REPORT = msgspec.msgpack.Decoder(Offers), msgspec.msgpack.Decoder(Report)

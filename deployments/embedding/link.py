@@ -112,10 +112,10 @@ class Link(ReplicaLink[View, Channel]):
     def _hear(self, report: Report) -> None:
         runs = self.view.state.runs if self.view.state is not None else None
         super()._hear(report)
-        if report.answered:
-            self.answered += len(report.answered)
-        self.view.outlier.count(worked=len(report.answered) + len(report.suspect), failed=len(report.broken))
-        if report.answered or report.state.runs != runs:
+        answers = report.answers
+        self.answered += answers
+        self.view.outlier.count(worked=answers + len(report.suspect), failed=len(report.broken))
+        if answers or report.state.runs != runs:
             self._note_progress()
 
     def _note_progress(self) -> None:

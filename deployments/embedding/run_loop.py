@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from deployments.embedding.frames import Answered, Offer, Offers, Report
+from deployments.embedding.frames import Offer, Offers, PassAnswers, Report
 from deployments.embedding.run import EngineQuery, Indices, OfferedQuery, QuerySession, Run
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import is_deferrable
@@ -392,23 +392,34 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             if not finite.any():
                 return
         self._is_well(run)
-        for query, numbers, norm in zip(queries, answers, norms.tolist(), strict=True):
+        wanted: dict[QuerySession, list[int]] = {}
+        for at, query in enumerate(queries):
             if not query.gone:
-                self._answer(query, numbers, norm, run, now)
+                wanted.setdefault(query.session, []).append(at)
+        rows = answers if isinstance(answers, np.ndarray) else list(answers)
+        for session, ats in wanted.items():
+            found = self._answers(run, now, [queries[at] for at in ats], [rows[at] for at in ats], norms[ats])
+            self._tell(session).answered.append(found)
 
-    def _answer(self, query: OfferedQuery, numbers: Numbers, norm: float, run: Run, now: float) -> None:
-        session = query.session
-        query.gone = True
-        self._answered = query
-        queries = session.admitted[query.number]
-        del queries[query.index]
-        if not queries:
-            del session.admitted[query.number]
-        arrived, began = query.admitted_at, run.began
-        times = began - arrived, now - began, now - arrived
-        self._tell(session).answered.append(
-            Answered(query.number, query.index, numbers, norm, *times, len(run.queries), run.tokens)
-        )
+    def _answers(
+        self, run: Run, now: float, queries: Sequence[OfferedQuery], rows: Sequence[Numbers], norms: Numbers
+    ) -> PassAnswers:
+        """The answers to these queries of one session, which end."""
+        for query in queries:
+            query.gone = True
+            left = query.session.admitted[query.number]
+            del left[query.index]
+            if not left:
+                del query.session.admitted[query.number]
+        self._answered = queries[-1]
+        return PassAnswers(
+            [query.number for query in queries],
+            [query.index for query in queries],
+            norms.tolist(),
+            [run.began - query.admitted_at for query in queries],
+            list(map(len, rows)), np.concatenate(rows, dtype=np.float32),
+            now - run.began, len(run.queries), run.tokens,
+        )  # fmt: skip
 
     # --- reports to Routers -------------------------------------------------------------------------------------------
 

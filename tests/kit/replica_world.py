@@ -50,7 +50,7 @@ class FakeRouter:
         self.suspect += report.suspect
         for number, sentence in report.failed:
             self._end(number, ("failed", sentence))
-        for one in report.answered:
+        for one in itertools.chain(*report.answered):
             self._end((one.number, one.query), (now, one))
 
     def _end(self, key, how):

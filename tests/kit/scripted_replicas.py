@@ -28,7 +28,7 @@ def _now():
 def answers(pending):
     admitted = pending.admitted
     for index in range(admitted.result() if admitted is not None and admitted.done() else pending.size):
-        pending.answer(Answered(pending.number, index, np.ones(2, np.float32), 1.0, 0.0, 0.0, STAY_S))
+        pending.answer(Answered(pending.number, index, np.ones(2, np.float32), 1.0, 0.0, STAY_S))
 
 
 def refuses(pending):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deployments.embedding.channel import Channel, Refused
-from deployments.embedding.frames import Answered, Offer, Offers, Report
+from deployments.embedding.frames import Answered, Offer, Offers, PassAnswers, Report
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.errors import EngineBroken, EngineFailed
 from deployments.serving import connections as channels
@@ -79,7 +79,7 @@ def over(test):
 
 
 def one(number, query=0, value=1.0):
-    return Answered(number, query, np.full(2, value, np.float32), 1.0, 0.1, 0.2, 0.3)
+    return PassAnswers.of_one(Answered(number, query, np.full(2, value, np.float32), 1.0, 0.1, 0.2))
 
 
 @over

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import struct
+from itertools import chain
 from unittest.mock import Mock
 
 import numpy as np
@@ -13,7 +14,7 @@ from msgspec.structs import astuple, replace
 
 from deployments.admission.fair_share import Tenant
 from deployments.embedding import frames
-from deployments.embedding.frames import Answered, Offer, Offers, Report
+from deployments.embedding.frames import Answered, Offer, Offers, PassAnswers, Report
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.models.outputs import TEXT
 from deployments.serving.connections import Peer
@@ -35,8 +36,12 @@ def ids(*numbers):
     return np.array(numbers, np.int32)
 
 
-def answered(number, query, *numbers):
-    return Answered(number, query, np.array(numbers, np.float32), 1.25, 0.1, 0.2, 0.3)
+def passed(*answers):
+    """The answers of a pass. Each: offer, query, numbers."""
+    offers, queries, numbers = map(list, zip(*answers, strict=True))
+    sizes, many = list(map(len, numbers)), len(answers)
+    norms, queue_s = [1.25 + at for at in range(many)], [0.1 * at for at in range(many)]
+    return PassAnswers(offers, queries, norms, queue_s, sizes, np.concatenate(numbers, dtype=np.float32), 0.2, many, 75)
 
 
 def test_an_empty_frame():
@@ -56,7 +61,7 @@ def test_what_a_neighbouring_version_lacks_has_its_default_and_what_it_has_more_
     assert (offers.asks, offers.refused_s, len(offers.offers)) == (False, {}, 1)
     assert astuple(replace(offers.offers[0], queries=())) == (1, 0.5, (), *astuple(Offer(1, 0.5, []))[3:])
     state = [*STATE][: 19 if more else 11] + more
-    answer = [1, 0, 2, 1.0, 0.1, 0.2, 0.3, *(more and [1, 0, *more])]
+    answer = [[1], [0], [1.0], [0.1], [2], 2, 0.2, *(more and [1, 0, *more])]
     report = Report.decode(
         packed([state, 5, [], [], [], [answer], *(more and [[], [], *more])], [np.ones(2, np.float32)])
     )
@@ -64,7 +69,8 @@ def test_what_a_neighbouring_version_lacks_has_its_default_and_what_it_has_more_
         model=[*STATE.model], refusals=[*STATE.refusals], over_share=report.state.over_share
     )
     assert [*report.state.over_share] == []
-    assert astuple(report.answered[0])[3:] == (1.0, 0.1, 0.2, 0.3, 1, 0)
+    ((one,),) = report.answered
+    assert astuple(one)[3:] == (1.0, 0.1, 0.2, 1, 0)
 
 
 def test_offers_come_back_as_they_went():
@@ -111,32 +117,42 @@ def reports(report):
 def test_a_report_with_all_that_it_may_hold():
     sent = Report(
         STATE._replace(opens_s=math.inf), 3, [(1, True)], [(2, 5)], [(3, "it broke")],
-        [answered(5, 0, 1, 2), answered(6, 1, 3, 4, 5), answered(5, 1, 9, 10)],
+        [passed((5, 0, [1, 2]), (6, 1, [3, 4, 5])), passed((5, 1, [9, 10]))],
     )  # fmt: skip
     (came,) = reports(sent)
     assert came.state.opens_s == math.inf
     assert (came.refused, came.admitted, came.failed) == ([(1, True)], [(2, 5)], [(3, "it broke")])
-    for one, other in zip(sent.answered, came.answered, strict=True):
-        assert replace(one, numbers=()) == replace(other, numbers=())
-        assert one.numbers.tolist() == other.numbers.tolist()
+    assert (came.answers, [len(some) for some in came.answered]) == (3, [2, 1])
+    assert [astuple(replace(one, numbers=one.numbers.tolist())) for one in chain(*came.answered)] == [
+        (5, 0, [1, 2], 1.25, 0.0, 0.2, 2, 75),
+        (6, 1, [3, 4, 5], 2.25, 0.1, 0.2, 2, 75),
+        (5, 1, [9, 10], 1.25, 0.0, 0.2, 1, 75),
+    ]
 
 
 def test_much_is_cut_into_several_frames_and_says_all_else_once(monkeypatch):
     monkeypatch.setattr(frames, "CUT_BYTES", 1000)
     more = {"refused": [(9, False)], "failed": [(7, "no"), (8, "no")], "broken": [7], "suspect": [8]}
-    sent = Report(STATE, 1, **more, answered=[answered(i, 0, *[float(i)] * 100) for i in range(20)])
+    sent = Report(
+        STATE,
+        1,
+        **more,
+        answered=[passed(*((i, 0, [float(i)] * 100) for i in some)) for some in (range(7), range(7, 20))],
+    )
     came = reports(sent)
-    assert [len(report.answered) for report in came] == [3, 3, 3, 3, 3, 3, 2]
-    assert [one.number for report in came for one in report.answered] == list(range(20))
-    assert [one.numbers[0] for report in came for one in report.answered] == list(range(20))
+    assert [report.answers for report in came] == [3, 3, 3, 3, 3, 3, 2]
+    every = [one for report in came for one in chain(*report.answered)]
+    assert [one.number for one in every] == list(range(20))
+    assert [one.numbers.tolist() for one in every] == [[at] * 100 for at in range(20)]
+    assert [(one.norm, one.batch_queries) for one in every[6:8]] == [(7.25, 7), (1.25, 13)]
     for name, once in more.items():
         assert [getattr(report, name) for report in came] == [once, *[[]] * 6]
 
 
 def test_a_frame_that_has_more_than_16_mib_takes_nothing_more():
     full, one = np.zeros(2**22, np.float32), np.zeros(1, np.float32)
-    sent = Report(STATE, answered=[Answered(0, 0, numbers, 1.0, 0.0, 0.0, 0.0) for numbers in (full, one, one)])
-    assert [len(report.answered) for report in reports(sent)] == [2, 1]
+    sent = Report(STATE, answered=[PassAnswers.of_one(Answered(0, 0, few, 1.0, 0.0, 0.0)) for few in (full, one, one)])
+    assert [report.answers for report in reports(sent)] == [2, 1]
 
 
 @pytest.mark.parametrize(("size", "closed"), [(7, True), (8, False), (2**28, False), (2**28 + 1, True)])
@@ -164,7 +180,8 @@ def test_arrays_begin_at_a_multiple_of_four(length):
 
 def test_what_is_so_unless_it_is_said():
     assert astuple(Offer(1, 1.0, []))[3:] == (TEXT, False, False, False, None)
-    assert astuple(Answered(1, 0, [], 1.0, 0.0, 0.0, 0.0))[7:] == (1, 0)
+    assert astuple(Answered(1, 0, [], 1.0, 0.0, 0.0))[6:] == (1, 0)
+    assert astuple(PassAnswers([], [], [], [], [], [], 0.0))[7:] == (1, 0)
     assert Report(STATE) == Report(STATE, 0, [], [], [], [])
     assert Offers() == Offers([], [], [], {}, None, False, {})
 
@@ -231,14 +248,29 @@ def test_damaged_offers_say_so(frame):
         Offers.decode(frame)
 
 
+def report_of(*columns, numbers=0):
+    return packed([list(STATE), 0, [], [], [], [[*columns, 0.2]]], [np.ones(numbers, np.float32)])
+
+
+def test_a_report_as_the_damaged_ones_are_made():
+    assert Report.decode(report_of([1], [0], [1.0], [0.1], [2], 2, numbers=2)).answers == 1
+
+
 @pytest.mark.parametrize(
     "frame",
     [
         packed([]),
-        packed([list(STATE), 0, [], [], [], [[1, 0, 1, 1, 0, 0, 0]]]),  # no numbers
+        report_of([1], [0], [1.0], [0.1], [2], 2),  # no numbers
+        report_of([1], [0], [1.0], [0.1], [1], 2, numbers=2),  # of one of them it is not said whose it is
+        report_of([1], [0], [1.0], [0.1], [-1], 0),
+        report_of([1, 2], [0], [1.0], [0.1], [2], 2, numbers=2),
+        report_of([1], [0, 1], [1.0], [0.1], [2], 2, numbers=2),
+        report_of([1], [0], [1.0, 1.0], [0.1], [2], 2, numbers=2),
+        report_of([1], [0], [1.0], [0.1, 0.1], [2], 2, numbers=2),
+        report_of([1], [0], [1.0], [0.1], [1, 1], 2, numbers=2),
         packed([list(STATE)[:3], 0, [], [], [], []]),
         packed([7, 0, [], [], [], []]),
-        packed([list(STATE), 0, [], [], [], [[1, 0]]]),
+        report_of([1], [0]),
     ],
 )
 def test_damaged_reports_say_so(frame):

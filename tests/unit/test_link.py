@@ -9,12 +9,14 @@ import pytest
 
 from deployments.embedding.channel import PendingOffer
 from deployments.embedding.config import PoolConfig
-from deployments.embedding.frames import Answered, Offer, Report
+from deployments.embedding.frames import Answered, Offer, PassAnswers, Report
 from deployments.errors import ReplicaLost
 from deployments.serve_adapter import membership
 from deployments.serving.frames import WIRE
 from tests.kit.scripted_replicas import STATE, pool_of
 
+ANSWERED = Answered(1, 0, [], 1.0, 0.0, 0.0)
+ANSWER = PassAnswers.of_one(ANSWERED)
 ABOUT = {"node": "n", "wire": WIRE, "channel": {"host": "h", "port": 7, "secret": "s"}}
 LOST = r"the accelerator pool lost replica a while the query was on it"
 
@@ -91,7 +93,7 @@ async def test_a_replica_that_comes_is_configured_and_lives_with_its_first_repor
     channel.reports()
     assert (link.is_live, world.pool.live, world.changes) == (True, [link], [0, 1])
     assert (link.answered, link.bulk_parts, link.bulk_again_at) == (0, 0, 0.0)
-    channel.reports(answered=[None, None])
+    channel.reports(answered=[ANSWER, ANSWER])
     assert (link.answered, world.changes) == (2, [0, 1])
     assert link.describe() == {
         "node": "n", "wire": WIRE, "channel": "port 7",
@@ -170,7 +172,7 @@ async def test_a_replica_that_answers_nothing_for_twice_what_it_needs_hangs(slo_
     assert third.overdue
     (quiet_s,) = re.findall("has answered nothing for (.*?) s", caplog.text)
     assert float(quiet_s) == pytest.approx(hung_s, abs=0.051)
-    first.answer(Answered(1, 0, None, 1.0, 0.0, 0.0, 0.0))
+    first.answer(ANSWERED)
     assert len(await first.outcome) == 1
 
 
@@ -232,7 +234,7 @@ async def test_what_is_on_a_replica_that_was_reached_again_meanwhile_has_time_of
 @pytest.mark.parametrize(
     ("report", "is_hung"),
     [
-        ({"answered": [None]}, False),
+        ({"answered": [ANSWER]}, False),
         ({"state": STATE._replace(runs=1)}, False),
         ({}, True),  # it lives, and its device does not answer
     ],
@@ -259,9 +261,9 @@ async def test_failures_by_the_engines_fault_are_counted_until_something_is_answ
         {"broken": [4]},
         {"suspect": [5]},  # it is well
         {"broken": [6]},
-        {"answered": [None], "suspect": [7]},
+        {"answered": [ANSWER], "suspect": [7]},
         {"broken": [8]},
-        {"answered": [None]},
+        {"answered": [ANSWER]},
     ):
         channel.reports(**report)
         counts.append(link.view.outlier.failures)
@@ -412,7 +414,7 @@ async def test_a_replica_that_serve_counts_out_answers_what_it_has():
     assert (channel.told[-1], world.pool.live) == (("configure", world.pool.policy), [link])
     await world.follow()
     channel.pending.pop(1)
-    pending.answer(Answered(1, 0, None, 1.0, 0, 0, 0))
+    pending.answer(ANSWERED)
     channel.breaks()
     assert await pending.outcome
     assert (world.pool._draining, len(world.tried)) == ({}, 1)
@@ -459,7 +461,7 @@ async def test_one_that_serve_stops_is_let_go_once_it_has_answered():
     await asyncio.sleep(9.0)
     assert ("close",) not in channel.told
     channel.pending.pop(1)
-    pending.answer(Answered(1, 0, None, 1.0, 0, 0, 0))
+    pending.answer(ANSWERED)
     await asyncio.sleep(0.1)
     assert channel.told[-1] == ("close",)
     assert world.pool._draining == {}

@@ -512,7 +512,7 @@ async def test_the_answer_to_a_request():
     assert request.characters == 3 + 3 + 2 + 3 * 7
     request.ids, request.tokenized = [range(3), range(4), range(2)], -0.125
     answers = {
-        index: (pool, Answered(1, 0, f"numbers {index}", 1.0 + index, queue_s, compute_s, 0.0))
+        index: (pool, Answered(1, 0, f"numbers {index}", 1.0 + index, queue_s, compute_s))
         for index, pool, queue_s, compute_s in (
             (2, "cpu", 0.1, 0.3),
             (0, "cpu", 0.2, 0.1),

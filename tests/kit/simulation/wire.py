@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from deployments.embedding.channel import Channel, PendingOffer
@@ -74,7 +75,7 @@ class ReplicaEnd:
     def send(self, report: Report) -> None:
         channel = self._channel
         if not channel.closed:
-            items = len(report.answered) + len(report.refused)
+            items = report.answers + len(report.refused)
             channel.back.send(channel.costs.of_frame(items), channel.deliver, report)
 
 
@@ -117,7 +118,7 @@ class MemoryChannel(Channel):
         report.answered = []
         self.hear(report)
         now = self._loop.time()
-        for answer in answers:
+        for answer in chain(*answers):
             self._loop.call_at(self._core.done_at(now, self.costs.of_answer), self._answered, answer)
 
     def _answered(self, answer: Answered) -> None:
