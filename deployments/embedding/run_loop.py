@@ -14,11 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
 
+from deployments.admission.fair_share import Tenant
 from deployments.embedding.frames import Offer, Offers, PassAnswers, Report
 from deployments.embedding.run import EngineQuery, Indices, OfferedQuery, QuerySession, Run
 from deployments.embedding.scheduler.cost_model import CostModel
@@ -120,9 +121,9 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             self._drop([query for number in called_off for query in session.admitted.pop(number, {}).values()])
         for number in offers.confirmed:
             self.schedule.release((session, number))
-        for offer in offers.offers:
-            if offer.number not in called_off:  # it may be offered and called off in one turn
-                self._take(session, offer, now)
+        if offers.offers:
+            # An offer may be made and called off in one turn.
+            self._take(session, [offer for offer in offers.offers if offer.number not in called_off], now)
         if offers.asks:
             session.asks = True
             self.report_soon()
@@ -151,10 +152,28 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         self._on_policy(self.schedule)
         self._tell_of_room()  # Routers that believe it closed would not ask again
 
-    def _take(self, session: QuerySession, offer: Offer, now: float) -> None:
+    def _take(self, session: QuerySession, offers: Sequence[Offer], now: float) -> None:
+        """Decide on offers in their order: on single queries of one kind together if they surely have room, else on
+        each offer.
+        """
+        if self.planned.is_on:
+            self.schedule.refusals.closed += sum(len(offer.queries) for offer in offers)
+            self._tell(session).refused += [(offer.number, False) for offer in offers]
+            return
+        each = [(offer, self._queries(session, offer, now)) for offer in offers]
+        for kind, some in groupby(each, _kind):
+            alike = list(some)
+            together = kind is not None and self.schedule.offer_each(now, [one for _, (one,) in alike], again=kind[0])
+            for offer, queries in alike:
+                if together:
+                    session.admitted[offer.number] = {0: queries[0]}
+                else:
+                    self._decide(session, offer, queries, now)
+
+    def _queries(self, session: QuerySession, offer: Offer, now: float) -> list[OfferedQuery]:
         policy, due = self.schedule.limits.policy, now + offer.left_s
         deferrable = offer.bulk or is_deferrable(policy.admission, policy.slo_s, offer.left_s)
-        queries = [
+        return [
             OfferedQuery(
                 len(ids),
                 due,
@@ -169,10 +188,8 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             )
             for index, ids in enumerate(offer.queries)
         ]
-        if self.planned.is_on:
-            self.schedule.refusals.closed += len(queries)
-            self._tell(session).refused.append((offer.number, False))
-            return
+
+    def _decide(self, session: QuerySession, offer: Offer, queries: list[OfferedQuery], now: float) -> None:
         try:
             count = self.schedule.offer(now, queries, partial=offer.partial, again=offer.again)
         except Exception as error:
@@ -439,3 +456,10 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         self._idle.set()
         if any(session.asks for session in self._sessions.values()):
             self.report_soon()
+
+
+def _kind(offered: tuple[Offer, Sequence[OfferedQuery]]) -> tuple[bool, Tenant | None] | None:
+    """What urgent single queries that are decided on together have in common. None: decide on this offer by itself."""
+    offer, queries = offered
+    is_alone = len(queries) > 1 or queries[0].deferrable or offer.partial
+    return None if is_alone else (offer.again, offer.tenant)

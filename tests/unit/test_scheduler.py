@@ -9,6 +9,8 @@ import math
 from dataclasses import asdict, astuple, dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from deployments.admission.fair_share import Account, Tenant
 from deployments.admission.predictor import EndedRun, LinePredictor, Predictor
@@ -720,10 +722,84 @@ def test_bulk_that_runs_has_its_places_until_it_is_answered():
 
 def test_a_line_that_is_empty_again_forgets_its_largest_query():
     line, query = Line(), ScheduledQuery(75, 1.0, cost_s=0.2)
-    line.add(query)
+    line.add([query], 0.2)
     assert (line.work_s, line.largest_s) == (0.2, 0.2)
     line.remove({id(query)})
     assert (line.queries, line.work_s, line.largest_s) == ([], 0.0, 0.0)
+
+
+# --- several single queries at once -----------------------------------------------------------------------------------
+
+
+def decided(queue, queries):
+    """What a scheduler knows after deciding on these."""
+    rule, demand = queue.admission, queue.demand
+    accounts = [*demand.shares.accounts.values()]
+    numbers = [
+        queue.queue.urgent_s, queue.most, demand.rho, demand.reserve_s, demand.long_queries.mean, rule._tight_due,
+        *[number for one in queries for number in (one.admitted_at, one.predicted_s, one.cost_s)],
+        *[number for one in accounts for number in (one.offered_s, one.used_s, one.squares_s2, one.waiting_s)],
+    ]  # fmt: skip
+    return [(one.tokens, one.due) for one in queue.queue.urgent], queue.refusals, rule.is_probe, numbers
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_queries_that_are_admitted_together_would_all_be_admitted_one_by_one(data):
+    some = lambda *between: data.draw(st.integers(*between))  # noqa: E731
+    queue = running(
+        some(5, 400),
+        micro_batch_tokens=some(0, 1) * 100,
+        slowdown=some(5, 20) / 10,
+        depth=data.draw(st.sampled_from([None, 0, 9])),
+    )
+    admit(queue, 0.0, *[query(some(1, 60), some(6, 20) / 10) for _ in range(some(0, 3))])
+    now, tenant = some(0, 30) / 100, data.draw(st.sampled_from([None, Tenant("a")]))
+    each = [query(some(1, 90), now + some(5, 15) / 10, tenant=tenant) for _ in range(some(1, 5))]
+    together, one_by_one, same = copy.deepcopy((queue, each)), copy.deepcopy((queue, each)), copy.deepcopy(queue)
+    if together[0].offer_each(now, together[1]):
+        assert [one_by_one[0].offer(now, [one]) for one in one_by_one[1]] == [1] * len(each)
+        (*facts, numbers), (*others, expected) = decided(*together), decided(*one_by_one)
+        assert (facts, numbers) == (others, pytest.approx(expected))
+    else:
+        assert decided(together[0], []) == decided(same, [])
+
+
+@pytest.mark.parametrize(
+    ("queue", "are_admitted"),
+    [
+        (running(300), True),
+        (running(300, micro_batch_tokens=100), True),
+        (running(300, depth=0), False),
+        (queue_of(), False),  # an idle device's first queries determine the next ones' time
+        (running(300, admission="depth", depth=9), False),
+    ],
+)
+def test_single_queries_are_admitted_together_while_a_run_is_under_way(queue, are_admitted):
+    assert queue.offer_each(0.2, [query(10, 1.2), query(20, 1.1)]) == are_admitted
+
+
+@pytest.mark.parametrize(("ms", "are_admitted"), [(-STEP, True), (STEP, False)])
+@pytest.mark.parametrize(
+    ("queue", "room_ms"),
+    [(running(300), 720 - 300 - 200), (running(300, micro_batch_tokens=100), 720 - 300 - 200 - 100)],
+)
+def test_the_first_one_due_limits_those_that_are_admitted_together(queue, room_ms, ms, are_admitted):
+    """An SLO is 1 s and a quarter of it the margin: 1.1 s - 0.2 s leave 720 ms."""
+    queries = [query(room_ms - 20 + ms, 1.2), query(20, 1.1)]
+    assert copy.deepcopy(queue).offer_each(0.2, queries) == are_admitted
+
+
+def test_none_are_admitted_together_while_room_is_kept():
+    queue = running(300)
+    queue.demand.shares.level = 1.0
+    assert not queue.offer_each(0.2, [query(10, 1.2)])
+    queue = running(300)
+    for at in range(9):
+        queue.demand.long_queries.offered(0.1 + at / 100, 0.3, refused=True)
+        queue.demand.long_queries.offered(0.1 + at / 100, 0.01, refused=False)
+    assert queue.demand.reserve_s > 0
+    assert not queue.offer_each(0.2, [query(10, 1.2)])
 
 
 def test_a_run_is_in_the_order_of_deadlines():

@@ -105,6 +105,12 @@ class Admission(ABC, Generic[Q]):
         """Tenants for which the device opens later than for others."""
         return ()
 
+    def has_room_for_each(self, _now: float, _due: float, _total_s: float, _outlook: Outlook) -> bool:
+        """Whether urgent queries of this total cost, the first of them due at `due`, would all be admitted, one after
+        another in any order. It may be False although they would.
+        """
+        return False
+
     def promote(self, _now: float, _queries: Sequence[ScheduledQuery], _total_s: float) -> None:
         """Make deferrable queries urgent if that serves them better."""
 
@@ -167,6 +173,15 @@ class DeadlineAdmission(Admission[Q]):
                 break
             taken += 1
         return taken
+
+    def has_room_for_each(self, now: float, due: float, total_s: float, outlook: Outlook) -> bool:
+        """While a run is under way and nothing is kept for anybody. Each has at least the room of the first one due,
+        less what the others before it take.
+        """
+        limits, demand = self.limits, self.demand
+        if not self.run.is_running or demand.shares.has_level or demand.reserve_s or limits.policy.depth == 0:
+            return False
+        return total_s <= self._room_s(now, due - now, outlook, limits.run_s, demand.rho_with(total_s))
 
     def is_full(self, now: float, outlook: Outlook) -> bool:
         return self._slo_room_s(now, outlook, self.demand.rho) < self.demand.long_queries.mean

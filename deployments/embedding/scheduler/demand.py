@@ -35,7 +35,11 @@ class Demand:
         if now - self._rho_at > _FADE_S:  # more often would be a waste
             self.rho *= math.exp((self._rho_at - now) / _RHO_S)
             self._rho_at = now
-        self.rho += work_s / _RHO_S
+        self.rho = self.rho_with(work_s)
+
+    def rho_with(self, work_s: float) -> float:
+        """`rho` once this work has arrived."""
+        return self.rho + work_s / _RHO_S
 
     def refused(self, now: float, cost_s: float, count: int) -> None:
         """Count `count` queries of that cost that a Router refused for lack of room here."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -24,10 +24,13 @@ class Line(Generic[Q]):
     work_s: float = 0.0
     largest_s: float = 0.0
 
-    def add(self, query: Q) -> None:
-        insort(self.queries, query, key=_by_deadline)
-        self.work_s += query.cost_s
-        self.largest_s = max(self.largest_s, query.cost_s)
+    def add(self, queries: Sequence[Q], work_s: float) -> None:
+        """Add queries that share a deadline. `work_s`: their total work."""
+        at = bisect_right(self.queries, queries[0].due, key=_by_deadline)
+        self.queries[at:at] = queries
+        self.work_s += work_s
+        for query in queries:
+            self.largest_s = max(self.largest_s, query.cost_s)
 
     def remove(self, gone: AbstractSet[int]) -> None:
         if not self.queries:
@@ -109,14 +112,15 @@ class RunQueue(Generic[Q]):
     def _lines(self) -> tuple[Line[Q], Line[Q], Line[Q]]:
         return self.urgent_line, self.deferrable_line, self.bulk_line
 
-    def add(self, queries: Iterable[Q]) -> None:
-        for query in queries:
-            if query.deferrable:
-                (self.bulk_line if query.bulk else self.deferrable_line).add(query)
-                continue
-            self.urgent_line.add(query)
-            if query.account is not None:
-                self.shares.waits(query.account, query.cost_s)
+    def add(self, queries: Sequence[Q]) -> None:
+        """Add queries of one request: they share class, deadline and tenant."""
+        first, work_s = queries[0], sum([query.cost_s for query in queries])
+        if first.deferrable:
+            (self.bulk_line if first.bulk else self.deferrable_line).add(queries, work_s)
+            return
+        self.urgent_line.add(queries, work_s)
+        if first.account is not None:
+            self.shares.waits(first.account, work_s)
 
     def remove(self, gone: AbstractSet[int]) -> None:
         """Remove queries by their `id()`."""

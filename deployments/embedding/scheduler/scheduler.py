@@ -134,6 +134,23 @@ class Scheduler(Generic[Q]):
             self._count_refused(len(queries) - taken, queries[taken], now)
         return taken
 
+    def offer_each(self, now: float, queries: Sequence[Q], *, again: bool = False) -> bool:
+        """Admit urgent queries of one tenant, each a request of its own, if there surely is room for one after another.
+        If not, returns False, and nothing has been decided: `offer` must decide on each.
+        """
+        model, total_s = self.limits.model, 0.0
+        for query in queries:
+            query.cost_s = model.cost_s(query.tokens)
+            total_s += query.cost_s
+        outlook = self._outlook(now)
+        if not self.admission.has_room_for_each(now, min([query.due for query in queries]), total_s, outlook):
+            return False
+        self.demand.offered(now, queries, total_s, _NEVER, tenant=queries[0].tenant, again=again)
+        for query in queries:
+            self.demand.note(now, (query,), 1, query.cost_s, _NEVER)
+            self._admit(now, (query,), outlook)
+        return True
+
     def hold(self, now: float, part: Hashable) -> None:
         """Delay the next run: the rest of this part's request is being offered elsewhere."""
         self._held[part] = now + self._hold_s
@@ -196,9 +213,9 @@ class Scheduler(Generic[Q]):
 
     def start(self, now: float) -> list[Q]:
         """Begin the next run. Returns its queries in the order of their deadlines, deferrable and bulk ones last."""
-        run = self.queue.urgent.copy()
-        admission = self.admission
-        run += self.queue.deferrable_first(*admission.deferrable_s(now, run), admission.bulk_s(now, run))
+        run, admission = self.queue.urgent.copy(), self.admission
+        if len(run) < self.queue.count:
+            run += self.queue.deferrable_first(*admission.deferrable_s(now, run), admission.bulk_s(now, run))
         self._forget(run)
         self._held.clear()
         self.runs += 1
