@@ -20,7 +20,7 @@ from deployments.embedding.scheduler.run_queue import Line
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, ScheduledQuery
 
-MODEL = CostModel(0.0, 0.001, 0.0, 0.2)
+MODEL, QUICK = CostModel(0.0, 0.001, 0.0, 0.2), CostModel(0.0, 1e-6, 0.0, 0.002)
 STEP = 0.01  # ms
 
 
@@ -596,6 +596,9 @@ def test_a_probe_that_is_called_off_is_none_any_more():
         # A timer cannot tell less than half a millisecond.
         (admit(queue_of(), 0.0, query(10)), 0.0054, 0.0006),
         (admit(queue_of(), 0.0, query(10)), 0.0056, 0.0),
+        # So a lone query of a quick device, whose beta is 2 ms, does not wait. Three are a burst.
+        (admit(queue_of(model=QUICK), 0.0, query(10)), 0.0, 0.0),
+        (admit(queue_of(model=QUICK), 0.0, query(10), query(10), query(10)), 0.0, 0.0006),
         # No query of the mean cost has room beside it.
         (admit(queue_of(), 0.0, query(512)), 0.0, 0.006),
         (admit(queue_of(), 0.0, query(514)), 0.0, 0.0),
