@@ -6,7 +6,7 @@
 # make test-more ROUNDS=10   property tests with examples that nobody has seen
 # make mutants  plant faults in pure modules: which does no test notice?   make mutants ARGS='fair_share'
 # make soak     fault after fault under load on a small cluster of this machine, each once   make soak MINUTES=60
-# make check    ruff and mypy
+# make check    ruff, mypy and import-linter
 # make docs     the documentation with search, on http://127.0.0.1:8001
 # make proto    the gRPC messages anew, after a change to serve_app/proto/*.proto
 # make manifests   what is generated, anew: k8s/'s Serve configs, the schema of a Serve config
@@ -64,6 +64,7 @@ check: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 docs: $(VENV)/.docs
 	@$(BIN)/python -m mkdocs serve
