@@ -1,4 +1,4 @@
-"""Nobody reaches into another module's private names, and functions are short. `make check` finds circles (import-linter)."""
+"""Nobody reaches into another module's private names; functions are short. `make check` looks for circles, too."""
 
 import ast
 from pathlib import Path
