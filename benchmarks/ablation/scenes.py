@@ -1,7 +1,7 @@
 """The scenes in which each rule is switched off, in virtual time. Pure: everything is drawn from seeds.
 
 `zoo` is one scheduler on devices that no cost model describes. In all others, windve's Router places, and its replicas
-admit and run (`tests/kit/simulation/application.py`).
+admit and run (`benchmarks/simulation/application.py`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from benchmarks.simulation import zoo
+from benchmarks.simulation.application import Application, Ended, Shape
+from benchmarks.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
+from benchmarks.simulation.device import Device
+from benchmarks.simulation.laws import LAWS
+from benchmarks.simulation.virtual_time import run as run_virtual
+from benchmarks.simulation.wire import Costs
 from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client
 from deployments.embedding.request import Wanted
 from deployments.errors import Busy, WindveError
-from tests.kit.simulation import zoo
-from tests.kit.simulation.application import Application, Costs, Ended, Shape
-from tests.kit.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
-from tests.kit.simulation.device import Device
-from tests.kit.simulation.laws import LAWS
-from tests.kit.virtual_time import run as run_virtual
 
 _TURNS = 10**9
 _WARM_S = 5.0  # of streams: left out

@@ -18,11 +18,11 @@ from benchmarks.kit.bench import Bench, Found, all_of, quiet_ray
 from benchmarks.kit.figures import BLUE, GREY, RED, figure_of, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet, table
-from tests.kit.simulation.application import Application, Ended, Shape
-from tests.kit.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
-from tests.kit.simulation.device import Device
-from tests.kit.simulation.rules import goodput
-from tests.kit.virtual_time import run as run_virtual
+from benchmarks.simulation.application import Application, Ended, Shape
+from benchmarks.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
+from benchmarks.simulation.device import Device
+from benchmarks.simulation.rules import goodput
+from benchmarks.simulation.virtual_time import run as run_virtual
 
 _TURNS = 10**9
 _LONG, _SHORT = 200, 50  # tokens: more is long, fewer is short

@@ -17,11 +17,11 @@ from benchmarks.kit.bench import Bench, Found, all_of, one_of
 from benchmarks.kit.figures import BLUE, RED, figure_of, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet, table
+from benchmarks.simulation.step_world import Arrival, Certain, Sent, StepDevice, StepTable, StepWorld, Times, mixed
 from deployments.admission.fair_share import Tenant
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepTime
-from tests.kit.simulation.step_world import Arrival, Certain, Sent, StepDevice, StepTable, StepWorld, Times, mixed
 
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)
 NOISE, _SLOW, _NOISY = 0.03, 1.3, 0.1

@@ -22,6 +22,9 @@ from benchmarks.kit.bench import Bench, Found, all_of, one_of
 from benchmarks.kit.figures import BLUE, RED, figure_of, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet, table
+from benchmarks.simulation.hybrid_device import HybridDevice
+from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld
+from benchmarks.simulation.true_device import TrueDevice
 from calibration.generation.overlap import Overlap, alone_s
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.engine.emulated_steps import EmulatedSteps
@@ -30,9 +33,6 @@ from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED, StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
-from tests.kit.simulation.hybrid_device import HybridDevice
-from tests.kit.simulation.step_world import Arrival, StepDevice, StepWorld
-from tests.kit.simulation.true_device import TrueDevice
 
 RATIOS, SPLITS = (2, 4, 8, 16), (0.5, 1.0, 2.0)  # N_G / N_C; T_gl / T_ga
 ORDINARY, BULK = "ordinary", "bulk"

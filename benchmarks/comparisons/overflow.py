@@ -20,8 +20,8 @@ from benchmarks.kit.figures import COLOURS, figure_of, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.serving import serving, settled, shipped, wait_until_answered
 from benchmarks.kit.sheet import Sheet, table
+from benchmarks.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
 from deployments.hardware.device_detector import ACCELERATOR, CPU
-from tests.kit.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
 
 POOLS = (ACCELERATOR, CPU)
 PHASES = {"calm": 15, "surge": 44, "peak": 70, "calm again": 15}  # queries a second

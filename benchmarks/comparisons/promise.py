@@ -21,9 +21,9 @@ from benchmarks.kit.bench import Bench, Found, samples_of
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.serving import Service, serving, shipped
 from benchmarks.kit.sheet import Sheet, table
-from tests.kit.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
-from tests.kit.simulation.device import Device
-from tests.kit.simulation.rules import goodput
+from benchmarks.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
+from benchmarks.simulation.device import Device
+from benchmarks.simulation.rules import goodput
 
 END, PASSES = "at the end of the batch", "per micro-batch"
 PAIR, V100, CPU = "V100 + Xeon", "V100", "MiniLM on the CPU"

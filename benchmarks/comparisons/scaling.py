@@ -2,7 +2,7 @@
 
 No cluster is started. Devices are the paper's V100 and Xeon, with the curves of `serve_app/rehearsal.yaml`. A query's
 cost on a Router's core comes from `path`; the costs of a frame and a decision are measured in this run. The network is
-assumed (`tests/kit/simulation`). The ideal queue is one Router that takes no time, next to its replicas.
+assumed (`benchmarks/simulation`). The ideal queue is one Router that takes no time, next to its replicas.
 """
 
 import asyncio
@@ -24,10 +24,11 @@ from benchmarks.kit.figures import BLUE, RED, figure_of, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.serving import ROOT, shipped
 from benchmarks.kit.sheet import Sheet, table
-from tests.kit.simulation.application import Application, Costs, Ended, Shape
-from tests.kit.simulation.arrivals import poisson
-from tests.kit.simulation.device import Device
-from tests.kit.virtual_time import run as run_virtual
+from benchmarks.simulation.application import Application, Ended, Shape
+from benchmarks.simulation.arrivals import poisson
+from benchmarks.simulation.device import Device
+from benchmarks.simulation.virtual_time import run as run_virtual
+from benchmarks.simulation.wire import Costs
 
 LOADS = (0.7, 0.95, 1.3)  # of what the devices can do within the SLO
 ENDS, PASSES = "at the end of the batch", "per micro-batch"

@@ -24,10 +24,10 @@ from benchmarks.kit.goal import Goal
 from benchmarks.kit.serving import Service, serving, settled, shipped
 from benchmarks.kit.sheet import Sheet, table
 from benchmarks.kit.streaming import stream_all
+from benchmarks.simulation.step_world import Arrival, mixed
 from calibration.generation.token_stream import ClientStream
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 from deployments.hardware.device_detector import ACCELERATOR, CPU
-from tests.kit.simulation.step_world import Arrival, mixed
 
 POINTS = ((1.0, False), (1.5, True))  # times capacity; in bursts
 TIMES = {

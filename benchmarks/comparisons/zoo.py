@@ -1,6 +1,6 @@
 """Admission on devices that no cost model describes, in virtual time: the product's scheduler beside an oracle.
 
-The scenes are those of `tests/kit/simulation/zoo.py`. The oracle knows a device's mean, noise and changes, and has a
+The scenes are those of `benchmarks/simulation/zoo.py`. The oracle knows a device's mean, noise and changes, and has a
 fixed margin. The late share is of the admitted queries; goodput is the work answered in time.
 """
 
@@ -16,7 +16,7 @@ from benchmarks.kit.bench import Bench, Found, all_of
 from benchmarks.kit.figures import BLUE, GREY, figure_of, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet, table
-from tests.kit.simulation.zoo import BURSTS, CHANGED_S, LATE, scenes
+from benchmarks.simulation.zoo import BURSTS, CHANGED_S, LATE, scenes
 
 _QUICK = ("v100", "0.8")  # scenes of a quick run: base and load
 _FEWER, _LEAST, _STAIRS = 5, 0.75, "tiles"  # no estimate foresees a stair of a third of the SLO

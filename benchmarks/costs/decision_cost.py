@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.simulation.application import Application, Shape
+from benchmarks.simulation.arrivals import QUERY_TOKENS
+from benchmarks.simulation.device import Device
+from benchmarks.simulation.virtual_time import run
 from deployments.embedding.frames import Answered, Offer, Offers, PassAnswers, Report
 from deployments.embedding.request import Wanted
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, ReplicaState, ScheduledQuery
-from tests.kit.simulation.application import Application, Shape
-from tests.kit.simulation.arrivals import QUERY_TOKENS
-from tests.kit.simulation.device import Device
-from tests.kit.virtual_time import run
 
 WAITING = 1000
 _DECISIONS = 30_000

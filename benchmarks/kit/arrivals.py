@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kit import texts
+from benchmarks.simulation.arrivals import Arrival
 from calibration.load import Address, Clients, HttpReply, request_bytes
-from tests.kit.simulation.arrivals import Arrival
 
 LONGEST = 256  # the maximum tokens of all-MiniLM-L6-v2; longer texts are cut
 _CONNECTIONS_AT_LEAST = 50

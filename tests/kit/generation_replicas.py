@@ -7,6 +7,7 @@ import asyncio
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from benchmarks.simulation.application import NoInstruments
 from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.frames import GenerationOffers
 from deployments.generation.router import GenerationRouter
@@ -19,7 +20,6 @@ from deployments.hardware.device_detector import Topology
 from deployments.serving.connections import RouterConnection, Server
 from deployments.serving.frames import HEAD, WIRE
 from deployments.serving.router import RouterContext
-from tests.kit.simulation.application import NoInstruments
 
 VOCABULARY = 300
 EMULATED = {"engine": "emulated", "emulated": {"beta_s": 0.002}}

@@ -2,10 +2,10 @@
 
 import asyncio
 
+from benchmarks.simulation.virtual_time import run
 from deployments.errors import WindveError
 from serve_app.config.models import ByModel
 from serve_app.embedding.grpc_calls import TeiCalls
-from tests.kit.virtual_time import run
 
 
 class Context:

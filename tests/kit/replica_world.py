@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from benchmarks.simulation.application import Replica
+from benchmarks.simulation.arrivals import Arrival
+from benchmarks.simulation.device import Device
+from benchmarks.simulation.virtual_time import run
 from deployments.admission.predictor import EndedRun, Predictor
 from deployments.embedding.frames import Offer, Offers
-from tests.kit.simulation.application import Replica
-from tests.kit.simulation.arrivals import Arrival
-from tests.kit.simulation.device import Device
-from tests.kit.virtual_time import run
 
 V100, XEON, ATLAS, KUNPENG = (0.018, 0.27), (0.0858, 0.32), (0.00904, 0.24), (0.0752, 0.85)  # alpha, beta
 MOST_TURNS = 10**7

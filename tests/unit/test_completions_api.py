@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulation.virtual_time import virtual
 from deployments.errors import Busy, EngineFailed, ReplicaLost, TimedOut
 from deployments.generation.settings import GenerationSettings
 from deployments.generation.text.sampling import Sampling
@@ -29,7 +30,6 @@ from tests.kit.asgi_client import ask, call, get, post
 from tests.kit.fake_router import SPACE
 from tests.kit.generating import ANSWER, Generating
 from tests.kit.observed import observed
-from tests.kit.virtual_time import virtual
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK = {"messages": [{"role": "user", "content": "Where does the overflow go?"}]}

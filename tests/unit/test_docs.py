@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel
 
 from benchmarks.paper import PAIRS
+from benchmarks.simulation.device import Device
 from calibration.generation import promise_proof
 from calibration.prove import proof
 from deployments.embedding import overflow
@@ -29,7 +30,6 @@ from serve_app.cli.main import main
 from serve_app.config.models import SeveralSettings
 from serve_app.config.router_autoscaling import TARGET, router_autoscaling
 from serve_app.web.json_values import MOST_VALUES
-from tests.kit.simulation.device import Device
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulation.hybrid_device import HybridDevice, HybridWork, SubBatch
 from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.scheduler.work import Chunk, Copy, Work, load_of
 from tests.kit.hybrid_worlds import EVENTS, World
-from tests.kit.simulation.hybrid_device import HybridDevice, HybridWork, SubBatch
 
 MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0005, 1e-8, 4)
 HOST = HostTime(1e-4, 8e-6, 1e-6, layers=4)

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.ablation.scenes import GROUPS
+from benchmarks.simulation.arrivals import poisson
+from benchmarks.simulation.device import Device
 from deployments.admission.fair_share import Tenant
 from tests.kit.replica_world import ATLAS, V100, World
-from tests.kit.simulation.arrivals import poisson
-from tests.kit.simulation.device import Device
 
 QUICK = (0.003, 0.004)  # alpha, beta of a device whose runs cost little to begin
 SETTLED_S = 5.0  # until all that is measured here is remembered

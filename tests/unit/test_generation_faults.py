@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulation.virtual_time import virtual
 from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client, Quota
 from deployments.errors import Busy, EngineFailed, ReplicaLost, WindveError
@@ -25,7 +26,6 @@ from deployments.generation.scheduler.step_time import StepTime
 from deployments.generation.text.sampling import Sampling
 from deployments.serving import replica_set
 from tests.kit.generation_replicas import VOCABULARY, Replica, answer_to, reach_of, router_of
-from tests.kit.virtual_time import virtual
 
 END_TOKENS = (7,)
 MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0002, 1e-8, 4)

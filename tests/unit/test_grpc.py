@@ -19,6 +19,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.simulation.virtual_time import virtual
 from deployments import errors
 from deployments.admission.fair_share import Tenant
 from deployments.errors import Busy, EmptyInput, InvalidInput, Unavailable
@@ -47,7 +48,6 @@ from tests.kit import tei_wire
 from tests.kit.asgi_client import post
 from tests.kit.fake_router import SPACE, FakeRouter, embedded
 from tests.kit.grpc_caller import Context, answer, incoming, stream, tei_calls
-from tests.kit.virtual_time import virtual
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,13 +6,13 @@ import random
 
 import pytest
 
+from benchmarks.simulation.hybrid_device import HybridDevice
+from benchmarks.simulation.step_world import StepDevice, StepWorld, mixed
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
-from tests.kit.simulation.hybrid_device import HybridDevice
-from tests.kit.simulation.step_world import StepDevice, StepWorld, mixed
 
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.2)
 SECONDS = 120

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.kit.simulation.application import Application, Ended, Shape
-from tests.kit.simulation.arrivals import Arrival, poisson
-from tests.kit.simulation.device import Device
-from tests.kit.virtual_time import run
+from benchmarks.simulation.application import Application, Ended, Shape
+from benchmarks.simulation.arrivals import Arrival, poisson
+from benchmarks.simulation.device import Device
+from benchmarks.simulation.virtual_time import run
 
 SECONDS = 30.0
 LOAD = 2.0

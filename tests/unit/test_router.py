@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from benchmarks.simulation.device import Device
 from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client, Quota
 from deployments.embedding.request import Embedded
@@ -16,7 +17,6 @@ from deployments.errors import Busy, DeadlineExceeded, InvalidInput, Unavailable
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.replica_world import V100, XEON
 from tests.kit.router_world import Replica, World, ask, several, text
-from tests.kit.simulation.device import Device
 
 QUICK = (0.003, 0.004)  # alpha, beta
 

@@ -6,9 +6,9 @@ from benchmarks.ablation.scenes import GROUPS, Asked, play
 from benchmarks.ablation.switches import RULES, Rule
 from benchmarks.comparisons import rules
 from benchmarks.kit.bench import quiet_ray
+from benchmarks.simulation.application import Shape
+from benchmarks.simulation.device import Device
 from deployments.admission import predictor
-from tests.kit.simulation.application import Shape
-from tests.kit.simulation.device import Device
 
 RULE = "a rule"
 

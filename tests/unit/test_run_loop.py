@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulation.virtual_time import virtual
 from deployments.admission.predictor import EndedRun
 from deployments.embedding.frames import Offer, Offers
 from deployments.embedding.run import PlannedQuery
@@ -22,7 +23,6 @@ from deployments.embedding.scheduler.state import Policy
 from deployments.errors import EngineFailed, Unavailable
 from deployments.models.outputs import TEXT
 from tests.kit.replica_world import FakeRouter, adds_up, replica
-from tests.kit.virtual_time import virtual
 
 
 def served(**how):

@@ -5,11 +5,12 @@ import pytest
 from benchmarks.comparisons.admission import served, told_of
 from benchmarks.comparisons.scaling import capacity_s, death, devices_of, paper_curves, routers_needed, simulate
 from benchmarks.costs import decision_cost
-from tests.kit.simulation.application import Application, Costs, Shape
-from tests.kit.simulation.arrivals import Arrival, poisson
-from tests.kit.simulation.device import Device
-from tests.kit.simulation.rules import goodput
-from tests.kit.virtual_time import run
+from benchmarks.simulation.application import Application, Shape
+from benchmarks.simulation.arrivals import Arrival, poisson
+from benchmarks.simulation.device import Device
+from benchmarks.simulation.rules import goodput
+from benchmarks.simulation.virtual_time import run
+from benchmarks.simulation.wire import Costs
 
 COSTS = Costs(query_s=0.0005, refusal_s=0.0003, place_s=2e-5, frame_s=1e-5, item_s=1e-6)
 DELAY_S = (0.0001, 0.0005)

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulation.arrivals import Arrival, poisson
+from benchmarks.simulation.device import Device
 from deployments.admission.starvation import SHARE
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, ScheduledQuery
 from deployments.models.outputs import TEXT
 from tests.kit.replica_world import ATLAS, KUNPENG, V100, XEON, World, adds_up, late_share, proven
-from tests.kit.simulation.arrivals import Arrival, poisson
-from tests.kit.simulation.device import Device
 
 CURVES = [V100, XEON, ATLAS, KUNPENG]
 ENDS = [pytest.param(None, id="at the end"), pytest.param(8, id="pass by pass")]

@@ -5,14 +5,14 @@ import random
 
 import pytest
 
+from benchmarks.simulation.application import Application, Shape, _text, _wanted
+from benchmarks.simulation.arrivals import Arrival
+from benchmarks.simulation.device import Device
+from benchmarks.simulation.virtual_time import run
 from deployments.embedding.link import Link
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.errors import Busy
 from tests.kit.replica_world import V100, XEON
-from tests.kit.simulation.application import Application, Shape, _text, _wanted
-from tests.kit.simulation.arrivals import Arrival
-from tests.kit.simulation.device import Device
-from tests.kit.virtual_time import run
 
 SLO_S = 1.0
 SEEDS, BURSTS, BURST_S = 3, 40, 0.7

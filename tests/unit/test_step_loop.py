@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
+from benchmarks.simulation.virtual_time import virtual
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.engine.steps import Computed
 from deployments.generation.frames import GenerationOffer, GenerationOffers
@@ -26,7 +27,6 @@ from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.sampling import Sampling
 from deployments.models.model_files import ModelCard
 from tests.kit.generation_replicas import VOCABULARY, Device, answer_to
-from tests.kit.virtual_time import virtual
 
 MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0005, 1e-8, 4)
 QUICK = HostTime(row_s=1e-4, kv_token_s=1e-6, copy_token_s=1e-6, layers=3)

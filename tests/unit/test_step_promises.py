@@ -5,12 +5,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.comparisons.generation import CASES, served, told_of
+from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld, mixed
 from deployments.admission.fair_share import Tenant
 from deployments.admission.starvation import SHARE
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepTime
-from tests.kit.simulation.step_world import Arrival, StepDevice, StepWorld, mixed
 
 ACCELERATOR = StepTime(0.03, 2.6e-4, 2.2e-7, 2.6e-4, 1e-8, 96)
 CPU = StepTime(0.04, 8e-4, 4.4e-7, 8e-4, 3e-8, 32)

@@ -1,11 +1,11 @@
-"""Admission on devices that no cost model describes, beside an oracle that knows them (tests/kit/simulation/zoo.py)."""
+"""Admission on devices that no cost model describes, beside an oracle that knows them (benchmarks.simulation.zoo)."""
 
 from typing import NamedTuple
 
 import pytest
 
-from tests.kit.simulation.laws import BASES, LAWS, Base, Shared
-from tests.kit.simulation.zoo import BURSTS, LATE, Scene, scenes
+from benchmarks.simulation.laws import BASES, LAWS, Base, Shared
+from benchmarks.simulation.zoo import BURSTS, LATE, Scene, scenes
 
 
 class Bar(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from benchmarks.simulation.hybrid_device import HybridDevice, HybridStep, HybridWork, SubBatch
 from deployments.admission.fair_share import Tenant
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.learning import Learning
@@ -21,7 +22,6 @@ from deployments.generation.scheduler.sequences import PARKING, Generation, Row,
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 from deployments.generation.scheduler.work import UNTIMED, Copy
-from tests.kit.simulation.hybrid_device import HybridDevice, HybridStep, HybridWork, SubBatch
 
 _COUNTS = (0, 1, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)  # row counts in the tables
 

@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
+from benchmarks.simulation.hybrid_device import HybridStep
+from benchmarks.simulation.step_world import StepDevice
 from deployments.generation.engine.steps import Steps
 from deployments.generation.scheduler.work import Chunk, Copy, Work
-from tests.kit.simulation.hybrid_device import HybridStep
-from tests.kit.simulation.step_world import StepDevice
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

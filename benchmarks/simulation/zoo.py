@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from benchmarks.simulation.laws import BASES, BURST_S, LAWS, Base, Exact, overhead
 from deployments.admission.predictor import LinePredictor
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, ScheduledQuery
-from tests.kit.simulation.laws import BASES, BURST_S, LAWS, Base, Exact, overhead
 
 WARM_S, WARM_BURSTS_S = 30.0, 70.0  # warm-up, which does not count
 BURSTS_S = 300.0  # the length of scenes with bursts

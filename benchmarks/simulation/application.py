@@ -17,6 +17,9 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from benchmarks.simulation.arrivals import Arrival
+from benchmarks.simulation.device import Device, Engine
+from benchmarks.simulation.wire import FREE, Core, Costs, Line, MemoryChannel
 from deployments.admission.predictor import LinePredictor
 from deployments.embedding.channel import PendingOffer
 from deployments.embedding.frames import Report
@@ -39,32 +42,10 @@ from deployments.serving.frames import WIRE
 from deployments.serving.metrics import Instruments
 from deployments.serving.router import RouterContext
 from deployments.settings import RequestLimits, Settings
-from tests.kit.simulation.arrivals import Arrival
-from tests.kit.simulation.device import Device, Engine
-from tests.kit.simulation.wire import Core, Line, MemoryChannel
 
 _MAX_TOKENS = 512
 _TOKEN = "abcd"
 _START_S = 0.1  # until all Routers have reports of all replicas
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Core seconds. A frame takes `frame_s`, plus `item_s` per query or answer in it, at each end."""
-
-    query_s: float = 0.0  # a Router's, for a query that is answered, without the frames
-    refusal_s: float = 0.0  # a Router's, for a query that is refused
-    place_s: float = 0.0  # a Router's, for choosing replicas
-    frame_s: float = 0.0
-    item_s: float = 0.0
-
-    def of_frame(self, items: int) -> float:
-        return self.frame_s + items * self.item_s
-
-    @property
-    def of_answer(self) -> float:
-        """A Router's core seconds until the client has an answer."""
-        return self.query_s - self.refusal_s / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +58,7 @@ class Shape:
     routers: int
     devices: Mapping[str, Device]
     slo_s: float
-    costs: Costs = Costs()
+    costs: Costs = FREE
     delay_s: tuple[float, float] = (0.0, 0.0)
     depths: Mapping[str, int] | None = None
     seed: int = 0
@@ -136,7 +117,7 @@ class Cluster:
     def __init__(
         self,
         replicas: Iterable[Replica],
-        costs: Costs = Costs(),
+        costs: Costs = FREE,
         delay_s: tuple[float, float] = (0.0, 0.0),
         seed: int = 0,
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,30 @@ from deployments.embedding.frames import Answered, Offers, Report
 
 if TYPE_CHECKING:
     from deployments.embedding.run_loop import RunLoop
-    from tests.kit.simulation.application import Costs
 
 _IN_ORDER_S = 1e-9  # two frames of one connection never arrive at the same moment
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Core seconds. A frame takes `frame_s`, plus `item_s` per query or answer in it, at each end."""
+
+    query_s: float = 0.0  # a Router's, for a query that is answered, without the frames
+    refusal_s: float = 0.0  # a Router's, for a query that is refused
+    place_s: float = 0.0  # a Router's, for choosing replicas
+    frame_s: float = 0.0
+    item_s: float = 0.0
+
+    def of_frame(self, items: int) -> float:
+        return self.frame_s + items * self.item_s
+
+    @property
+    def of_answer(self) -> float:
+        """A Router's core seconds until the client has an answer."""
+        return self.query_s - self.refusal_s / 2
+
+
+FREE = Costs()
 
 
 class Core:

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tests.kit.simulation.arrivals import QUERY_TOKENS, Arrival
-from tests.kit.simulation.device import Device
+from benchmarks.simulation.arrivals import QUERY_TOKENS, Arrival
+from benchmarks.simulation.device import Device
 
 _RHO_S, _PAUSE_S = 3.0, 0.01
 
