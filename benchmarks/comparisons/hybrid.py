@@ -122,13 +122,13 @@ class Paper(NamedTuple):
 
 
 _T4 = Paper("neo-t4-llama-2-7b", ORDINARY, 350, 40, "NEO: up to 7.5 x")
-_A10G = Paper("neo-a10g-llama-3.1-8b", ORDINARY, 1000, 40, "NEO: up to 1.26 x")  # g5.4xlarge
+_A10G = Paper("neo-a10g-llama-3.1-8b", ORDINARY, 1000, 40, "NEO: 1.13 x (g5.4xlarge)")
 PAPERS = (
     _T4,
     _T4._replace(cache=0.25),
     _A10G,
-    _A10G._replace(quick=2, gain="NEO: up to 1.30 x (g5.8xlarge)"),
-    _A10G._replace(quick=4, gain="NEO: up to 1.79 x (g5.16xlarge)"),
+    _A10G._replace(quick=2, gain="NEO: 1.30 x (g5.8xlarge)"),
+    _A10G._replace(quick=4, gain="NEO: 1.79 x (g5.16xlarge)"),
     Paper("apex-t4-llama-2-7b", BULK, 350, 120, "APEX: up to 1.96 x (vLLM)"),
     Paper("apex-a10-llama-3.1-8b", BULK, 1000, 160, "APEX: 1.11 to 1.89 x (vLLM)"),
 )
