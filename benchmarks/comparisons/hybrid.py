@@ -282,7 +282,7 @@ def modelled(machine: Machine, lengths: Lengths, alone: Mapping[str, Any]) -> di
     context, layers = kv_tokens / rows, machine.host.layers
     overlap = Overlap(round(context), t_gl, t_ga, rows / t_ga, 1 / machine.host.seconds(1, context), layers)
     one_batch = (overlap.n_g + overlap.n_c) * t_ga / alone_s(t_gl, t_ga)
-    most = [blocks_of(one.prompt_tokens + one.most_tokens - 1) for one in islice(backlog(lengths, BULK), 1000)]
+    most = [blocks_of(one.prompt_tokens + one.most_tokens - 1, BLOCK) for one in islice(backlog(lengths, BULK), 1000)]
     parked_rate = machine.num_cpu_blocks / float(np.mean(most)) / (layers * alone_s(t_gl, t_ga))
     return {
         ACCELERATOR: overlap.alone_rate,

@@ -29,7 +29,7 @@ _TURN_S, _TURNS = 0.05, 5
 def _layout(place: Place) -> StepLayout:
     random = np.random.default_rng(0)
     lengths = random.integers(_SHORTEST, _LONGEST, _ANSWERS, endpoint=True).tolist()
-    bounds = np.cumsum([0, *(blocks_of(length) for length in lengths)])
+    bounds = np.cumsum([0, *(blocks_of(length, BLOCK) for length in lengths)])
     anywhere = random.permutation(int(bounds[-1])).tolist()
     return StepLayout.of_chunks(
         [
@@ -37,6 +37,7 @@ def _layout(place: Place) -> StepLayout:
             for length, first, last in zip(lengths, bounds, bounds[1:], strict=False)
         ],
         place,
+        BLOCK,
     )
 
 
@@ -52,7 +53,7 @@ def _rate(pass_over: Callable[[int], object], layers: int, number: float) -> flo
 
 def measure(heads: HeadLayout, layers: int, place: Place) -> dict[str, float]:
     layout = _layout(place)
-    blocks = sum(blocks_of(chunk.end) for chunk in layout.chunks)
+    blocks = sum(blocks_of(chunk.end, BLOCK) for chunk in layout.chunks)
     shape = (layers, 2, blocks, heads.groups, BLOCK, heads.size)
     stored = torch.randn(shape, dtype=place.dtype)
     qkv = torch.randn(layout.tokens, heads.total, heads.size, dtype=place.dtype)

@@ -28,14 +28,14 @@ def windve(folder: Path, dtype: str) -> Decoder:
 
     from deployments.engines.packed.tensors import Place, Weights
     from deployments.generation.engine.causal_model import CausalModel
-    from deployments.generation.scheduler.block_pool import blocks_of
+    from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
     from deployments.generation.scheduler.work import Chunk
 
     place, blocks = Place(torch.device("cpu"), getattr(torch, dtype)), 128
     model = CausalModel(AutoConfig.from_pretrained(folder), Weights.of_files(folder, place), blocks)
 
     def decode(prompts: Answers, answer: int) -> Answers:
-        each = blocks_of(len(prompts[0]) + answer)
+        each = blocks_of(len(prompts[0]) + answer, BLOCK)
         tables = [range(row * each, (row + 1) * each) for row in range(len(prompts))]
 
         def step(rows: range, ids: Answers, start: int) -> list[int]:

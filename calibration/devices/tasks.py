@@ -198,7 +198,7 @@ def step(plan: Plan, rows: int) -> Figures:
     from deployments.generation.planned_steps import PlannedStep
 
     engine, card = _generator(plan)
-    work = PlannedStep(rows, _CACHED).work(engine.blocks, card)
+    work = PlannedStep(rows, _CACHED).work(engine.blocks, card, block_size=engine.block_size)
     seconds = seconds_of(lambda: work.run(engine.steps), plan.least_s)
     taken = statistics.median(seconds)
     weights = card.model.parameters * (4 if engine.dtype == "float32" else 2)
@@ -239,7 +239,7 @@ def _encoder_folder(plan: Plan) -> Path:
 def _generator(plan: Plan) -> tuple[Any, Any]:
     """The engine and the model's card."""
     from deployments.generation.engine.factory import create_step_engine
-    from deployments.generation.scheduler.block_pool import blocks_of
+    from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
     from deployments.generation.settings import GenerationAcceleratorSettings, GenerationCpuSettings
     from deployments.generation.text.model_card import read_generation_card
 
@@ -248,7 +248,7 @@ def _generator(plan: Plan) -> tuple[Any, Any]:
         write_causal(plan.causal, folder)
     card = read_generation_card(ModelSettings(id=str(folder), max_tokens=_CONTEXT))
     kind = GenerationCpuSettings if plan.device == "cpu" else GenerationAcceleratorSettings
-    blocks = max(ROWS) * blocks_of(_CACHED + 1)
+    blocks = max(ROWS) * blocks_of(_CACHED + 1, BLOCK)
     return create_step_engine(card, kind(blocks=blocks), plan.device, _threads()), card
 
 

@@ -50,8 +50,9 @@ class GenerationResult(RunResult):
         """The room in the pool's smallest replica."""
         found = self.pools[pool]
         return StepRoom(
-            found["blocks"], found["max_num_batched_tokens"], self.info["max_input_length"], found["num_cpu_blocks"]
-        )
+            found["blocks"], found["max_num_batched_tokens"], self.info["max_input_length"], found["num_cpu_blocks"],
+            max(member["block_size"] for member in found["replicas"].values()),
+        )  # fmt: skip
 
     def layers(self, pool: str) -> int:
         """The model's number of layers, if a host computes part of its attention."""
@@ -62,8 +63,9 @@ class GenerationResult(RunResult):
     def replicas(self) -> list[SimulatedReplica]:
         """The replicas of all measured pools, in the order in which the Router asks them."""
         return [
-            SimulatedReplica(fit.time, self.room(pool).blocks, self.room(pool).max_num_batched_tokens)
+            SimulatedReplica(fit.time, room.blocks, room.max_num_batched_tokens, room.block_size)
             for pool, fit in self.fits.items()
+            for room in [self.room(pool)]
             for _ in range(self.pools[pool]["live_replicas"])
         ]
 

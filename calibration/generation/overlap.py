@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from deployments.generation.scheduler.block_pool import blocks_of
+from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 
 
@@ -57,7 +57,7 @@ class Overlap:
         """For an accelerator's cache of `blocks`. `kv_token_s`: seconds of attention per token, if those of `model`
         include other work. None if there is nothing to compare: no such answer fits, or one of the times is zero.
         """
-        rows = blocks // blocks_of(context)
+        rows = blocks // blocks_of(context, BLOCK)
         load = StepLoad(rows, rows * context)
         t_ga = load.kv_tokens * (model.kv_token_s if kv_token_s is None else kv_token_s)
         t_gl, host_s = model.seconds(load) - t_ga, host.seconds(1, context)
@@ -111,4 +111,4 @@ class Overlap:
 
     def _blocks(self, token_s: float) -> int:
         """Blocks of as many answers as keep the host busy, if each gets a token every `token_s`."""
-        return math.ceil(self.n_c * token_s) * blocks_of(self.context)
+        return math.ceil(self.n_c * token_s) * blocks_of(self.context, BLOCK)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.learning import Learning
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Generation
@@ -69,10 +70,11 @@ class SimulatedReplica(NamedTuple):
     time: StepTime
     blocks: int
     max_num_batched_tokens: int
+    block_size: int = BLOCK
 
     def schedule(self, policy: StepPolicy) -> StepScheduler:
         policy = StepPolicy(policy.ttft_s, policy.tpot_s, self.max_num_batched_tokens, policy.bulk_share)
-        return StepScheduler(self.time, policy, self.blocks, Learning(calibrated=True))
+        return StepScheduler(self.time, policy, self.blocks, Learning(calibrated=True), block_size=self.block_size)
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,7 @@ import numpy as np
 
 from calibration.service.application import CalibrationFailed
 from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.scheduler.block_pool import blocks_of
+from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -33,13 +33,14 @@ Seconds = tuple[float, ...]
 
 class StepRoom(NamedTuple):
     """The room in a replica's cache, in a step, and in the host's part of the cache. `context`: most tokens of a prompt
-    and its answer.
+    and its answer; `block_size`: tokens of a block.
     """
 
     blocks: int
     max_num_batched_tokens: int
     context: int
     num_cpu_blocks: int = 0
+    block_size: int = BLOCK
 
 
 def all_series(room: StepRoom) -> dict[str, list[PlannedStep]]:
@@ -50,7 +51,7 @@ def all_series(room: StepRoom) -> dict[str, list[PlannedStep]]:
     near, middle, far = (
         min(tokens, room.context * share // 8) for tokens, share in ((_NEAR, 2), (_MIDDLE, 4), (_FAR, 6))
     )
-    full = {max(1, min(_ROWS[-1], room.blocks // blocks_of(far + 1)))} if room.num_cpu_blocks else set[int]()
+    full = {max(1, min(_ROWS[-1], room.blocks // blocks_of(far + 1, BLOCK)))} if room.num_cpu_blocks else set[int]()
     few_rows = sorted({*_FEW_ROWS, *full})
     found = {
         "answers": [PlannedStep(rows, near) for rows in sorted({*_ROWS, *full})],

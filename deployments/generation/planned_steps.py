@@ -75,21 +75,23 @@ class PlannedStep(NamedTuple):
         attention_s = max(step.attention_s(self.load), host.seconds(*self.host_load[:2]))
         return step.linear_s(self.load) + attention_s + host.copy_token_s * self.copied_tokens
 
-    def fits(self, blocks: int, max_num_batched_tokens: int, context: int, num_cpu_blocks: int = 0) -> bool:
+    def fits(
+        self, blocks: int, max_num_batched_tokens: int, context: int, num_cpu_blocks: int = 0, block_size: int = BLOCK
+    ) -> bool:
         """Whether it fits into the caches, into one step and into the model's context."""
         ends = [start + tokens for start, tokens in self.chunks]
         longest = max([*ends, self.cached + 1 if self.rows or self.host_rows else 0])
-        each = blocks_of(self.cached + 1)
-        taken = self.rows * each + sum(map(blocks_of, ends))
+        each = blocks_of(self.cached + 1, block_size)
+        taken = self.rows * each + sum(blocks_of(end, block_size) for end in ends)
         here, there = max(taken, self.copied), max(self.host_rows * each, self.copied)
         return (
             here <= blocks and there <= num_cpu_blocks and self.tokens <= max_num_batched_tokens and longest <= context
         )
 
-    def work(self, blocks: int, card: GenerationCard, num_cpu_blocks: int = 0) -> StepWork:
-        """The step's work for an engine with these numbers of blocks. It overwrites any blocks, so call it only while
-        the cache holds nothing of use. If there are too few blocks, sequences share some. Tokens are picked with the
-        model's default sampling.
+    def work(self, blocks: int, card: GenerationCard, num_cpu_blocks: int = 0, block_size: int = BLOCK) -> StepWork:
+        """The step's work for an engine with these numbers of blocks, of `block_size` tokens. It overwrites any blocks,
+        so call it only while the cache holds nothing of use. If there are too few blocks, sequences share some. Tokens
+        are picked with the model's default sampling.
         """
         random, chunks = np.random.default_rng(0), []
         for room, on_host, pieces in (
@@ -98,7 +100,7 @@ class PlannedStep(NamedTuple):
         ):
             taken = 0
             for start, tokens in pieces:
-                count = blocks_of(start + tokens)
+                count = blocks_of(start + tokens, block_size)
                 table = [(taken + place) % room for place in range(count)]
                 taken += count
                 ids = random.integers(0, card.model.vocab_size, tokens).astype(np.int32)
@@ -117,7 +119,7 @@ def measure(engine: StepEngine, card: GenerationCard) -> StepTime:
     for rows, cached, prompt in _WARM_UP_STEPS:
         chunks = [(0, min(prompt, card.context))] if prompt else []
         planned = PlannedStep(rows, min(cached, card.context - 1), chunks)
-        work = planned.work(engine.blocks, card)
+        work = planned.work(engine.blocks, card, block_size=engine.block_size)
         steps.append((planned.load, min(_seconds(engine.steps, work)[0] for _ in range(2))))
         if time.monotonic() > ends and len(steps) >= _FEWEST_STEPS:
             break

@@ -55,7 +55,7 @@ class Generator(Replica[GenerationSettings]):
         self._measured_host = self._in_thread(lambda: measure_host(engine, card))
         bounds = StepPolicy(_FIRST_POLICY.ttft_s, _FIRST_POLICY.tpot_s, self._settings.max_num_batched_tokens)
         host = None if self._measured_host is None else HostCache(self._measured_host, engine.num_cpu_blocks)
-        schedule = StepScheduler(self._measured, bounds, engine.blocks, host=host)
+        schedule = StepScheduler(self._measured, bounds, engine.blocks, host=host, block_size=engine.block_size)
         compute = steps_in(self._thread, engine.steps)
         return StepLoop(schedule, compute, on_step=self._metrics.ran, on_failure=self._failed)
 
@@ -64,7 +64,8 @@ class Generator(Replica[GenerationSettings]):
 
     def _in_words(self) -> str:
         engine = self._engine
-        return f"{self._card.name} on {engine.device}, {engine.dtype} ({engine.why}), {engine.blocks} blocks"
+        room = f"{engine.blocks} blocks of {engine.block_size} tokens"
+        return f"{self._card.name} on {engine.device}, {engine.dtype} ({engine.why}), {room}"
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -101,5 +102,6 @@ class Generator(Replica[GenerationSettings]):
 
     def _planned(self, planned: PlannedStep) -> StepWork | None:
         engine, card = self._engine, self._card
-        bounds = engine.blocks, self._settings.max_num_batched_tokens, card.context, engine.num_cpu_blocks
-        return planned.work(engine.blocks, card, engine.num_cpu_blocks) if planned.fits(*bounds) else None
+        hosts = engine.num_cpu_blocks, engine.block_size
+        fits = planned.fits(engine.blocks, self._settings.max_num_batched_tokens, card.context, *hosts)
+        return planned.work(engine.blocks, card, *hosts) if fits else None

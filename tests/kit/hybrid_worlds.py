@@ -45,8 +45,9 @@ class Sequence:
 class World:
     """`pick`: draws a token from logits. `layers`: most steps that a row is parked."""
 
-    def __init__(self, steps, blocks, num_cpu_blocks):
-        self.steps, self.rooms = steps, {False: Blocks(blocks), True: Blocks(num_cpu_blocks)}
+    def __init__(self, steps, blocks, num_cpu_blocks, block_size=BLOCK):
+        self.steps, self.block_size = steps, block_size
+        self.rooms = {False: Blocks(blocks, block_size), True: Blocks(num_cpu_blocks, block_size)}
         self.has_host = num_cpu_blocks > 0
         self.at, self.copies, self.called_off, self.numbers = {}, [], [], 0
 
@@ -80,8 +81,8 @@ class World:
         except NoBlocks:
             room.give_back(table)
             raise
-        if one.computed % BLOCK:
-            last = one.computed // BLOCK
+        if one.computed % self.block_size:
+            last = one.computed // self.block_size
             self.copies.append(Copy(one.table[last], table[last], one.on_host, one.on_host))
         ids = [*one.ids[: one.computed], token]
         self.at[new] = Sequence(ids, len(ids), one.on_host, one.computed, table)

@@ -27,17 +27,17 @@ NEAR = {  # bfloat16 and float16 round what comes out, AMX the weights of values
 built = pytest.mark.skipif(not forms(), reason="not built: python setup.py build_ext --inplace")
 
 
-def world(heads, lengths, dtype, spread=1.0, seed=0):
+def world(heads, lengths, dtype, spread=1.0, seed=0, block_size=BLOCK):
     """(the step's layout, qkv, keys, values): one token of each sequence, their blocks anywhere."""
     place, random = Place(CPU, dtype), torch.Generator().manual_seed(seed)
-    counts = [blocks_of(length) for length in lengths]
+    counts = [blocks_of(length, block_size) for length in lengths]
     anywhere = torch.randperm(sum(counts), generator=random)
     chunks = [
         Chunk(np.zeros(1, np.int32), length - 1, tuple(table.tolist()))
         for length, table in zip(lengths, anywhere.split(counts), strict=True)
     ]
-    layout = StepLayout.of_chunks(chunks, place)
-    stored = torch.randn(2, sum(counts), heads.groups, BLOCK, heads.size, generator=random).to(dtype)
+    layout = StepLayout.of_chunks(chunks, place, block_size)
+    stored = torch.randn(2, sum(counts), heads.groups, block_size, heads.size, generator=random).to(dtype)
     qkv = torch.randn(len(lengths), heads.total, heads.size, generator=random)
     qkv[:, : heads.heads] *= spread * heads.size**-0.5
     return layout, qkv.to(dtype), *stored
@@ -64,7 +64,7 @@ def test_padded_rows_are_float64s(dtype, lengths):
     kernel.attend(q, values, keys, layout.decoding, mixed)  # another layer
     kernel.attend(q, keys, values, layout.decoding, mixed)
     assert (mixed.double() - exact(heads, layout, q, keys, values)).abs().max() <= 4 * NEAR[dtype]
-    assert len(kernel._parts) == len({np.ceil(np.log2(blocks_of(length))) for length in lengths})
+    assert len(kernel._parts) == len({np.ceil(np.log2(blocks_of(length, BLOCK))) for length in lengths})
     other = world(heads, lengths[:1], dtype)[0]
     kernel.attend(q[:1], keys, values, other.decoding, mixed[:1])
     assert (mixed[:1].double() - exact(heads, other, q[:1], keys, values)).abs().max() <= 4 * NEAR[dtype]
@@ -80,11 +80,12 @@ def test_padded_rows_are_float64s(dtype, lengths):
     dtype=st.sampled_from(list(NEAR)),
     spread=st.sampled_from([0.1, 1.0, 20.0]),
     seed=st.integers(0, 2**20),
+    block_size=st.sampled_from([BLOCK, 2 * BLOCK]),
 )
 @pytest.mark.parametrize("form", forms())
-def test_each_form_is_float64s(form, size, groups, shared, lengths, dtype, spread, seed):
+def test_each_form_is_float64s(form, size, groups, shared, lengths, dtype, spread, seed, block_size):
     heads = HeadLayout(groups * shared, groups, size)
-    layout, qkv, keys, values = world(heads, lengths, dtype, spread, seed)
+    layout, qkv, keys, values = world(heads, lengths, dtype, spread, seed, block_size)
     q = qkv[:, : heads.heads]
     mixed = torch.full((len(lengths), heads.heads * size), torch.nan, dtype=dtype)
     DecodeKernel(form, heads).attend(q, keys, values, layout.decoding, mixed)
@@ -100,7 +101,7 @@ def test_all_numbers_of_float16_are_read_and_written_as_torchs(form):
     the next one lie between both, half of them at the same distance from both.
     """
     numbers, heads = torch.arange(2**16), HeadLayout(1, 1, 256)
-    layout = StepLayout.of_chunks([Chunk(np.zeros(1, np.int32), 3, (at,)) for at in range(256)], EXACT)
+    layout = StepLayout.of_chunks([Chunk(np.zeros(1, np.int32), 3, (at,)) for at in range(256)], EXACT, BLOCK)
     keys, values = torch.zeros(2, 256, 1, BLOCK, 256, dtype=torch.float16)
     query, mixed = torch.zeros(256, 1, 256, dtype=torch.float16), torch.empty(256, 256, dtype=torch.float16)
     smallest_normal = torch.full_like(numbers, 1 << 10)
@@ -120,7 +121,7 @@ def test_what_lies_behind_a_row_is_not_seen(kernel):
     heads, lengths = HeadLayout(7, 1, 64), [1, 33, 130]
     layout, qkv, keys, values = world(heads, lengths, torch.float32)
     for length, all_blocks in zip(lengths, layout.tables, strict=True):
-        table = all_blocks[: blocks_of(length)]
+        table = all_blocks[: blocks_of(length, BLOCK)]
         for of in (keys, values):
             of[table[-1], :, (length - 1) % BLOCK + 1 :] = torch.nan
     mixed = torch.empty(len(lengths), 7 * 64)
@@ -152,13 +153,13 @@ def test_a_step_of_both_kinds_is_torchs(dtype):
         Chunk(np.zeros(count, np.int32), start, tuple(table.tolist()))
         for count, start, table in zip(tokens, starts, tables, strict=True)
     ]
-    layout = StepLayout.of_chunks(chunks, place)
+    layout = StepLayout.of_chunks(chunks, place, BLOCK)
     qkv = torch.randn(layout.tokens + layout.spare, heads.total, heads.size)
     qkv[:, : heads.heads] *= heads.size**-0.5
     found = []
     for kernel in (decode_kernel(heads, place), None):
         torch.manual_seed(1)
-        cache = Cache(1, heads, 18, place)
+        cache = Cache(1, heads, 18, place, BLOCK)
         cache.tensor.normal_()
         attention = cache.attention(0, heads)
         attention._kernel = kernel

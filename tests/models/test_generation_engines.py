@@ -13,7 +13,7 @@ from benchmarks.simulation.virtual_time import run
 from deployments.errors import SettingsError
 from deployments.generation import planned_steps
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
-from deployments.generation.engine import causal_stages, device_sampling, graphed_decoder
+from deployments.generation.engine import causal_stages, device_sampling, graphed_decoder, paged_attention
 from deployments.generation.engine.device_sampling import TorchLogits
 from deployments.generation.engine.factory import _Loaded, create_step_engine
 from deployments.generation.frames import GenerationOffer, GenerationOffers
@@ -60,7 +60,7 @@ def generate(engine, offers):
     host = (
         HostCache(HostTime(1e-5, 1e-8, 1e-8, engine.layers), engine.num_cpu_blocks) if engine.num_cpu_blocks else None
     )
-    schedule = StepScheduler(model, StepPolicy(60.0, 10.0, 200), engine.blocks, host=host)
+    schedule = StepScheduler(model, StepPolicy(60.0, 10.0, 200), engine.blocks, host=host, block_size=engine.block_size)
 
     async def main():
         loop, router, ends_at = asyncio.get_running_loop(), Mock(unsent=0), 0.0
@@ -86,11 +86,16 @@ def generate(engine, offers):
     return tokens
 
 
-@pytest.mark.parametrize("place", [settings(), with_host()], ids=["alone", "with a host"])
+@pytest.mark.parametrize(
+    ("place", "block_size"), [(settings(), 128), (with_host(), 128), (settings(), 256)],
+    ids=["alone", "with a host", "in blocks for flash attention"],
+)  # fmt: skip
 @pytest.mark.parametrize(("family", "changes"), [("llama", {}), ("qwen3", {"tie_word_embeddings": True})])
-def test_greedy_tokens_are_those_of_transformers(tmp_path, family, changes, place):
+def test_greedy_tokens_are_those_of_transformers(tmp_path, monkeypatch, family, changes, place, block_size):
     own, card = saved(tmp_path, family, **changes)
+    monkeypatch.setattr(paged_attention, "block_size_for", lambda *_, **__: block_size)
     engine = create_step_engine(card, place, "cpu", 1)
+    assert engine.describe()["block_size"] == block_size
     random = np.random.default_rng(1)
     prompts = [random.integers(0, VOCABULARY, length).astype(np.int32) for length in (5, 40, BLOCK, 300, 9)]
     answers = [1, 2, 3, 1, 1]
@@ -188,7 +193,7 @@ def test_replicas_that_share_a_device_divide_its_memory(each, free, blocks):
     loaded._device, loaded._card = SimpleNamespace(type="cuda"), SimpleNamespace(context=BLOCK)
     loaded._torch = SimpleNamespace(cuda=SimpleNamespace(mem_get_info=lambda: (free, 1000)))
     loaded._settings = GenerationAcceleratorSettings(replicas_per_device=each)
-    assert loaded._blocks(1, 0) == blocks
+    assert loaded._blocks(BLOCK, 1, 0) == blocks
 
 
 def test_blocks_for_which_the_host_has_no_memory_are_refused(tmp_path, monkeypatch):

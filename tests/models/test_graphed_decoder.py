@@ -43,13 +43,13 @@ def few_sizes_that_win():
         yield
 
 
-def model_of(own):
-    return CausalModel(own.config, Weights.of_module(own, EXACT), BLOCKS, TorchProducts())
+def model_of(own, block_size=BLOCK):
+    return CausalModel(own.config, Weights.of_module(own, EXACT), BLOCKS, TorchProducts(), block_size=block_size)
 
 
 def by_tables(q, keys, values, bounds, _, most_q, most_k, *, window, seqused_k, block_table):
     """Flash attention over blocks by its documentation, for rows of one token, as torch's operations."""
-    assert (most_q, window, keys.shape[1], most_k) == (1, (-1, 0), BLOCK, block_table.shape[1] * BLOCK)
+    assert (most_q, window, keys.shape[1], most_k) == (1, (-1, 0), 256, block_table.shape[1] * 256)
     assert bounds.dtype == seqused_k.dtype == block_table.dtype == torch.int32
     k, v = (stored[block_table.long()].flatten(1, 2).transpose(1, 2) for stored in (keys, values))
     seen = (torch.arange(most_k) < seqused_k[:, None])[:, None, None]
@@ -61,7 +61,7 @@ def by_tables(q, keys, values, bounds, _, most_q, most_k, *, window, seqused_k, 
 def graphed(request):
     """transformers' own model, ours with graphs, and the tape."""
     own, tape = causal(request.param), TapeGraphs()
-    model = model_of(own)
+    model = model_of(own, 256 if "in place" in request.param else BLOCK)
     with pytest.MonkeyPatch.context() as patch:
         if "in place" in request.param:
             patch.setattr(paged_attention, "varlen", by_tables)
@@ -78,13 +78,12 @@ class Steps(ModelSteps):
 
 
 def test_ragged_rows_over_many_steps(graphed):
-    """In the sizes for 1, 2 and 4 rows, each with 1 block or 4; with 5 rows, with more blocks and with a prompt none is
-    taken.
-    """
+    """In the sizes for 1, 2 and 4 rows, each with 1 block or all; with 5 rows or with a prompt none is taken."""
     own, model, tape = graphed
+    size = model.cache.block_size
     assert tape.recorded == 6
     assert not model.cache.tensor.any()  # the trials have left nothing
-    world, lengths = World(Steps(model), BLOCKS, 0), [5, BLOCK - 1, 40, 7, 300]
+    world, lengths = World(Steps(model), BLOCKS, 0, size), [5, size - 1, 40, 7, 300]
     taken = []
 
     def step(names):
@@ -110,7 +109,7 @@ def test_ragged_rows_over_many_steps(graphed):
 @given(EVENTS)
 def test_in_any_mix_each_is_as_if_alone(graphed, events):
     own, model, _ = graphed
-    for ids, prompt in World(Steps(model), BLOCKS, 0).run(events, prompt_of):
+    for ids, prompt in World(Steps(model), BLOCKS, 0, model.cache.block_size).run(events, prompt_of):
         if len(ids) > prompt:
             check(own, ids, prompt)
 

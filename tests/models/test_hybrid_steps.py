@@ -32,7 +32,7 @@ def own(request):
 
 
 def hybrid(own, *, kernel=True):
-    model = CausalModel(own.config, Weights.of_module(own, EXACT), BLOCKS, TorchProducts(), HOST_BLOCKS)
+    model = CausalModel(own.config, Weights.of_module(own, EXACT), BLOCKS, TorchProducts(), num_cpu_blocks=HOST_BLOCKS)
     if not kernel:
         for attention in model.host_attention:
             attention._kernel = None

@@ -30,6 +30,7 @@ def flash(
             keys, values = k[own], v[own]
         else:
             assert block_table.dtype == seqused_k.dtype == torch.int32
+            assert k.shape[1] % 256 == 0  # flash attention 2 refuses others
             keys, values = (stored[block_table[number]].flatten(0, 1)[: seqused_k[number]] for stored in (k, v))
         count = end - start
         assert count <= max_q
@@ -41,10 +42,21 @@ def flash(
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("way", [paged.by_tables, paged.gathered])
-def test_a_kernel_is_told_what_its_documentation_asks_for(monkeypatch, way):
+@pytest.mark.parametrize(("way", "block_size"), [(paged.by_tables, 256), (paged.gathered, 256), (paged.gathered, 128)])
+def test_a_kernel_is_told_what_its_documentation_asks_for(monkeypatch, way, block_size):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", flash)
-    assert paged._error(way, plain(HEADS), HEADS, HALF) < 0.01
+    assert paged._error(way, plain(HEADS), HEADS, HALF, block_size) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "capability", "has_host", "tokens"),
+    [("cuda", torch.bfloat16, (8, 0), False, 256), ("cuda", torch.float16, (9, 0), False, 256),
+     ("cuda", torch.bfloat16, (8, 0), True, 128), ("cuda", torch.float32, (8, 0), False, 128),
+     ("cuda", torch.float16, (7, 5), False, 128), ("cpu", torch.bfloat16, None, False, 128)],
+)  # fmt: skip
+def test_blocks_are_as_large_as_flash_attention_needs(monkeypatch, device, dtype, capability, has_host, tokens):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert paged.block_size_for(Place(torch.device(device), dtype), has_host=has_host) == tokens
 
 
 def test_pytorch_2_11_copies_keys_out_of_their_blocks(monkeypatch):
@@ -54,9 +66,9 @@ def test_pytorch_2_11_copies_keys_out_of_their_blocks(monkeypatch):
         return flash(q, k, v, bounds_q, bounds_k, max_q, max_k, scale=scale, window_size=window_size, enable_gqa=True)
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", older)
-    assert paged._error(paged.gathered, plain(HEADS), HEADS, HALF) < 0.01
+    assert paged._error(paged.gathered, plain(HEADS), HEADS, HALF, 256) < 0.01
     with pytest.raises(TypeError, match="seqused_k"):
-        paged._error(paged.by_tables, plain(HEADS), HEADS, HALF)
+        paged._error(paged.by_tables, plain(HEADS), HEADS, HALF, 256)
 
 
 def test_pinned_memory_is_unpinned_before_it_is_freed(monkeypatch):
@@ -66,7 +78,7 @@ def test_pinned_memory_is_unpinned_before_it_is_freed(monkeypatch):
     runtime = SimpleNamespace(cudaHostRegister=lambda at, *_: pinned.add(at), cudaHostUnregister=pinned.remove)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "check_error", lambda _: None)
-    cache = Cache(1, HEADS, 2, HALF, pinned=True)
+    cache = Cache(1, HEADS, 2, HALF, 128, pinned=True)
     assert pinned == {cache.tensor.data_ptr()}
     del cache
     assert not pinned
@@ -83,16 +95,16 @@ def test_the_first_way_that_works_and_is_right_is_taken(monkeypatch, caplog):
 
     right = plain(HEADS)
     monkeypatch.setattr(paged, "_ways", lambda *_: iter([refuses, errs, right]))
-    assert paged.paged_attention(HEADS, HALF, plain(HEADS)) is right
+    assert paged.paged_attention(HEADS, HALF, 128, plain(HEADS)) is right
     assert "attention by refuses is not used: Paged KV cache block size must be divisible by 256" in caplog.text
     assert "attention by errs is not used: its numbers are off by" in caplog.text
     monkeypatch.setattr(paged, "_ways", lambda *_: iter([refuses]))
-    assert paged.paged_attention(HEADS, HALF, plain(HEADS)) is None
+    assert paged.paged_attention(HEADS, HALF, 128, plain(HEADS)) is None
 
 
 def test_full_precision_and_cpus_have_none():
-    assert paged.paged_attention(HEADS, Place(torch.device("cpu"), torch.float32), plain(HEADS)) is None
-    assert paged.paged_attention(HEADS, HALF, plain(HEADS)) is None
+    assert paged.paged_attention(HEADS, Place(torch.device("cpu"), torch.float32), 128, plain(HEADS)) is None
+    assert paged.paged_attention(HEADS, HALF, 128, plain(HEADS)) is None
 
 
 @pytest.mark.skipif(
@@ -101,5 +113,5 @@ def test_full_precision_and_cpus_have_none():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_cuda_device_has_one_that_is_right(dtype):
     place = Place(torch.device("cuda"), dtype)
-    way = paged.paged_attention(HEADS, place, plain(HEADS))
+    way = paged.paged_attention(HEADS, place, paged.block_size_for(place, has_host=False), plain(HEADS))
     assert (way is not None) == (torch.cuda.get_device_capability() >= (8, 0))

@@ -51,10 +51,10 @@ def test_torchs_own_norm_is_the_same(dtype, weight):
 
 
 @built
-@pytest.mark.parametrize("with_norm", [True, False])
+@pytest.mark.parametrize(("with_norm", "block_size"), [(True, 128), (False, 128), (True, 256)])
 @pytest.mark.parametrize("heads", [HeadLayout(14, 2, 64), HeadLayout(4, 4, 32), HeadLayout(8, 2, 96)])
 @pytest.mark.parametrize("dtype", NEAR)
-def test_what_attention_gets_is_torchs(dtype, heads, with_norm):
+def test_what_attention_gets_is_torchs(dtype, heads, with_norm, block_size):
     """Query, key and value, in place and in the cache, of rows of one token and pieces of prompts."""
     place, random = Place(CPU, dtype), torch.Generator().manual_seed(0)
     rotary = Rotary(10_000.0 ** -(torch.arange(0, heads.size, 2) / heads.size), 1.0, place)
@@ -64,11 +64,11 @@ def test_what_attention_gets_is_torchs(dtype, heads, with_norm):
         Chunk(np.zeros(count, np.int32), start, table)
         for count, start, table in [(1, 300, (4, 0, 3)), (150, 0, (5, 2)), (1, 0, (1,)), (3, 126, (7, 6))]
     ]
-    step = StepLayout.of_chunks(chunks, place)
+    step = StepLayout.of_chunks(chunks, place, block_size)
     qkv = torch.randn(step.tokens + step.spare, heads.total, heads.size, generator=random).to(dtype)
     found = []
     for in_c in (True, False):
-        mine, cache, turned = qkv.clone(), Cache(1, heads, 8, place), Turned(heads, norm, rotary, place)
+        mine, cache, turned = qkv.clone(), Cache(1, heads, 8, place, block_size), Turned(heads, norm, rotary, place)
         if not in_c:
             turned._kernel = None
         turned.put(mine, *cache.tensor[0], step)

@@ -6,7 +6,7 @@ from math import sqrt
 import pytest
 
 from deployments.generation.scheduler.answer_lengths import AnswerLengths
-from deployments.generation.scheduler.block_pool import blocks_of
+from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 
 LIVES = 20 / 21  # the share that outlives a bin in which one answer has ended, beside the 20 that are thought not to
 SURE = 3.5 * sqrt(LIVES * (1 - LIVES))  # standard deviations of one such answer
@@ -70,22 +70,22 @@ def test_an_answer_that_goes_on_counts_at_once():
     ],
 )
 def test_the_most_blocks_after_one_answer_of_few_tokens(tokens, lefts, lengths, blocks):
-    assert learned((10, 500)).most_blocks(tokens, lefts, lengths) == pytest.approx(blocks)
+    assert learned((10, 500)).most_blocks(tokens, lefts, lengths, 128) == pytest.approx(blocks)
 
 
 @pytest.mark.parametrize("ahead", [32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072])
 def test_times_ahead_at_which_blocks_are_counted(ahead):
     """One answer has ended just before. At this time the others are as many as outlived it."""
     found = learned((ahead - 1, 9999))
-    assert found.most_blocks([0], [ahead + 1], [0]) == pytest.approx((ahead // 128 + 1) * (LIVES + SURE))
+    assert found.most_blocks([0], [ahead + 1], [0], 128) == pytest.approx((ahead // 128 + 1) * (LIVES + SURE))
 
 
 def test_nobody_is_thought_to_end_before_anybody_did():
-    assert learned((600, 9999)).most_blocks([0], [129], [0]) == 2
+    assert learned((600, 9999)).most_blocks([0], [129], [0], 128) == 2
 
 
 def test_nobody_looks_further_ahead_than_bins_reach():
-    assert AnswerLengths().most_blocks([0], [9999], [0]) == LONGEST / 128
+    assert AnswerLengths().most_blocks([0], [9999], [0], 128) == LONGEST / 128
 
 
 @pytest.mark.parametrize("count", [5, 40, 200])
@@ -97,11 +97,11 @@ def test_no_more_blocks_are_held_than_foreseen_but_rarely(count):
         for tokens in range(32, length + 1, 32):
             found.goes_on(tokens)
         found.ended(length, 500)
-    foreseen = found.most_blocks([0] * count, [500] * count, [99] * count)
-    assert foreseen < 0.8 * count * blocks_of(100 + 500 - 1) or count == 5
+    foreseen = found.most_blocks([0] * count, [500] * count, [99] * count, BLOCK)
+    assert foreseen < 0.8 * count * blocks_of(100 + 500 - 1, BLOCK) or count == 5
     above = 0
     for _ in range(200):
         ends = draw.choices(lengths, k=count)
-        peak = max(sum(blocks_of(100 + at) for end in ends if end > at) for at in range(0, 500, 50))
+        peak = max(sum(blocks_of(100 + at, BLOCK) for end in ends if end > at) for at in range(0, 500, 50))
         above += peak > foreseen
     assert above <= 4

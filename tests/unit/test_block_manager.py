@@ -67,11 +67,11 @@ def admit(room, generation, holds=0, picked=None):
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (BLOCK, 1), (BLOCK + 1, 2), (3 * BLOCK, 3)])
 def test_a_block_holds_128_tokens(tokens, blocks):
     assert BLOCK == 128
-    assert blocks_of(tokens) == blocks
+    assert blocks_of(tokens, BLOCK) == blocks_of(2 * tokens, 2 * BLOCK) == blocks
 
 
 def test_tables_grow_block_by_block_up_to_the_last_one():
-    blocks, table, other = Blocks(4), [], []
+    blocks, table, other = Blocks(4, BLOCK), [], []
     blocks.grow(table, BLOCK + 1)
     assert (table, blocks.free) == ([0, 1], 2)
     blocks.grow(table, 2 * BLOCK)
@@ -88,7 +88,7 @@ def test_tables_grow_block_by_block_up_to_the_last_one():
 
 
 def test_a_block_is_free_when_the_last_of_its_holders_gives_it_back():
-    blocks, table = Blocks(3), []
+    blocks, table = Blocks(3, BLOCK), []
     blocks.grow(table, 2 * BLOCK + 5)
     assert blocks.share(table, 2 * BLOCK - 1) == [0]
     shared = blocks.share(table, 2 * BLOCK)
@@ -100,7 +100,7 @@ def test_a_block_is_free_when_the_last_of_its_holders_gives_it_back():
 
 
 def test_another_cache_holds_what_is_shared_once():
-    blocks, mine = Blocks(4), []
+    blocks, mine = Blocks(4, BLOCK), []
     blocks.grow(mine, 1)
     ours = blocks.hold([[7, 8], [7, 9]])
     assert (sorted(ours), sorted(ours.values())) == ([7, 8, 9], [1, 2, 3])
@@ -114,10 +114,10 @@ def test_another_cache_holds_what_is_shared_once():
 
 @given(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 600)), min_size=1, max_size=8))
 def test_a_block_is_free_when_nobody_holds_it(tables):
-    blocks = Blocks(60)
+    blocks = Blocks(60, BLOCK)
     held = []
     for tokens, shared in tables:
-        if blocks_of(tokens) <= blocks.free:
+        if blocks_of(tokens, BLOCK) <= blocks.free:
             table = []
             blocks.grow(table, tokens)
             held += [table, blocks.share(table, min(tokens, shared))]
@@ -142,14 +142,14 @@ def test_a_block_is_free_when_nobody_holds_it(tables):
 )
 def test_blocks_of_a_generation(prompt, most, answers, shared, each, whole):
     one = Generation(prompt, most, 0.0, answers=answers)
-    assert (one.shared_blocks, one.row_blocks, one.most_blocks) == (shared, each, whole)
+    assert (one.shared_blocks(BLOCK), one.row_blocks(BLOCK), one.most_blocks(BLOCK)) == (shared, each, whole)
     one.rows = [Row(one, number, list(range(shared + 1))) for number in range(answers)]
-    assert one.needed_blocks == whole
-    assert one.held_blocks == shared + answers
+    assert one.needed_blocks(BLOCK) == whole
+    assert one.held_blocks(BLOCK) == shared + answers
     one.rows[0].table = []
-    assert one.held_blocks == shared + answers - 1 or answers == 1
+    assert one.held_blocks(BLOCK) == shared + answers - 1 or answers == 1
     del one.rows[0]
-    assert one.needed_blocks == shared + (answers - 1) * each
+    assert one.needed_blocks(BLOCK) == shared + (answers - 1) * each
 
 
 @pytest.mark.parametrize(("bulk", "pace_s"), [(False, 0.1), (True, None)])
@@ -224,7 +224,7 @@ def test_lengths_are_asked_of_all_that_are_here_but_bulk():
     assert room.fits(Generation(30, 200, 0.0), [Generation(10, 300, 0.0)], 1.0)
     assert room.lengths.asked is None  # there is room for the most that all may need
     assert room.fits(Generation(30, 250, 0.0), [Generation(10, 300, 0.0)], 1.0)
-    tokens, lefts, lengths = room.lengths.asked
+    tokens, lefts, lengths, _ = room.lengths.asked
     assert list(zip(tokens, lefts, lengths, strict=True)) == [
         (0, 900, 99), (7, 393, 56), (7, 393, 56), (0, 250, 29), (0, 300, 9),
     ]  # fmt: skip
@@ -310,7 +310,7 @@ def test_at_the_end_of_a_prompt_its_other_answers_get_their_blocks(prompt, table
     assert [row.table for row in one.rows] == tables
     one.first_at = 0.0
     assert take(room, one.rows[0], prompt)  # its answers run: nothing is shared again
-    assert one.held_blocks == len({block for table in tables for block in table})
+    assert one.held_blocks(BLOCK) == len({block for table in tables for block in table})
 
 
 @pytest.mark.parametrize(("blocks", "taken"), [(4, False), (5, True)])

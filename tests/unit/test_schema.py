@@ -81,7 +81,9 @@ def test_a_setting_has_its_comment_or_those_above_it_as_description():
     assert said["CpuSettings"]["cores"]["description"] == "for each instance"
     assert said["CpuSettings"]["engine"]["description"] == "auto: the fastest installed one"
     assert said["ModelSettings"]["max_tokens"]["description"].startswith("lowers the model's own limit")
-    assert said["GenerationCpuSettings"]["blocks"]["description"].startswith("Cache blocks of 128 tokens. auto: 85 %")
+    assert said["GenerationCpuSettings"]["blocks"]["description"].startswith(
+        "Cache blocks of 128 tokens; 256 on NVIDIA"
+    )
     assert said["GenerationCpuSettings"]["max_num_batched_tokens"]["description"].startswith(
         "the most tokens in one step"
     )

@@ -195,7 +195,7 @@ class Application:
                 "live_replicas": 1, "expected_replicas": 1, "rows": 0, "waiting": 0, "step_time": None,
                 "max_num_batched_tokens": 2048, "blocks": 512, "num_cpu_blocks": 0,
                 "replicas": {f"{pool}-1": {
-                    "device": pool, "engine": "emulated", "dtype": "float32", "host_warm_up": None
+                    "device": pool, "engine": "emulated", "dtype": "float32", "host_warm_up": None, "block_size": 128
                 }},
             } for pool in ("accelerator", "cpu")},
         }  # fmt: skip

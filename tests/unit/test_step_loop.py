@@ -739,6 +739,7 @@ def test_what_does_not_fit_a_replica():
     bounds = 10, 300, 1000  # blocks, tokens of a step, context
     assert PlannedStep(5, 255).fits(*bounds)
     assert not PlannedStep(5, 256).fits(*bounds)
+    assert PlannedStep(5, 511).fits(*bounds, block_size=256) > PlannedStep(5, 512).fits(*bounds, block_size=256)
     assert PlannedStep(0, 0, [(0, 256), (500, 44)]).fits(*bounds)
     assert not PlannedStep(1, 0, [(0, 256), (500, 44)]).fits(*bounds)
     assert not PlannedStep(0, 0, [(901, 100)]).fits(*bounds)

@@ -19,7 +19,7 @@ from deployments.generation.engine.paged_attention import PaddedRows, Paged, by_
 from deployments.generation.kernels import native
 from deployments.generation.kernels.decode_kernel import DecodeKernel, decode_kernel
 from deployments.generation.kernels.row_kernels import turn_kernel
-from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
+from deployments.generation.scheduler.block_pool import blocks_of
 
 
 class Ways(NamedTuple):
@@ -33,11 +33,13 @@ class Ways(NamedTuple):
 
 
 class Cache:
-    """Memory for `blocks` blocks, allocated once: [layers, 2 (keys, values), blocks, groups, BLOCK, size]."""
+    """Memory for `blocks` blocks, allocated once: [layers, 2 (keys, values), blocks, groups, block_size, size]."""
 
-    def __init__(self, layers: int, heads: HeadLayout, blocks: int, place: Place, *, pinned: bool = False) -> None:
+    def __init__(
+        self, layers: int, heads: HeadLayout, blocks: int, place: Place, block_size: int, *, pinned: bool = False
+    ) -> None:
         """`pinned`: use page-locked memory of the host, which a CUDA device can copy asynchronously."""
-        shape = (layers, 2, blocks, heads.groups, BLOCK, heads.size)
+        shape = (layers, 2, blocks, heads.groups, block_size, heads.size)
         on_cpu = place.device.type == "cpu"
         empty = (
             native.empty(shape, place.dtype) if on_cpu else torch.empty(shape, device=place.device, dtype=place.dtype)
@@ -49,9 +51,9 @@ class Cache:
             torch.cuda.check_error(runtime.cudaHostRegister(pointer, self.tensor.nbytes, 0))
             # Before the memory is freed: CUDA refuses to pin what lies there next, as "already mapped".
             weakref.finalize(self, runtime.cudaHostUnregister, pointer).atexit = False
-        paged = None if on_cpu else paged_attention(heads, place, plain(heads))
+        paged = None if on_cpu else paged_attention(heads, place, block_size, plain(heads))
         kernel = decode_kernel(heads, place) if on_cpu or paged is not None else PaddedRows(heads)
-        self.blocks, self.reads_in_place = blocks, paged is by_tables
+        self.blocks, self.block_size, self.reads_in_place = blocks, block_size, paged is by_tables
         self._ways = Ways(kernel, paged, by_tables if paged is by_tables else PaddedRows(heads).fixed)
 
     def attention(self, layer: int, heads: HeadLayout, turned: Turned | None = None) -> CachedAttention:
@@ -136,7 +138,7 @@ class CachedAttention:
             self._kernel.attend(q, self._keys, self._values, step.decoding, mixed)
         for number, rows in step.once(("torch's", self._kernel is None), lambda: self._for_torch(step)):
             chunk = step.chunks[number]
-            table = step.tables[number, : blocks_of(chunk.end)]
+            table = step.tables[number, : blocks_of(chunk.end, self._keys.shape[2])]
             keys, values = (self._of(table, chunk.end, stored) for stored in (self._keys, self._values))
             mixed[rows] = self._attend(q[rows], keys, values, chunk.start)
         return mixed
@@ -146,7 +148,7 @@ class CachedAttention:
         heads, parts = self._heads, []
         for chunk, table, own in zip(step.chunks, step.tables, torch.split(qkv, step.lengths), strict=True):
             q, *new = torch.split(own, [heads.heads, heads.groups, heads.groups], 1)
-            before = table[: blocks_of(chunk.start)]
+            before = table[: blocks_of(chunk.start, self._keys.shape[2])]
             keys, values = (
                 torch.cat([self._of(before, chunk.start, stored).to(qkv.device), one.transpose(0, 1)[None]], 2)
                 for stored, one in zip((self._keys, self._values), new, strict=True)

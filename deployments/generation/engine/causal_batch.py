@@ -48,7 +48,7 @@ class CausalBatch:
         on_host = Place(_CPU, place.dtype)
         found, end, lasts = [], 0, {}
         for chunks, stored in zip(kinds, (place, on_host, on_host), strict=True):
-            found.append(_Part.of_chunks(chunks, end, place, stored) if chunks else None)
+            found.append(_Part.of_chunks(self._model, chunks, end, stored) if chunks else None)
             for chunk in chunks:
                 end += len(chunk.ids)
                 lasts[id(chunk)] = end - 1
@@ -129,12 +129,13 @@ class _Part:
     at: slice
 
     @classmethod
-    def of_chunks(cls, chunks: Sequence[Chunk], start: int, place: Place, stored: Place) -> Self:
-        layout = StepLayout.of_chunks(chunks, place)
+    def of_chunks(cls, model: CausalModel, chunks: Sequence[Chunk], start: int, stored: Place) -> Self:
+        place, block_size = model.place, model.cache.block_size
+        layout = StepLayout.of_chunks(chunks, place, block_size)
         layout.spare = 0  # other parts may follow
         return cls(
             layout,
-            layout if place.device == stored.device else StepLayout.of_chunks(chunks, stored),
+            layout if place.device == stored.device else StepLayout.of_chunks(chunks, stored, block_size),
             slice(start, start + layout.tokens),
         )
 

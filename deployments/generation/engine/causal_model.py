@@ -18,6 +18,7 @@ from deployments.generation.engine.cache import Cache, CachedAttention, Turned
 from deployments.generation.engine.packed_step import StepLayout
 from deployments.generation.kernels.packed_products import products_for
 from deployments.generation.kernels.row_kernels import kernel_norm
+from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.work import Chunk
 
 _CPU = torch.device("cpu")
@@ -36,12 +37,13 @@ def unsupported(config: Any) -> str | None:
 
 class CausalModel:
     """A model, from a config that is not `unsupported`, with a cache of `blocks` blocks and one of `num_cpu_blocks`
-    blocks in the host's memory.
+    blocks in the host's memory. Each block has room for `block_size` tokens.
     """
 
     def __init__(
-        self, config: Any, weights: Weights, blocks: int, products: Products | None = None, num_cpu_blocks: int = 0
-    ) -> None:
+        self, config: Any, weights: Weights, blocks: int, products: Products | None = None, *, num_cpu_blocks: int = 0,
+        block_size: int = BLOCK,
+    ) -> None:  # fmt: skip
         """`weights`: named as in the class with a head. `products`: None picks the faster ones on this machine. Raises
         MissingWeight.
         """
@@ -53,10 +55,10 @@ class CausalModel:
 
         def attend(layer: int, heads: HeadLayout, _: Reach, norm: RmsNorm | None, rotary: Rotary) -> Attention:
             if not made:  # the heads are known only here
-                made.append(Cache(config.num_hidden_layers, heads, blocks, self.place))
+                made.append(Cache(config.num_hidden_layers, heads, blocks, self.place, block_size))
                 on_host = Place(_CPU, self.place.dtype)
                 pinned = self.place.device.type == "cuda"
-                made.append(Cache(config.num_hidden_layers, heads, num_cpu_blocks, on_host, pinned=pinned))
+                made.append(Cache(config.num_hidden_layers, heads, num_cpu_blocks, on_host, block_size, pinned=pinned))
             self.turned.append(Turned(heads, norm, rotary, self.place))
             self.attention.append(made[0].attention(layer, heads, self.turned[-1]))
             self.host_attention.append(made[1].attention(layer, heads))
@@ -77,7 +79,7 @@ class CausalModel:
         """Compute chunks, at most one per sequence, and put their keys and values into the cache. Returns the logits of
         the next tokens, float32 [wanted chunks, vocabulary].
         """
-        return self.compute(StepLayout.of_chunks(chunks, self.place))
+        return self.compute(StepLayout.of_chunks(chunks, self.place, self.cache.block_size))
 
     def compute(self, layout: StepLayout) -> torch.Tensor:
         """The same for a layout."""

@@ -167,7 +167,7 @@ class _Stages:
         self._caches[chunk.on_host][blocks, positions % BLOCK] = chunk.ids
 
     def _next(self, chunk: Chunk) -> int:
-        table = list(chunk.table[: blocks_of(chunk.end)])
+        table = list(chunk.table[: blocks_of(chunk.end, BLOCK)])
         return following(self._caches[chunk.on_host][table].reshape(-1)[: chunk.end], self._of.vocabulary)
 
 

@@ -36,12 +36,13 @@ class StepEngine:
     emulated: bool
     why: str
     model: StepTime | None = None  # if known without measuring
+    block_size: int = BLOCK  # tokens of a block
     num_cpu_blocks: int = 0  # cache blocks in the host's memory
     host: HostTime | None = None  # if known without measuring
     layers: int = 1
 
     def describe(self) -> dict[str, Any]:
-        names = ("engine", "device", "dtype", "emulated", "why", "blocks", "num_cpu_blocks")
+        names = ("engine", "device", "dtype", "emulated", "why", "blocks", "block_size", "num_cpu_blocks")
         return {name: getattr(self, name) for name in names}
 
 
@@ -123,19 +124,24 @@ class _Loaded:
         from deployments.generation.engine.device_sampling import logits_of
         from deployments.generation.engine.graphed_decoder import with_graphs
         from deployments.generation.engine.hybrid_steps import HybridSteps
+        from deployments.generation.engine.paged_attention import block_size_for
 
         config = read_config(self._card.model)
         if problem := unsupported(config):
             raise SettingsError("args.model.id", problem)
         dtype, why = (self._settings.dtype, "set by hand") if self._settings.dtype != "auto" else self._quick_dtype()
         place = Place(self._device, getattr(self._torch, dtype))
-        block_bytes, num_cpu_blocks = _block_bytes(config, place.dtype.itemsize), self._host_blocks
+        num_cpu_blocks = self._host_blocks
+        block_size = block_size_for(place, has_host=num_cpu_blocks > 0)
+        block_bytes = _block_bytes(config, block_size, place.dtype.itemsize)
         weights_bytes = self._card.model.parameters * place.dtype.itemsize
-        blocks = self._blocks(block_bytes, weights_bytes) if self._settings.blocks == "auto" else self._settings.blocks
+        blocks = self._settings.blocks
+        if blocks == "auto":
+            blocks = self._blocks(block_size, block_bytes, weights_bytes)
         self._check_host(block_bytes, weights_bytes + blocks * block_bytes)
         try:
             weights = Weights.of_files(self._card.model.folder, place)
-            model = CausalModel(config, weights, blocks, num_cpu_blocks=num_cpu_blocks)
+            model = CausalModel(config, weights, blocks, num_cpu_blocks=num_cpu_blocks, block_size=block_size)
         except MissingWeight as error:
             raise SettingsError("args.model.id", f"{self._card.name}'s files lack the weight {error.args[0]}") from None
         cores = f", {self._threads} threads" if self._device.type == "cpu" else ""
@@ -147,7 +153,7 @@ class _Loaded:
             steps = HybridSteps(stages)
         return StepEngine(
             steps, blocks, "torch", named, dtype, emulated=False, why=why,
-            num_cpu_blocks=num_cpu_blocks, layers=config.num_hidden_layers,
+            block_size=block_size, num_cpu_blocks=num_cpu_blocks, layers=config.num_hidden_layers,
         )  # fmt: skip
 
     def _quick_dtype(self) -> tuple[str, str]:
@@ -171,7 +177,7 @@ class _Loaded:
                 f"which has room for {max(0, left // block_bytes)}",
             )
 
-    def _blocks(self, block_bytes: int, weights_bytes: int) -> int:
+    def _blocks(self, block_size: int, block_bytes: int, weights_bytes: int) -> int:
         """How many cache blocks fit into the memory that the weights leave free. Raises SettingsError if too few."""
         free, share = _free_memory(), _CPU_SHARE
         if self._device.type != "cpu":
@@ -179,22 +185,22 @@ class _Loaded:
             if isinstance(self._settings, GenerationAcceleratorSettings):
                 free = min(free, total // self._settings.replicas_per_device)  # others there may not have loaded yet
         left = share * (free - weights_bytes)
-        least = blocks_of(self._card.context)
+        least = blocks_of(self._card.context, block_size)
         if self._device.type == "cpu":
             left = min(left, _MOST_ON_CPU * least * block_bytes)
         if left < least * block_bytes:
             raise SettingsError(
                 f"args.{'cpu' if self._device.type == 'cpu' else 'accelerator'}.blocks",
-                f"the free memory holds the keys and values of {max(0, int(left // block_bytes)) * BLOCK} tokens, "
+                f"the free memory holds the keys and values of {max(0, int(left // block_bytes)) * block_size} tokens, "
                 f"fewer than one text of {self._card.context}; lower model.max_tokens, or set the number of blocks",
             )
         return int(left // block_bytes)
 
 
-def _block_bytes(config: Any, itemsize: int) -> int:
+def _block_bytes(config: Any, block_size: int, itemsize: int) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * BLOCK * size * itemsize)
+    return int(2 * config.num_hidden_layers * heads * block_size * size * itemsize)
 
 
 def _free_memory() -> int:

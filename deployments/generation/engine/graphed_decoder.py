@@ -41,7 +41,7 @@ class GraphedDecoder:
         reason, most, until = "larger steps need none", 0, clock() + _MOST_S
         self.cache.tensor.normal_()  # among zeros, attention to the wrong blocks would not be noticed
         with torch.inference_mode():
-            for size, steps in sizes(context, self.cache.blocks):
+            for size, steps in sizes(context, self.cache.blocks, self.cache.block_size):
                 if most and size.rows >= most:
                     continue
                 problem = self._problem(size, steps) if clock() < until else f"{_MOST_S:.0f} s are over"

@@ -15,7 +15,7 @@ from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.decode_sizes import DecodeSize
 from deployments.generation.kernels.decode_kernel import DecodeRows
-from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
+from deployments.generation.scheduler.block_pool import blocks_of
 from deployments.generation.scheduler.work import Chunk
 
 # Numbers of rows to which products are padded, since oneDNN prepares a new kernel for each number; above 32, multiples.
@@ -36,18 +36,19 @@ class StepLayout(Layout):
     decoding: DecodeRows
 
     @classmethod
-    def of_chunks(cls, chunks: Sequence[Chunk], place: Place) -> Self:
+    def of_chunks(cls, chunks: Sequence[Chunk], place: Place, block_size: int) -> Self:
         lengths = np.array([len(chunk.ids) for chunk in chunks], np.int32)
         bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         tokens = int(bounds[-1])
-        tables = np.zeros((len(chunks), max(blocks_of(chunk.end) for chunk in chunks)), np.int64)
-        for table, chunk in zip(tables, chunks, strict=True):
-            table[: blocks_of(chunk.end)] = chunk.table[: blocks_of(chunk.end)]
+        counts = [blocks_of(chunk.end, block_size) for chunk in chunks]
+        tables = np.zeros((len(chunks), max(counts)), np.int64)
+        for table, chunk, count in zip(tables, chunks, counts, strict=True):
+            table[:count] = chunk.table[:count]
         ids = np.concatenate([chunk.ids for chunk in chunks])
         ends = [chunk.end for chunk in chunks]
         positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
-        blocks = tables[np.repeat(np.arange(len(chunks)), lengths), positions // BLOCK]
-        slots = np.concatenate([blocks, positions % BLOCK])
+        blocks = tables[np.repeat(np.arange(len(chunks)), lengths), positions // block_size]
+        slots = np.concatenate([blocks, positions % block_size])
         last = np.array([bounds[number + 1] - 1 for number, chunk in enumerate(chunks) if chunk.wanted], np.int64)
         parts = (ids, positions, ends, slots, tables.ravel(), last, bounds)
         together = sent(np.concatenate(parts, dtype=np.int64), place.device)  # in one copy
@@ -93,12 +94,12 @@ class FixedStep(StepLayout):
         """`inputs`: int64 on the device, see `DecodeSize.fill`."""
         ids, positions, flat = torch.split(inputs, list(size.parts))
         tables, rows = flat.view(size.rows, size.blocks), torch.arange(size.rows + 1, device=place.device)
-        blocks = tables.gather(1, (positions // BLOCK)[:, None])[:, 0]
+        blocks = tables.gather(1, (positions // size.block_size)[:, None])[:, 0]
         return cls(
-            place=place, queries=size.rows, longest=size.blocks * BLOCK, ragged=True, tokens=size.rows, spare=0,
-            bounds=rows.int(), lengths=[1] * size.rows, _starts=np.empty(0, np.int32), chunks=(), ids=ids,
-            positions=positions, ends=positions + 1, slots=torch.stack([blocks, positions % BLOCK]), tables=tables,
-            last=rows[:-1], decoding=DecodeRows.of_chunks((), np.empty(0, np.int32)), held=held,
+            place=place, queries=size.rows, longest=size.blocks * size.block_size, ragged=True, tokens=size.rows,
+            spare=0, bounds=rows.int(), lengths=[1] * size.rows, _starts=np.empty(0, np.int32), chunks=(), ids=ids,
+            positions=positions, ends=positions + 1, slots=torch.stack([blocks, positions % size.block_size]),
+            tables=tables, last=rows[:-1], decoding=DecodeRows.of_chunks((), np.empty(0, np.int32)), held=held,
         )  # fmt: skip
 
     def firsts(self, table: torch.Tensor) -> torch.Tensor:

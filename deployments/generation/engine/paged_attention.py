@@ -23,20 +23,34 @@ from deployments.generation.scheduler.work import Chunk
 
 logger = logging.getLogger("ray.serve")
 
-# q [tokens, heads, size], keys and values [blocks, groups, BLOCK, size] -> [tokens, heads * size]
+# q [tokens, heads, size], keys and values [blocks, groups, block_size, size] -> [tokens, heads * size]
 Paged = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, StepLayout], torch.Tensor]
 
-_TRIED = ((0, 40), (BLOCK + 4, 1), (0, BLOCK + 9), (2 * BLOCK, 30), (0, 1))  # (start, tokens) of the made-up chunks
+_FLASH_BLOCK = 256  # tokens: flash attention 2 reads blocks in place if this divides them (Dao-AILab, issue 828)
+_HALF = (torch.bfloat16, torch.float16)
 _NEAR = 0.03  # the largest RMS error, relative to the numbers' spread: half precision sums in another order
 
 
-def paged_attention(heads: HeadLayout, place: Place, plain: Paged) -> Paged | None:
+def block_size_for(place: Place, *, has_host: bool) -> int:
+    """Tokens of a cache's blocks: so many that flash attention, where it is, reads them in place. Not run on a card
+    yet. With a host, the C kernel reads them too, and small ones move sooner.
+    """
+    return _FLASH_BLOCK if _has_flash(place) and not has_host else BLOCK
+
+
+def _has_flash(place: Place) -> bool:
+    """Whether PyTorch has flash attention there. It is version 2 unless somebody activates another."""
+    device = place.device
+    return place.dtype in _HALF and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def paged_attention(heads: HeadLayout, place: Place, block_size: int, plain: Paged) -> Paged | None:
     """The first way of this device that agrees with `plain`. None if there is none."""
-    if place.dtype not in {torch.bfloat16, torch.float16}:
+    if place.dtype not in _HALF:
         return None
     for way in _ways(heads, place):
         try:
-            error = _error(way, plain, heads, place)
+            error = _error(way, plain, heads, place, block_size)
         except Exception as problem:  # noqa: BLE001 - whatever it is, there are other ways
             reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
             logger.info("attention by %s is not used: %s", way.__name__, reason)
@@ -48,23 +62,24 @@ def paged_attention(heads: HeadLayout, place: Place, plain: Paged) -> Paged | No
 
 
 def _ways(heads: HeadLayout, place: Place) -> Iterator[Paged]:
-    if place.device.type == "cuda" and torch.cuda.get_device_capability(place.device) >= (8, 0):
+    if _has_flash(place):
         yield by_tables
         yield gathered
     if place.device.type == "npu":
         yield _by_tables_on_npu(heads)
 
 
-def _error(way: Paged, plain: Paged, heads: HeadLayout, place: Place) -> float:
+def _error(way: Paged, plain: Paged, heads: HeadLayout, place: Place, block_size: int) -> float:
     """The RMS error of a step's attention, relative to the spread of its numbers."""
     draw, device = torch.Generator().manual_seed(1), place.device
-    tables = np.random.default_rng(1).permutation(4 * len(_TRIED)).reshape(len(_TRIED), 4)
+    tried = ((0, 40), (block_size + 4, 1), (0, block_size + 9), (2 * block_size, 30), (0, 1))  # (start, tokens)
+    tables = np.random.default_rng(1).permutation(4 * len(tried)).reshape(len(tried), 4)
     chunks = [
-        Chunk(np.zeros(tokens, np.int32), start, tuple(table[: blocks_of(start + tokens)].tolist()))
-        for (start, tokens), table in zip(_TRIED, tables, strict=True)
+        Chunk(np.zeros(tokens, np.int32), start, tuple(table[: blocks_of(start + tokens, block_size)].tolist()))
+        for (start, tokens), table in zip(tried, tables, strict=True)
     ]
-    step = StepLayout.of_chunks(chunks, place)
-    stored = torch.randn(2, tables.size, heads.groups, BLOCK, heads.size, generator=draw)
+    step = StepLayout.of_chunks(chunks, place, block_size)
+    stored = torch.randn(2, tables.size, heads.groups, block_size, heads.size, generator=draw)
     keys, values = stored.to(device, place.dtype)
     q = torch.randn(step.tokens, heads.heads, heads.size, generator=draw).to(device, place.dtype) / heads.size**0.5
     found, wanted = (attend(q, keys, values, step).float() for attend in (way, plain))
@@ -86,13 +101,13 @@ class PaddedRows:
     ) -> None:
         """See `DecodeKernel.attend`."""
         if rows is not self._rows:
-            self._rows, self._parts = rows, list(_alike(rows, q.device))
+            self._rows, self._parts = rows, list(_alike(rows, keys.shape[2], q.device))
         for tokens, *places in self._parts:
             mixed[tokens] = self._of(q[tokens], keys, values, *places)
 
     def fixed(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
         """`Paged` for a `FixedStep`: all rows together, padded to the longest that the step may have."""
-        places = step.once("places", lambda: _places(step.ends[:, None], step.tables))
+        places = step.once("places", lambda: _places(step.ends[:, None], step.tables, keys.shape[2]))
         return self._of(q, keys, values, *places)
 
     def _of(
@@ -104,31 +119,31 @@ class PaddedRows:
         return functional.scaled_dot_product_attention(own, k, v, places[1], scale=1.0).flatten(1)
 
 
-def _alike(rows: DecodeRows, device: torch.device) -> Iterator[tuple[torch.Tensor, ...]]:
+def _alike(rows: DecodeRows, block_size: int, device: torch.device) -> Iterator[tuple[torch.Tensor, ...]]:
     """Rows, longest first, whose blocks differ at most twofold: their tokens, and their `_places`."""
-    powers = np.ceil(np.log2(-(-rows.lengths // BLOCK)))
+    powers = np.ceil(np.log2(-(-rows.lengths // block_size)))
     for power in np.unique(powers)[::-1]:
         own = np.flatnonzero(powers == power)
-        most = blocks_of(int(rows.lengths[own[0]]))
+        most = blocks_of(int(rows.lengths[own[0]]), block_size)
         about = sent(np.column_stack([rows.tokens[own], rows.lengths[own], rows.tables[own, :most]]), device)
         tokens, lengths, tables = torch.split(about, [1, 1, most], 1)
-        yield tokens[:, 0], *_places(lengths, tables)
+        yield tokens[:, 0], *_places(lengths, tables, block_size)
 
 
-def _places(lengths: torch.Tensor, tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _places(
+    lengths: torch.Tensor, tables: torch.Tensor, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of rows with these lengths, [rows, 1], and block tables: the block of each position and the place in it, [rows,
     positions]; and whether the row sees the position, [rows, 1, 1, positions]. A row is padded with its own last token,
     because what others left in a block may be NaN.
     """
-    positions = torch.arange(tables.shape[1] * BLOCK, device=tables.device)
+    positions = torch.arange(tables.shape[1] * block_size, device=tables.device)
     at = positions.minimum(lengths - 1)
-    return tables.gather(1, at // BLOCK), at % BLOCK, (positions < lengths)[:, None, None]
+    return tables.gather(1, at // block_size), at % block_size, (positions < lengths)[:, None, None]
 
 
 def by_tables(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
-    """Flash attention that reads the blocks in place. Flash attention 2 refuses, because it needs blocks of a multiple
-    of 256 tokens (Dao-AILab/flash-attention, issue 828). Flash attention 3 accepts any size.
-    """
+    """Flash attention that reads the blocks in place (`_FLASH_BLOCK`)."""
     tables, ends = step.once("tables", lambda: (_tables(step), step.ends.int()))
     by_block = keys.transpose(1, 2), values.transpose(1, 2)
     longest = max(step.lengths), step.longest
@@ -137,14 +152,14 @@ def by_tables(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: S
 
 def gathered(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
     """Flash attention over keys and values that are copied out of their blocks first."""
-    blocks, places, bounds = step.once("gathered", lambda: _all_before(step))
+    blocks, places, bounds = step.once("gathered", lambda: _all_before(step, keys.shape[2]))
     found = keys[blocks, :, places], values[blocks, :, places]
     return varlen(q, *found, step.bounds, bounds, max(step.lengths), step.longest, window=(-1, 0))
 
 
 def _by_tables_on_npu(heads: HeadLayout) -> Paged:
     def by_tables_on_npu(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
-        """Ascend's fused attention for inference, packed tokens (TND) over a cache [blocks, groups, BLOCK, size]."""
+        """Ascend's fused attention for inference, packed tokens (TND) over `Cache`'s blocks."""
         import torch_npu
 
         tables = step.once("tables", lambda: _tables(step))
@@ -162,7 +177,7 @@ def _by_tables_on_npu(heads: HeadLayout) -> Paged:
             actual_seq_lengths=np.cumsum(step.lengths).tolist(),
             actual_seq_lengths_kv=[chunk.end for chunk in step.chunks],
             block_table=tables,
-            block_size=BLOCK,
+            block_size=keys.shape[2],
         )[0]
         return found.flatten(1)
 
@@ -174,7 +189,7 @@ def _tables(step: StepLayout) -> torch.Tensor:
     return step.tables.int()
 
 
-def _all_before(step: StepLayout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _all_before(step: StepLayout, block_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """For each chunk, its tokens and all before them: their blocks and positions in the blocks, int64; and where each
     chunk's tokens begin, int32.
     """
@@ -182,4 +197,4 @@ def _all_before(step: StepLayout) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     chunks, every = (torch.arange(count, device=bounds.device) for count in (step.queries, tokens))
     chunks = chunks.repeat_interleave(step.ends, output_size=tokens)
     places = every - bounds[chunks]
-    return step.tables[chunks, places // BLOCK], places % BLOCK, bounds.int()
+    return step.tables[chunks, places // block_size], places % block_size, bounds.int()

@@ -6,16 +6,17 @@
 #include "vectors.h"
 #ifndef FORM
 
-enum { BLOCK = 128, PIECE = 64 }; /* tokens of a block of the cache; tokens between two looks at the largest score */
+enum { PIECE = 64 }; /* tokens between two looks at the largest score */
 
 struct attention {
     const void *queries;      /* [tokens, heads, size], a token `query_stride` numbers after the one before */
-    const void *keys, *values; /* [blocks, groups, BLOCK, size] */
+    const void *keys, *values; /* [blocks, groups, block_size, size] */
     void *mixed;              /* out: [tokens, heads, size] */
     const int64_t *tokens;    /* of the sequences: where their queries are */
     const int64_t *lengths;   /* of the sequences: tokens in the cache, at least 1 */
     const int64_t *tables;    /* [sequences, table_stride]: their blocks */
     int64_t query_stride, table_stride, sequences, groups, heads, size; /* heads: of one group */
+    int64_t block_size;       /* tokens of a block: a multiple of PIECE */
     int64_t dtype;            /* of all numbers */
     int64_t next;             /* the next pair of sequence and group that a thread takes; 0 at first */
     int64_t failed;           /* no memory */
@@ -23,8 +24,8 @@ struct attention {
 
 /* Where a sequence's keys and values from token `t` on are. */
 static inline int64_t start_of(const struct attention *at, int64_t sequence, int64_t group, int64_t t) {
-    int64_t block = at->tables[sequence * at->table_stride + t / BLOCK];
-    return ((block * at->groups + group) * BLOCK + t % BLOCK) * at->size;
+    int64_t block = at->tables[sequence * at->table_stride + t / at->block_size];
+    return ((block * at->groups + group) * at->block_size + t % at->block_size) * at->size;
 }
 
 #ifdef __clang__

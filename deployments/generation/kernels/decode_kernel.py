@@ -27,7 +27,7 @@ class _Attention(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("queries", "keys", "values", "mixed", "tokens", "lengths", "tables")),
         *((name, ctypes.c_int64) for name in ("query_stride", "table_stride", "sequences", "groups", "heads", "size")),
-        *((name, ctypes.c_int64) for name in ("dtype", "next", "failed")),
+        *((name, ctypes.c_int64) for name in ("block_size", "dtype", "next", "failed")),
     )
 
 
@@ -61,13 +61,14 @@ class DecodeKernel:
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: DecodeRows, mixed: torch.Tensor
     ) -> None:
         """Write the rows' tokens of `mixed`, [tokens, heads * size], from q, [tokens, heads, size] with the scale in
-        it, and one layer's keys and values, [blocks, groups, BLOCK, size]. All are of one dtype. Raises MemoryError.
+        it, and one layer's keys and values, [blocks, groups, block_size, size]. All are of one dtype. Raises
+        MemoryError.
         """
         heads = self._heads
         q = q if q.stride()[1:] == (heads.size, 1) else q.contiguous()
         tensors = (tensor.data_ptr() for tensor in (q, keys, values, mixed))
         arrays = (array.ctypes.data for array in (rows.tokens, rows.lengths, rows.tables))
-        shape = (len(rows.tokens), heads.groups, heads.heads // heads.groups, heads.size)
+        shape = (len(rows.tokens), heads.groups, heads.heads // heads.groups, heads.size, keys.shape[2])
         work = _Attention(*tensors, *arrays, q.stride(0), rows.tables.shape[1], *shape, native.DTYPES[q.dtype])
         native.on_threads()(self._run, ctypes.byref(work), min(torch.get_num_threads(), shape[0] * shape[1]))
         if work.failed:

@@ -4,7 +4,7 @@
  */
 #include "vectors.h"
 
-enum { BLOCK = 128, SHARE = 16 }; /* tokens of a block of the cache; rows that a thread takes at once */
+enum { SHARE = 16 }; /* rows that a thread takes at once */
 
 #if defined(__x86_64__) && defined(__linux__) /* one of these is chosen when the library is loaded */
 #define FORMS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -30,9 +30,9 @@ struct turn {
     void *qkv;                      /* in and out: [tokens, heads + 2 * groups, size]: queries, keys, values */
     const void *angles;             /* [tokens, size]: the cosines of a token's position, then the sines */
     const float *weight;            /* of the norm: [heads + groups, size], or NULL */
-    void *keys, *values;            /* out: [blocks, groups, BLOCK, size] */
+    void *keys, *values;            /* out: [blocks, groups, block_size, size] */
     const int64_t *slots;           /* [2, tokens]: block, and place in it, of each token's keys and values */
-    int64_t tokens, heads, groups, size;
+    int64_t tokens, heads, groups, size, block_size;
     int64_t dtype; /* of qkv, angles, keys and values: FLOAT32 or BFLOAT16 */
     int64_t next;  /* the next token that a thread takes; 0 at first */
     float eps;
@@ -74,7 +74,7 @@ INLINE void turn_token(const struct turn *at, int64_t token, enum dtype dtype) {
     }
     for (int64_t g = 0; g < at->groups; g++) {
         const char *key = (const char *)at->qkv + (start + (at->heads + g) * size) * width;
-        int64_t to = ((at->slots[token] * at->groups + g) * BLOCK + at->slots[at->tokens + token]) * size * width;
+        int64_t to = ((at->slots[token] * at->groups + g) * at->block_size + at->slots[at->tokens + token]) * size * width;
         memcpy((char *)at->keys + to, key, size * width);
         memcpy((char *)at->values + to, key + at->groups * size * width, size * width);
     }

@@ -34,7 +34,7 @@ class _Turn(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("qkv", "angles", "weight", "keys", "values", "slots")),
-        *((name, ctypes.c_int64) for name in ("tokens", "heads", "groups", "size", "dtype", "next")),
+        *((name, ctypes.c_int64) for name in ("tokens", "heads", "groups", "size", "block_size", "dtype", "next")),
         ("eps", ctypes.c_float),
     )
 
@@ -72,7 +72,7 @@ class TurnKernel:
         heads, tokens = self._heads, slots.shape[1]
         work = _Turn(
             *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
-            *(tokens, heads.heads, heads.groups, heads.size),
+            *(tokens, heads.heads, heads.groups, heads.size, keys.shape[2]),
             *(native.DTYPES[qkv.dtype], 0, self._eps),
         )
         _on_threads(self._run, work, tokens)

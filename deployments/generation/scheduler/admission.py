@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 from deployments.admission.fair_share import Account
 from deployments.admission.probe import IdleProbe
-from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.forecast import Forecast, Pace, Prediction, Prompt
 from deployments.generation.scheduler.hybrid.strategy import HostStrategy
 from deployments.generation.scheduler.kept_room import KeptRoom
@@ -101,11 +100,12 @@ class StepAdmission:
         """Whether even an idle device, at its best known speed, would miss its first token in `left_s` or its pace; or
         whether its answers do not fit into the whole cache.
         """
-        policy = self.queue.policy
+        queue, policy = self.queue, self.queue.policy
         share = policy.bulk_share if generation.bulk else 1.0
-        if generation.most_blocks > share * self._largest_cache or generation.answers > policy.max_num_batched_tokens:
+        blocks = generation.most_blocks(queue.block_size)
+        if blocks > share * self._largest_cache or generation.answers > policy.max_num_batched_tokens:
             return True
-        return not generation.bulk and not self._alone(generation, left_s, min(1.0, self.queue.learning.slowdown)).kept
+        return not generation.bulk and not self._alone(generation, left_s, min(1.0, queue.learning.slowdown)).kept
 
     @property
     def _largest_cache(self) -> int:
@@ -113,7 +113,7 @@ class StepAdmission:
 
     def longest_prompt(self, left_s: float) -> int:
         """Tokens of the longest prompt whose first token comes within `left_s` on an idle device. 0: none does."""
-        from_tokens, to_tokens = 0, self._largest_cache * BLOCK + 1
+        from_tokens, to_tokens = 0, self._largest_cache * self.queue.block_size + 1
         while to_tokens - from_tokens > 1:
             middle = (from_tokens + to_tokens) // 2
             fits = not self.never(Generation(middle, 1, left_s), left_s)
@@ -162,7 +162,8 @@ class StepAdmission:
         """
         queue, reserved = self.queue, self.queue.room.reserved
         late_s = 0.0 if prediction is None else float(prediction.first_s[0]) - (generation.due - now)
-        missing = min(generation.most_blocks, generation.most_blocks - (queue.block_count - reserved))
+        most = generation.most_blocks(queue.block_size)
+        missing = min(most, most - (queue.block_count - reserved))
         each = max(1, reserved // max(1, len(queue.running) + len(queue.waiting)))
         return max(late_s, math.ceil(max(1, missing) / each) * self.mean_gap_s, queue.model.beta_s)
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from deployments.generation.scheduler.block_pool import BLOCK
-
 Numbers = npt.NDArray[np.float64]
 
 _BIN = 32  # tokens in a bin of lengths
@@ -61,7 +59,9 @@ class AnswerLengths:
         known = np.interp(np.arange(0, most_tokens, _BIN), np.arange(_BINS + 1) * _BIN, self._lives)
         return min(float(most_tokens), _BIN * float(known.sum()))
 
-    def most_blocks(self, tokens: Sequence[int], lefts: Sequence[int], lengths: Sequence[int]) -> float:
+    def most_blocks(
+        self, tokens: Sequence[int], lefts: Sequence[int], lengths: Sequence[int], block_size: int
+    ) -> float:
         """The peak number of blocks that these answers will hold together, with high probability. For each answer:
         `tokens` so far, the most tokens that it may still get (`lefts`), and its tokens with the prompt (`lengths`).
         Each step gives each answer a token.
@@ -69,7 +69,7 @@ class AnswerLengths:
         picked, left, length = (np.array(one, np.float64)[:, None] for one in (tokens, lefts, lengths))
         lives = np.interp(picked + _AHEAD[:-1], np.arange(_BINS + 1) * _BIN, self._lives)
         lives = np.where(left > _AHEAD[:-1], lives / np.interp(picked, np.arange(_BINS + 1) * _BIN, self._lives), 0.0)
-        blocks = np.ceil((length + np.minimum(_AHEAD[1:], left)) / BLOCK)  # at the end of each time ahead
+        blocks = np.ceil((length + np.minimum(_AHEAD[1:], left)) / block_size)  # at the end of each time ahead
         mean = (lives * blocks).sum(axis=0)
         spread = np.sqrt((lives * (1 - lives) * blocks**2).sum(axis=0))
         return float((mean + _SURE * spread).max())

@@ -22,10 +22,11 @@ _OVERBOOKED = 1.5  # times the blocks: the most that all admitted generations ma
 
 @dataclass(slots=True, eq=False)
 class BlockManager:
-    """The blocks of one cache. `reserved`: the most blocks that all admitted generations may need."""
+    """The blocks of one cache, of `block_size` tokens. `reserved`: the most that all admitted generations may need."""
 
     block_count: int
     lengths: AnswerLengths = field(default_factory=AnswerLengths)
+    block_size: int = BLOCK
     reserved: int = 0
     _blocks: Blocks = field(init=False)
     _admitted: list[Generation] = field(default_factory=list)  # those that have not ended
@@ -33,16 +34,16 @@ class BlockManager:
     _trust: float = 1.0  # in `lengths`; at 0 each answer needs room for its maximum
 
     def __post_init__(self) -> None:
-        self._blocks = Blocks(self.block_count)
+        self._blocks = Blocks(self.block_count, self.block_size)
 
     def fits(self, generation: Generation, kept: Sequence[Generation], bulk_share: float) -> bool:
         """Whether blocks will be free for it, and for those for which room is `kept`. Bulk may use `bulk_share`."""
-        blocks = sum(one.most_blocks for one in (generation, *kept))
-        if generation.most_blocks > self.block_count:  # only the other cache may hold it
+        own, *others = (one.most_blocks(self.block_size) for one in (generation, *kept))
+        if own > self.block_count:  # only the other cache may hold it
             return False
-        if generation.bulk and self._reserved_bulk + generation.most_blocks > bulk_share * self.block_count:
+        if generation.bulk and self._reserved_bulk + own > bulk_share * self.block_count:
             return False
-        most = self.reserved + blocks
+        most = self.reserved + own + sum(others)
         if most <= self.block_count or generation.bulk:
             return most <= self.block_count
         if most > _OVERBOOKED * self.block_count:
@@ -61,7 +62,7 @@ class BlockManager:
             else:
                 found += [(row.picked, row.left, row.length - 1) for row in one.rows]
         tokens, lefts, lengths = zip(*found, strict=True)
-        return self.lengths.most_blocks(tokens, lefts, lengths)
+        return self.lengths.most_blocks(tokens, lefts, lengths, self.block_size)
 
     @property
     def free_block(self) -> int | None:
@@ -71,7 +72,7 @@ class BlockManager:
     def admit(self, generation: Generation) -> None:
         """Reserve blocks for it, so that its rows may take them."""
         self._admitted.append(generation)
-        self._reserve(generation, generation.most_blocks)
+        self._reserve(generation, generation.most_blocks(self.block_size))
 
     def _reserve(self, generation: Generation, blocks: int) -> None:
         self.reserved += blocks
@@ -87,8 +88,17 @@ class BlockManager:
             return True
         more = {**planned, generation: planned.get(generation, 0) + blocks}
         taken = [more.get(one, 0) for one in self._admitted]
-        held = [one.held_blocks + new for one, new in zip(self._admitted, taken, strict=True)]
-        return _all_can_end(self._blocks.free - sum(taken), self._admitted, held)
+        held = [one.held_blocks(self.block_size) + new for one, new in zip(self._admitted, taken, strict=True)]
+        return self._all_can_end(self._blocks.free - sum(taken), self._admitted, held)
+
+    def _all_can_end(self, free: int, generations: Sequence[Generation], held: Sequence[int]) -> bool:
+        """Whether all can end, one after another, with `free` blocks and those `held` by each."""
+        needed = (one.needed_blocks(self.block_size) for one in generations)
+        for need, has in sorted((most - has, has) for most, has in zip(needed, held, strict=True)):
+            if need > free:
+                return False
+            free += has
+        return True
 
     def grow(self, row: Row, tokens: int, others: Iterable[Row]) -> None:
         """Grow the row's table to hold `tokens` tokens. The `others` share the blocks that these tokens fill, and get
@@ -103,16 +113,16 @@ class BlockManager:
         """Whether a generation of the other cache may move here: it would be admitted, a share `left` of all blocks
         stays free, and all generations could still end with these.
         """
-        free = self._blocks.free - generation.held_blocks
+        free = self._blocks.free - generation.held_blocks(self.block_size)
         if free < left * self.block_count or not self.fits(generation, (), bulk_share):
             return False
         every = [*self._admitted, generation]
-        return _all_can_end(free, every, [one.held_blocks for one in every])
+        return self._all_can_end(free, every, [one.held_blocks(self.block_size) for one in every])
 
     def move_in(self, generation: Generation, there: BlockManager) -> dict[int, int]:
         """Move a generation, with all its blocks, from the cache `there`. Returns {block there: block here}."""
         ours = self._blocks.hold([row.table for row in generation.rows])
-        blocks = generation.needed_blocks
+        blocks = generation.needed_blocks(self.block_size)
         for row in generation.rows:
             table = [ours[block] for block in row.table]
             there._blocks.give_back(row.table)
@@ -138,15 +148,15 @@ class BlockManager:
         if generation.first_at is not None and not (generation.bulk or cut_off):
             self.lengths.ended(row.picked, generation.most_tokens)
         self._blocks.give_back(row.table)
-        self._reserve(generation, -generation.row_blocks)
+        self._reserve(generation, -generation.row_blocks(self.block_size))
         if not generation.rows:
-            self._reserve(generation, -generation.shared_blocks)
+            self._reserve(generation, -generation.shared_blocks(self.block_size))
             self._admitted.remove(generation)
             self._trust += _TRUSTED * (1 - self._trust)
 
     def clear(self) -> None:
         """Forget all generations, and free all blocks."""
-        self._blocks, self._admitted = Blocks(self.block_count), []
+        self._blocks, self._admitted = Blocks(self.block_count, self.block_size), []
         self.reserved = self._reserved_bulk = 0
 
 
@@ -169,16 +179,18 @@ class BlockPlan:
         blocks.
         """
         generation, prompt = row.generation, row.generation.prompt_tokens
+        cache = self._caches[generation.on_host]
+        held = blocks_of(tokens, cache.block_size)
         ends = generation.first_at is None and tokens == prompt
         others = [one for one in generation.rows[1:] if not (one.table or one in self._blocks)] if ends else []
-        missing = max(0, blocks_of(tokens) - (self._blocks.get(row) or len(row.table)))
-        blocks = missing + len(others) * (blocks_of(prompt) - prompt // BLOCK)
-        if blocks and not self._caches[generation.on_host].may_take(generation, blocks, self._planned):
+        missing = max(0, held - (self._blocks.get(row) or len(row.table)))
+        blocks = missing + len(others) * (held - prompt // cache.block_size)
+        if blocks and not cache.may_take(generation, blocks, self._planned):
             self.stalled.append(row)
             return False
         if missing or others:
             self._grants.append((row, tokens, others))
-            self._blocks.update(dict.fromkeys((row, *others), blocks_of(tokens)))
+            self._blocks.update(dict.fromkeys((row, *others), held))
             self._planned[generation] = self._planned.get(generation, 0) + blocks
         return True
 
@@ -188,12 +200,3 @@ class BlockPlan:
             self._caches[row.generation.on_host].grow(row, tokens, others)
         if any(not row.generation.on_host for row in self.stalled):
             self._caches[0].doubt()
-
-
-def _all_can_end(free: int, generations: Sequence[Generation], held: Sequence[int]) -> bool:
-    """Whether all can end, one after another, with `free` blocks and those `held` by each."""
-    for need, has in sorted((one.needed_blocks - has, has) for one, has in zip(generations, held, strict=True)):
-        if need > free:
-            return False
-        free += has
-    return True

@@ -1,8 +1,8 @@
 """The allocation of a cache's blocks to answers. Pure.
 
-A block holds the keys and values of `BLOCK` tokens of one answer, in every layer. All blocks are allocated once, at the
-start. An answer takes more blocks as it grows, and returns all at its end. Several answers to one prompt share the
-blocks that the prompt fills. A block that is still being written is never shared.
+A block holds the keys and values of `block_size` tokens of one answer, in every layer. All blocks are allocated once,
+at the start. An answer takes more blocks as it grows, and returns all at its end. Several answers to one prompt share
+the blocks that the prompt fills. A block that is still being written is never shared.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-BLOCK = 128  # tokens: large enough to be read at full bandwidth; each sequence wastes half a block on average
+# Tokens of a block: large enough to be read at full bandwidth; each sequence wastes half a block on average.
+# `paged_attention.block_size_for` gives some devices larger ones. Those of a host and its accelerator are this large.
+BLOCK = 128
 
 
 class NoBlocks(Exception):
@@ -20,8 +22,8 @@ class NoBlocks(Exception):
 class Blocks:
     """The free and the used blocks of a cache, by number."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, block_size: int) -> None:
+        self.count, self.block_size = count, block_size
         self._free = list(range(count - 1, -1, -1))
         self._holders = [0] * count  # how many tables a block is in
 
@@ -38,7 +40,7 @@ class Blocks:
         """Add blocks to a sequence's table until it holds `tokens` tokens. Raises NoBlocks, and adds none, if too few
         are free.
         """
-        missing = blocks_of(tokens) - len(table)
+        missing = blocks_of(tokens, self.block_size) - len(table)
         if missing > len(self._free):
             raise NoBlocks(f"{missing} blocks are wanted, {len(self._free)} are free")
         for _ in range(missing):
@@ -48,7 +50,7 @@ class Blocks:
 
     def share(self, table: list[int], tokens: int) -> list[int]:
         """A new table that shares the blocks which the first `tokens` tokens of `table` fill."""
-        shared = table[: tokens // BLOCK]
+        shared = table[: tokens // self.block_size]
         for block in shared:
             self._holders[block] += 1
         return shared
@@ -75,6 +77,6 @@ class Blocks:
         table.clear()
 
 
-def blocks_of(tokens: int) -> int:
-    """How many blocks hold `tokens` tokens."""
-    return -(-tokens // BLOCK)
+def blocks_of(tokens: int, block_size: int) -> int:
+    """How many blocks of `block_size` tokens hold `tokens` tokens."""
+    return -(-tokens // block_size)

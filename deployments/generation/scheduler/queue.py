@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deployments.generation.scheduler.block_manager import BlockManager
+from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.hybrid.host_cache import HostCache, ParkedRows
 from deployments.generation.scheduler.hybrid.planner import HybridPlan
 from deployments.generation.scheduler.learning import Learning
@@ -30,9 +31,9 @@ class CountedStep:
 class StepQueue:
     """Only `StepScheduler` changes it. `StepAdmission` and `HostStrategy` read it.
 
-    `model`: the time of a step; `block_count`: blocks of the accelerator's cache. `caches`: the accelerator's and, with
-    a `host`, the host's, so that `caches[generation.on_host]` holds a generation. `planned_s`: the time of the last
-    composed step by the model, without what was learned.
+    `model`: the time of a step; `block_count`: blocks of the accelerator's cache, of `block_size` tokens each.
+    `caches`: the accelerator's and, with a `host`, the host's, so that `caches[generation.on_host]` holds a generation.
+    `planned_s`: the time of the last composed step by the model, without what was learned.
     """
 
     model: StepTime
@@ -41,6 +42,7 @@ class StepQueue:
     learning: Learning = field(default_factory=Learning)
     scatter: Learning = field(default_factory=Learning)  # learns from single steps; only its margin is used
     host: HostCache | None = None
+    block_size: int = BLOCK
     steps: int = 0  # since the start
     load: StepLoad = field(default_factory=StepLoad)  # of the last composed step
     planned_s: float = 0.0
@@ -58,7 +60,7 @@ class StepQueue:
     crowded: bool = False  # since then an offered generation has found no room on the accelerator
 
     def __post_init__(self) -> None:
-        self.room = BlockManager(self.block_count)
+        self.room = BlockManager(self.block_count, block_size=self.block_size)
         self.caches, self.parked = (self.room,), ParkedRows()
         if self.host is not None:
             self.host.room.lengths = self.room.lengths

@@ -42,7 +42,6 @@ from operator import attrgetter
 
 from deployments.generation.scheduler.admission import Decision, StepAdmission
 from deployments.generation.scheduler.block_manager import BlockPlan
-from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.composer import ComposedStep, StepComposer
 from deployments.generation.scheduler.hybrid.planner import HybridPlan
 from deployments.generation.scheduler.hybrid.strategy import EndedStep, HostStrategy, HybridHost
@@ -207,7 +206,7 @@ class StepScheduler(StepQueue):
         self.waiting.remove(generation)
         first, *others = generation.rows
         tokens, there = generation.prompt_tokens, generation.on_host
-        full = tokens // BLOCK
+        full = tokens // self.block_size
         for row in others:
             self._copies += (Copy(*one, there, there) for one in zip(first.table[full:], row.table[full:], strict=True))
             row.computed = tokens

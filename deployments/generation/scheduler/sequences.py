@@ -69,29 +69,24 @@ class Generation:
         """The promised `tpot_s`. None: no pace is promised."""
         return None if self.bulk else self.tpot_s
 
-    @property
-    def shared_blocks(self) -> int:
+    def shared_blocks(self, block_size: int) -> int:
         """Blocks filled by the prompt, if several answers share them; else 0."""
-        return blocks_of(self.prompt_tokens + 1) - 1 if self.answers > 1 else 0
+        return self.prompt_tokens // block_size if self.answers > 1 else 0
 
-    @property
-    def row_blocks(self) -> int:
+    def row_blocks(self, block_size: int) -> int:
         """The most blocks that one answer needs besides the shared ones. Its last token is never in the cache."""
-        return blocks_of(self.prompt_tokens + self.most_tokens - 1) - self.shared_blocks
+        return blocks_of(self.prompt_tokens + self.most_tokens - 1, block_size) - self.shared_blocks(block_size)
 
-    @property
-    def most_blocks(self) -> int:
-        return self.shared_blocks + self.answers * self.row_blocks
+    def most_blocks(self, block_size: int) -> int:
+        return self.shared_blocks(block_size) + self.answers * self.row_blocks(block_size)
 
-    @property
-    def needed_blocks(self) -> int:
+    def needed_blocks(self, block_size: int) -> int:
         """The most blocks that its remaining rows need."""
-        return self.shared_blocks + len(self.rows) * self.row_blocks
+        return self.shared_blocks(block_size) + len(self.rows) * self.row_blocks(block_size)
 
-    @property
-    def held_blocks(self) -> int:
+    def held_blocks(self, block_size: int) -> int:
         tables = [len(row.table) for row in self.rows if row.table]
-        return sum(tables) - self.shared_blocks * max(0, len(tables) - 1)
+        return sum(tables) - self.shared_blocks(block_size) * max(0, len(tables) - 1)
 
 
 Batch = Literal[0, 1, 2]

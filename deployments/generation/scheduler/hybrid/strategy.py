@@ -85,7 +85,7 @@ class HybridHost(HostStrategy):
             return (NO_HOST,)
         rows = [(row.generation.on_host, row.length) for row in queue.running]
         rows += [(generation.on_host, generation.prompt_tokens)] * generation.answers
-        return self._cache.shares(queue.model, rows, max(1, generation.row_blocks))
+        return self._cache.shares(queue.model, rows, max(1, generation.row_blocks(BLOCK)))
 
     def move(self, now: float, queue: StepQueue) -> tuple[list[Copy], float]:
         """Move generations that wait for a block to the host. Move others to the accelerator, but only while nobody
