@@ -22,7 +22,7 @@ from bad_sender import HUNG, send
 
 from tests.kit import tei_wire
 
-COUNT = int(os.environ.get("WINDVE_BAD_INPUTS", "1000"))
+COUNT = int(os.environ.get("WINDVE_BAD_INPUTS", "500"))
 SEED = int(os.environ.get("WINDVE_BAD_INPUTS_SEED", "15"))
 AT_ONCE = 8
 WARMING = 120  # large bodies: glibc keeps what they took, up to a bound

@@ -16,7 +16,7 @@ from tests.kit.service import emulating, running, wait_until
 TEXT = "Where does the overflow go?"
 PAUSE_S = 0.02
 ANSWERS = int(os.environ.get("ANSWERS", "100"))  # at least; ANSWERS=20000 takes ten minutes
-CHANGES = max(3, ANSWERS // 2000)
+CHANGES = max(2, ANSWERS // 2000)
 NUMBERS = {"model-a": 384, "model-b": 192}  # of a vector; else the two models have the same files
 
 
