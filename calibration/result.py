@@ -2,40 +2,91 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from calibration.fit.curve import Curve
 from calibration.fit.levels import Aim
-from calibration.measure.burst import Burst
 from calibration.measure.sweep import Estimate
-from calibration.prove.proof import Verification
-from calibration.prove.stream import StreamProof
 from calibration.report.report_model import (
+    ApplicationReport,
+    Burst,
     CalibrationOptions,
     CalibrationReport,
     CostReport,
     CpuOverflowReport,
-    LatenciesReport,
+    MachineReport,
     PoolReport,
-    RunResult,
     SampleReport,
     StreamReport,
     VerificationReport,
     WrittenReport,
-    utc,
 )
+from calibration.service.application import Application
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 
 _MAX_ONGOING = 1_000_000  # requests at the Router: must exceed all depths, or overload waits in the proxy
 _PLACES_BEFORE_PROXY = 10  # it is at least this many times all depths together
 _DIGITS = 6  # significant digits of alpha and beta
+
+
+@dataclass(slots=True)
+class RunResult:
+    """What a run has found so far. `info`: the application's `/info` at the start; `started`: Unix time."""
+
+    application: Application
+    info: dict[str, Any]
+    started: float
+    notes: list[str] = field(default_factory=list, kw_only=True)
+
+    @property
+    def pools(self) -> dict[str, dict[str, Any]]:
+        """The application's pools, as in `/info`."""
+        pools: dict[str, dict[str, Any]] = self.info["windve"]["pools"]
+        return pools
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def devices(self, pool: str) -> list[str]:
+        return sorted({str(member["device"]) for member in self.pools[pool]["replicas"].values()})
+
+    def head(self, problem: str | None, written: WrittenReport, *, proven: bool) -> dict[str, Any]:
+        """The fields of `ReportHead` for a run that ends now. `problem`: why it failed."""
+        finished = time.time()
+        return {
+            "windve": importlib.metadata.version("windve"),
+            "started": _utc(self.started),
+            "finished": _utc(finished),
+            "seconds": round(finished - self.started, 1),
+            "outcome": "refused" if problem is not None else "calibrated" if proven else "estimated",
+            "reason": problem,
+            "notes": self.notes,
+            "application": ApplicationReport(
+                name=self.application.name,
+                model=self.info["model_id"],
+                emulated=self.info["windve"]["emulated"],
+                url=str(self.application.address),
+            ),
+            "machine": MachineReport.probe(),
+            "written": written,
+        }
+
+    def pool_head(self, pool: str) -> dict[str, Any]:
+        """The fields of `PoolHead`."""
+        found = self.pools[pool]
+        first: dict[str, Any] = next(iter(found["replicas"].values()), {})
+        about = {key: first.get(key) for key in ("engine", "dtype")}
+        return {**about, "devices": self.devices(pool), "replicas": found["live_replicas"]}
 
 
 @dataclass(slots=True)
@@ -49,9 +100,9 @@ class CalibrationResult(RunResult):
     bursts: list[Burst] = field(default_factory=list)
     costs: dict[str, CostModel] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)
-    streams: list[StreamProof] = field(default_factory=list)
+    streams: list[StreamReport] = field(default_factory=list)
     router_request_s: float | None = None
-    verification: Verification | None = None
+    verification: VerificationReport | None = None
     why_without_cpu: str | None = None
 
     @property
@@ -77,14 +128,7 @@ class CalibrationResult(RunResult):
         """The verification in one phrase."""
         proof = self.verification
         assert proof is not None
-        in_time = proof.admitted - sum(proof.late.values())
-        return f"{in_time} of {proof.admitted} admitted queries within {self.options.slo_s:g} s"
-
-    @property
-    def proved(self) -> list[str]:
-        """The loads that met the SLO, for the calibration record."""
-        loads = ["bursts" if self.options.shape == "burst" else "steady"]
-        return [*loads, *("mixed lengths" if proof.stream.mixed else "stream" for proof in self.streams)]
+        return f"{proof.admitted - proof.late} of {proof.admitted} admitted queries within {self.options.slo_s:g} s"
 
     def leave_cpu_out(self, reason: str) -> None:
         if self.why_without_cpu is None:
@@ -112,16 +156,16 @@ class CalibrationResult(RunResult):
         return {"max_ongoing_requests": max(_MAX_ONGOING, _PLACES_BEFORE_PROXY * places), "user_config": user_config}
 
     def _record(self) -> dict[str, Any]:
+        """The calibration record. `proved`: the loads that met the SLO."""
         lines = {pool: estimate.line for pool, estimate in self.estimates.items()}
+        bursts = "bursts" if self.options.shape == "burst" else "steady"
         record: dict[str, Any] = {
-            "at": utc(time.time()),
+            "at": _utc(time.time()),
             "where": "; ".join([platform.node(), *(f"{pool} {', '.join(self.devices(pool))}" for pool in lines)]),
-            "shape": self.options.shape,
-            "slo_s": self.options.slo_s,
-            "tokens": self.options.tokens,
+            **self.options.model_dump(include={"shape", "slo_s", "tokens"}),
             "r2": {pool: round(line.r2, 5) for pool, line in lines.items() if line is not None},
             "verified": self.verified,
-            "proved": self.proved,
+            "proved": [bursts, *("mixed lengths" if proof.mixed else "stream" for proof in self.streams)],
         }
         if self.why_without_cpu is not None:
             record["cpu_overflow"] = f"off: {self.why_without_cpu}"
@@ -137,16 +181,8 @@ class CalibrationResult(RunResult):
             cpu_overflow=CpuOverflowReport(
                 used=bool(self.depths.get(CPU)) and ACCELERATOR in self.depths, reason=self.why_without_cpu
             ),
-            verification=self._verification(),
-            streams=[
-                StreamReport(
-                    **asdict(proof),
-                    **asdict(proof.stream),
-                    **_quantiles(proof.latencies_s),
-                    admitted=len(proof.latencies_s),
-                )
-                for proof in self.streams
-            ],
+            verification=self.verification,
+            streams=self.streams,
             router_request_s=self.router_request_s,
             bursts=self.bursts,
         )
@@ -155,60 +191,30 @@ class CalibrationResult(RunResult):
         members = self.pools[pool]["replicas"].values()
         cores = min((len(member["cores"]) for member in members if member.get("cores")), default=None)
         found = PoolReport(**self.pool_head(pool), cores=cores, depth=self.depths.get(pool))
-        if pool in self.estimates:
-            self._add_estimate(found, self.estimates[pool])
-        return found
-
-    def _add_estimate(self, found: PoolReport, estimate: Estimate) -> None:
-        """Add what was measured on the pool alone."""
-        line, pool = estimate.line, estimate.pool
-        outliers = line.outliers if line else frozenset()
+        if (estimate := self.estimates.get(pool)) is None:
+            return found
+        line = estimate.line
         found.samples = [
-            SampleReport(**asdict(sample), outlier=index in outliers) for index, sample in enumerate(estimate.samples)
+            SampleReport(**asdict(sample), outlier=line is not None and index in line.outliers)
+            for index, sample in enumerate(estimate.samples)
         ]
         found.queries, found.estimate = estimate.queries, estimate.depth
-        if pool in self.stress:
-            found.stress_depth, found.stress_queries = self.stress[pool]
+        found.stress_depth, found.stress_queries = self.stress.get(pool, (None, None))
         if line is not None:
-            curve = line.curve
-            highest = max(sample.concurrency for sample in estimate.samples)
-            found.alpha_s, found.beta_s, found.r2, found.noise = curve.alpha_s, curve.beta_s, line.r2, line.noise
-            found.cost = self._cost(pool)
-            found.band = [
-                (concurrency, curve.latency_s(concurrency) - margin_s, curve.latency_s(concurrency) + margin_s)
-                for concurrency in np.linspace(1, highest, 24).tolist()
-                for margin_s in [line.margin_s(concurrency)]
-            ]
-
-    def _cost(self, pool: str) -> CostReport | None:
-        cost = self.costs.get(pool)
-        if cost is None:
-            return None
-        return CostReport(**asdict(cost), by_tokens=[(tokens, cost.cost_s(tokens)) for tokens in self.lengths])
-
-    def _verification(self) -> VerificationReport | None:
-        proof = self.verification
-        if proof is None:
-            return None
-        return VerificationReport(
-            bursts=len(proof.bursts),
-            admitted=proof.admitted,
-            busy=sum(burst.busy for burst in proof.bursts),
-            share=proof.share,
-            pools={
-                pool: LatenciesReport(admitted=len(found), late=proof.late[pool], **_quantiles(found))
-                for pool, found in proof.latencies_s.items()
-            },
-        )
-
-
-def _quantiles(latencies_s: Sequence[float]) -> dict[str, Any]:
-    """The median, the 99 % quantile and the maximum of the latencies, in s; None if there are none."""
-    names = ("p50_s", "p99_s", "slowest_s")
-    if not latencies_s:
-        return dict.fromkeys(names)
-    return dict(zip(names, np.quantile(latencies_s, (0.5, 0.99, 1)).tolist(), strict=True))
+            found.alpha_s, found.beta_s, found.r2, found.noise = *astuple(line.curve), line.r2, line.noise
+            levels = np.linspace(1, max(sample.concurrency for sample in estimate.samples), 24).tolist()
+            at = [(level, line.curve.latency_s(level), line.margin_s(level)) for level in levels]
+            found.band = [(level, took_s - margin_s, took_s + margin_s) for level, took_s, margin_s in at]
+        if (cost := self.costs.get(pool)) is not None:
+            by_tokens = [(tokens, cost.cost_s(tokens)) for tokens in self.lengths]
+            found.cost = CostReport(**asdict(cost), by_tokens=by_tokens)
+        return found
 
 
 def _round(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
+
+
+def _utc(seconds: float) -> str:
+    """Unix time as ISO 8601."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -12,18 +12,15 @@ from typing import Any
 from calibration.fit.latency_model import Sample
 from calibration.fit.lengths import fit_cost, other_lengths
 from calibration.fit.levels import Aim
-from calibration.measure.planned import PlannedBursts
-from calibration.measure.sweep import Estimate, measure_length, stress_test, sweep
+from calibration.measure.sweep import Estimate, PlannedBursts, measure_length, measure_way, stress_test, sweep
 from calibration.measure.traffic import Traffic
-from calibration.measure.way import measure_way, most_at_once, most_rate
 from calibration.progress import Progress
 from calibration.prove.in_force import trying_out
-from calibration.prove.proof import Load, verify
+from calibration.prove.proof import Load, most_at_once, most_rate, verify
 from calibration.prove.stream import OVERLOAD, Stream, prove, request_cost_s
 from calibration.report.report_model import CalibrationOptions
 from calibration.result import CalibrationResult
-from calibration.service.application import Application, CalibrationFailed
-from calibration.service.live_pools import check_replicas, notes_on_pools
+from calibration.service.application import Application, CalibrationFailed, check_replicas, notes_on_pools
 from calibration.service.replicas import Replicas
 from deployments.embedding.config import RouterConfig
 from deployments.hardware.device_detector import ACCELERATOR, CPU
@@ -39,22 +36,15 @@ class Calibration:
     def __init__(self, application: Application, options: CalibrationOptions, progress: Progress) -> None:
         self._application = application
         self._progress = progress
+        self._router = RouterConfig.parse(application.router_config())
         self.result = CalibrationResult(application, application.info(), time.time(), options)
-        self._check_ready()
-
-    def _check_ready(self) -> None:
-        info, slo_s = self.result.info["windve"], self.result.options.slo_s
-        if slo_s >= self._router.request_timeout_s:
+        if options.slo_s >= self._router.request_timeout_s:
             raise CalibrationFailed(
-                f"an SLO of {slo_s:g} s cannot be measured: the application drops a query after "
+                f"an SLO of {options.slo_s:g} s cannot be measured: the application drops a query after "
                 f"{self._router.request_timeout_s:g} s; increase user_config.request_timeout_s"
             )
-        for note in notes_on_pools(info):
+        for note in notes_on_pools(self.result.info["windve"]):
             self.result.note(note)
-
-    @property
-    def _router(self) -> RouterConfig:
-        return RouterConfig.parse(self._application.router_config())
 
     async def measure(self, *, estimate_only: bool = False) -> None:
         """Find the depths and, unless `estimate_only`, prove them.
@@ -123,8 +113,7 @@ class Calibration:
             self._progress.say(f"{samples[-1].concurrency} at once: {samples[-1].latency_s:.3f} s")
 
         with self._progress.stage(f"measuring the {pool} pool alone"):
-            estimate = await sweep(runs, pool, self.result.device_aim, on_sample)
-        self.result.estimates[pool] = estimate
+            self.result.estimates[pool] = estimate = await sweep(runs, pool, self.result.device_aim, on_sample)
         if estimate.bent is not None:
             self.result.note(
                 f"the {pool} pool's {estimate.bent}: its depth was found by bisection, and alpha and beta are those of "
@@ -204,9 +193,7 @@ class Calibration:
             with self._progress.stage(f"proving a {name}, {rate:.3g} queries a second"):
                 proof = await prove(traffic, stream, arrivals, options.slo_s)
             self.result.streams.append(proof)
-            self._progress.done(
-                f"{name}: {proof.late} of {len(proof.latencies_s)} admitted queries late, {proof.busy} refused"
-            )
+            self._progress.done(f"{name}: {proof.late} of {proof.admitted} admitted queries late, {proof.busy} refused")
         self.result.router_request_s = request_cost_s(before, await self._hear_routers())
 
     async def _hear_routers(self) -> dict[str, dict[str, Any]]:

@@ -78,8 +78,11 @@ def _generation_options(arguments: argparse.Namespace, context: int) -> Generati
     for option, tokens in (("--prompt-tokens", prompt), ("--answer-tokens", answer)):
         if tokens is not None and not 1 <= tokens < context:
             raise SettingsError(option, f"should be from 1 to below the model's context of {context}, not {tokens}")
-    prompt = prompt or max(1, min(_PROMPT_TOKENS, context // 4))
-    return GenerationOptions(prompt, answer or max(1, min(_ANSWER_TOKENS, context // 8)), arguments.seed)
+    return GenerationOptions(
+        prompt_tokens=prompt or max(1, min(_PROMPT_TOKENS, context // 4)),
+        answer_tokens=answer or max(1, min(_ANSWER_TOKENS, context // 8)),
+        seed=arguments.seed,
+    )
 
 
 def _options(arguments: argparse.Namespace, configured_slo_s: float | None) -> CalibrationOptions:

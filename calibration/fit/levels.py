@@ -38,9 +38,6 @@ class Aim:
     most: int = 2048
     bursts: int = 40
 
-    def within(self, latencies_s: Sequence[float]) -> int:
-        return sum(latency <= self.slo_s for latency in latencies_s)
-
 
 @dataclass(frozen=True, slots=True)
 class Bounds:

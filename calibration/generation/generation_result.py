@@ -1,33 +1,79 @@
-"""The result of a calibration of generation: the changes to the Serve config, and the report."""
+"""The result of a calibration of generation: the changes to the Serve config, and the report. Times are in seconds,
+shares are between 0 and 1, and None means unknown.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from calibration.generation.overlap import Overlap
 from calibration.generation.promise_proof import PromiseProof
 from calibration.generation.request_capacity import Mix, SimulatedReplica
-from calibration.generation.step_report_model import (
-    GenerationCalibrationReport,
-    PromiseReport,
-    StepPoolReport,
-    StepReport,
-)
 from calibration.generation.step_series import StepFit, StepRoom
-from calibration.report.report_model import RunResult, WrittenReport
+from calibration.report.report_model import PoolHead, ReportHead, ReportPart, WrittenReport
+from calibration.result import RunResult
 from deployments.generation.scheduler.state import StepPolicy
 
 _CONTEXTS = (256, 1024, 4096)  # contexts for which the overlap is shown, besides the mix's
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationOptions:
+class GenerationOptions(ReportPart):
     """The options: the mean tokens of the requests that the capacity is for."""
 
     prompt_tokens: int
     answer_tokens: int
     seed: int
+
+
+class PromiseReport(GenerationOptions):
+    """The promise, and the mix of requests with the longest prompt that can be admitted."""
+
+    ttft_s: float
+    tpot_s: float
+    longest_prompt: int | None
+
+
+class StepReport(ReportPart):
+    """One planned step: the `seconds` of each run, and the fit's prediction."""
+
+    series: str
+    rows: int
+    cached: int
+    chunks: list[tuple[int, int]]  # tokens before, tokens
+    host_rows: int
+    copied: int
+    seconds: list[float]
+    host_seconds: list[float]
+    predicted_s: float
+
+
+class StepPoolReport(PoolHead):
+    """One pool: its replicas, their step time (`StepTime`), and its errors against the measurements. If hosts hold part
+    of the cache: their times (`HostTime`), and whether they pay off.
+    """
+
+    step_time: dict[str, float] | None = None
+    host_time: dict[str, float] | None = None
+    num_cpu_blocks: int = 0
+    overlaps: tuple[Overlap, ...] = ()
+    median_error: float | None = None
+    worst_error: float | None = None
+    noise: float | None = None
+    steps: tuple[StepReport, ...] = ()
+
+
+class GenerationCalibrationReport(ReportHead):
+    """`report.json`. `capacity`: requests per second of which 99 % are admitted, in virtual time."""
+
+    emulated_means = (
+        "The devices are EMULATED: the step times are true of the emulated tables, not of this machine's devices."
+    )
+    kind: Literal["generation"] = "generation"
+    settings: PromiseReport
+    pools: dict[str, StepPoolReport]
+    capacity: float | None
+    streams: list[PromiseProof]
 
 
 @dataclass(slots=True)
@@ -86,35 +132,36 @@ class GenerationResult(RunResult):
 
     def report(self, problem: str | None, written: WrittenReport) -> GenerationCalibrationReport:
         """The report. `problem`: why the calibration failed; None if it did not."""
-        promise = self.policy
+        longest = None if self.mix is None else self.mix.longest_prompt
+        promise: dict[str, Any] = {"ttft_s": self.policy.ttft_s, "tpot_s": self.policy.tpot_s}
         return GenerationCalibrationReport(
             **self.head(problem, written, proven=self.proven),
-            settings=PromiseReport(
-                ttft_s=promise.ttft_s,
-                tpot_s=promise.tpot_s,
-                longest_prompt=None if self.mix is None else self.mix.longest_prompt,
-                **asdict(self.options),
-            ),
+            settings=PromiseReport(**promise, longest_prompt=longest, **self.options.model_dump()),
             pools={pool: self._pool(pool) for pool in self.pools},
             capacity=self.capacity,
             streams=self.proofs,
         )
 
     def _pool(self, pool: str) -> StepPoolReport:
-        found = StepPoolReport(**self.pool_head(pool))
-        if (fit := self.fits.get(pool)) is not None:
-            found.step_time, found.host_time = fit.settings()["step_time"], fit.settings().get("host_time")
-            found.num_cpu_blocks = self.room(pool).num_cpu_blocks
-            found.overlaps = self.overlaps(pool)
-            found.median_error, found.worst_error, found.noise = fit.median_error, fit.worst_error, fit.noise
-            found.steps = [
-                StepReport(
-                    series=one.series,
-                    **one.step._asdict(),
-                    seconds=list(one.seconds),
-                    host_seconds=list(one.host_seconds),
-                    predicted_s=fit.seconds(one.step),
-                )
-                for one in fit.measured
-            ]
-        return found
+        fit = self.fits.get(pool)
+        if fit is None:
+            return StepPoolReport(**self.pool_head(pool))
+        steps = (
+            StepReport(
+                series=one.series,
+                **one.step._asdict(),
+                seconds=list(one.seconds),
+                host_seconds=list(one.host_seconds),
+                predicted_s=fit.seconds(one.step),
+            )
+            for one in fit.measured
+        )
+        return StepPoolReport(
+            **self.pool_head(pool) | fit.settings(),
+            num_cpu_blocks=self.room(pool).num_cpu_blocks,
+            overlaps=tuple(self.overlaps(pool)),
+            median_error=fit.median_error,
+            worst_error=fit.worst_error,
+            noise=fit.noise,
+            steps=tuple(steps),
+        )

@@ -15,8 +15,7 @@ from calibration.generation.token_stream import ClientStream, send_all
 from calibration.load import request_bytes
 from calibration.progress import Progress
 from calibration.prove.in_force import PutInForce, trying_out
-from calibration.service.application import Application, CalibrationFailed
-from calibration.service.live_pools import check_replicas, notes_on_pools
+from calibration.service.application import Application, CalibrationFailed, check_replicas, notes_on_pools
 from calibration.service.replicas import Replicas
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduler.step_time import StepLoad, StepTime

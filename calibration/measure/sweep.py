@@ -1,21 +1,75 @@
-"""Measures one pool alone, with planned runs at levels chosen from the results so far, until its line is known. Also
-runs the stress test that this replaces.
+"""Has replicas time planned runs, at levels chosen from the results so far: until a pool's line is known, for other
+lengths, and for the stress test that this replaces. What ordinary queries take beyond them is the way.
+
+The paper's stress test times queries at the client, so a depth leaves room for the way to the device and back: proxy,
+Router, sockets. A burst's way is longer than a lone query's, because Routers read its queries one by one. So the way is
+a line too: `beta_s` of one query, and `alpha_s` more of each other one that comes with it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from statistics import median
 
-import numpy as np
-
+from calibration.fit.curve import Curve
 from calibration.fit.latency_model import Fit, Sample, cover, fit, misfit, scatter
 from calibration.fit.lengths import next_concurrency
 from calibration.fit.levels import Aim, bounds, deepest, limit_s, next_level
-from calibration.measure.planned import PlannedBursts
+from calibration.measure.traffic import Traffic
+from calibration.report.report_model import Burst
 from calibration.service.application import CalibrationFailed
+from calibration.service.replicas import Replicas
+from deployments.embedding.run import PlannedBatch
 
 TOO_NOISY = 0.25  # relative standard deviation of a burst's latency above which no depth can be found
+LEAST_WAY_S = 1e-5  # of a query: no Router is quicker
+_LONE, _PLANNED, _BURSTS, _BURST = 9, 5, 3, 16  # of the way: lone queries, planned runs, bursts, and their queries
+
+
+@dataclass(slots=True)
+class PlannedBursts:
+    """Runs of queries on one replica of each pool. `tokens`: the usual length of a query."""
+
+    replicas: Replicas
+    bursts: list[Burst]  # each is added
+    tokens: int
+    _warm: set[tuple[str, PlannedBatch]] = field(default_factory=set)  # whose first run, which pays for more, is done
+
+    async def seconds(self, stage: str, pool: str, size: int, tokens: int | None = None) -> float:
+        """Seconds of a run of `size` queries on one pool while the others time nothing. Raises CalibrationFailed."""
+        at, batch = time.time(), PlannedBatch(size, tokens or self.tokens)
+        if (pool, batch) not in self._warm:
+            await self._seconds(pool, batch)
+            self._warm.add((pool, batch))
+        seconds = round(await self._seconds(pool, batch), 6)
+        self.bursts.append(Burst(stage, at, {pool: size}, size, 0, 0, {pool: [seconds]}))
+        return seconds
+
+    async def _seconds(self, pool: str, batch: PlannedBatch) -> float:
+        found = await self.replicas.time(pool, batch, warm_up=False)
+        if found is None:
+            raise CalibrationFailed(f"the {pool} pool has no room for a query of {batch.tokens} tokens")
+        return found[0].seconds
+
+
+async def measure_way(traffic: Traffic, runs: PlannedBursts, pool: str) -> Curve:
+    """Send ordinary queries, then time the same batches on `pool`, the preferred one, without the way. Raises
+    CalibrationFailed.
+    """
+    lone = [await traffic.burst("way", {}, 1) for _ in range(_LONE)]
+    bursts = [await traffic.burst("way", {}, _BURST) for _ in range(_BURSTS)]
+    alone = [seconds for one in lone for seconds in one.latencies_s[pool]]
+    if not alone:
+        raise CalibrationFailed(f"the {pool} pool answers no queries: it must be open while it is calibrated")
+    whole = [found for one in bursts if len(found := one.latencies_s[pool]) == _BURST]
+    lone_s = max(0.0, median(alone) - median([await runs.seconds("way", pool, 1) for _ in range(_PLANNED)]))
+    if not whole:  # a device so slow that it does not take so many
+        return Curve(LEAST_WAY_S, lone_s)
+    batch_s = median([await runs.seconds("way", pool, _BURST) for _ in range(_BURSTS)])
+    more_s = median(map(max, whole)) - batch_s - lone_s
+    return Curve(max(LEAST_WAY_S, more_s / (_BURST - 1)), lone_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +110,7 @@ async def sweep(runs: PlannedBursts, pool: str, aim: Aim, on_sample: Callable[[l
 
 def estimated(pool: str, samples: Sequence[Sample], aim: Aim, queries: int) -> Estimate:
     """The estimate from the samples of a complete sweep. Raises CalibrationFailed if they scatter too much."""
-    lone_s = float(np.median([sample.latency_s for sample in samples if sample.concurrency == 1]))
+    lone_s = median(sample.latency_s for sample in samples if sample.concurrency == 1)
     found = Estimate(pool, tuple(samples), None, int(lone_s <= aim.slo_s), queries, lone_s)  # 1 if --most is 1
     if max(sample.concurrency for sample in samples) == 1:
         return found
@@ -86,10 +140,8 @@ async def measure_length(runs: PlannedBursts, estimate: Estimate, tokens: int, a
 
 
 async def stress_test(runs: PlannedBursts, pool: str, aim: Aim, step: int) -> tuple[int, int]:
-    """The stress test that the estimator replaces (Eq. 7-10): increase the concurrency by `step` until the SLO is
-    missed.
-
-    Returns the largest concurrency that met it, and the number of queries sent.
+    """Increase the concurrency by `step` until the SLO is missed (Eq. 7-10). Returns the largest concurrency that met
+    it, and the number of queries sent.
     """
     level, spent = 0, 0
     while level + step <= aim.most:

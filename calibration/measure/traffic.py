@@ -12,7 +12,7 @@ from itertools import count
 from typing import TypeVar
 
 from calibration.load import Address, Clients, HttpReply, request_bytes
-from calibration.measure.burst import Burst
+from calibration.report.report_model import Burst
 from calibration.service.application import CalibrationFailed
 from deployments.errors import SettingsError
 

@@ -8,9 +8,10 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from calibration.fit.curve import Curve
 from calibration.fit.levels import Aim
-from calibration.measure.burst import Burst
 from calibration.measure.traffic import Traffic
+from calibration.report.report_model import Burst, LatenciesReport, VerificationReport
 from calibration.service.application import CalibrationFailed
 
 REQUIRED = 0.99  # share of the admitted queries that must meet the SLO
@@ -22,6 +23,17 @@ _STEP = 100  # the first step down is 1/100 of a depth
 _STEADY_PROOF = 10  # its length, in SLOs
 _SHORTEST_WINDOW_S = 3.0
 _STEADY_CLIENTS, _STEADY_PAUSE = 0.5, 0.25  # more clients than slots; a client's pause, in SLOs
+_OF_SLO, _OF_RATE = 0.5, 0.7  # the part of an SLO, and of the way's rate, that a proof's burst and stream may take
+
+
+def most_at_once(way: Curve, slo_s: float) -> int:
+    """How large a burst may be if it should show what the devices do."""
+    return max(1, int(_OF_SLO * slo_s / way.alpha_s))
+
+
+def most_rate(way: Curve) -> float:
+    """The same for a stream, in queries per second."""
+    return _OF_RATE / way.alpha_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +65,11 @@ class Load:
         return await self.traffic.burst("verify", depths, places + math.ceil(_OVERLOAD * places))
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The last run at the final depths. `latencies_s`: of admitted queries; `late`: those answered after the SLO."""
-
-    depths: dict[str, int]
-    bursts: tuple[Burst, ...]
-    latencies_s: dict[str, list[float]]
-    late: dict[str, int]
-
-    @property
-    def admitted(self) -> int:
-        return sum(map(len, self.latencies_s.values()))
-
-    @property
-    def share(self) -> float:
-        """The share of the admitted queries that met the SLO."""
-        return 1 - sum(self.late.values()) / self.admitted if self.admitted else 0.0
-
-    def late_pools(self) -> list[str]:
-        """The pools that miss REQUIRED. If only their sum misses it: all pools with late queries."""
-        allowed = 1 - REQUIRED
-        late = [pool for pool, count in self.late.items() if count > allowed * len(self.latencies_s[pool])]
-        return late or ([pool for pool, count in self.late.items() if count] if 1 - self.share > allowed else [])
+def late_pools(found: VerificationReport) -> list[str]:
+    """The pools that miss REQUIRED. If only their sum misses it: all pools with late queries."""
+    allowed = 1 - REQUIRED
+    late = [name for name, pool in found.pools.items() if pool.late > allowed * pool.admitted]
+    return late or ([name for name, pool in found.pools.items() if pool.late] if 1 - found.share > allowed else [])
 
 
 async def verify(
@@ -84,27 +78,25 @@ async def verify(
     aim: Aim,
     put_in_force: Callable[[Mapping[str, int]], Awaitable[None]],
     say: Callable[[str], None],
-) -> Verification:
+) -> VerificationReport:
     """Put these depths in force, and send more load than they admit. If too many queries are late, reduce the late
     pool's depth and repeat. If REQUIRED holds but a few are late, reduce it once or twice more.
 
     Raises CalibrationFailed after `_ATTEMPTS`, or if the preferred pool's depth reaches 0.
     """
     depths = dict(depths)
-    good: list[Verification] = []
+    good: list[VerificationReport] = []
     for attempt in range(_ATTEMPTS):
         await put_in_force(depths)
         verification = await _verify_once(load, depths, aim, say)
-        if failed := sum(burst.failed for burst in verification.bursts):
-            raise CalibrationFailed(f"{failed} queries failed in the verification: nothing was written")
         if not verification.admitted:
             raise CalibrationFailed(
                 "no query of the verification was admitted (is another calibration running?): nothing was written"
             )
-        late = verification.late_pools()
+        late = late_pools(verification)
         if not late:
             good.append(verification)
-            late = [pool for pool, count in verification.late.items() if count and depths[pool] > 1]
+            late = [name for name, pool in verification.pools.items() if pool.late and depths[name] > 1]
             if not late or len(good) > _POLISHED or not load.fills(depths):
                 return verification
         elif good:
@@ -125,20 +117,32 @@ def step_down(depth: int, attempt: int) -> int:
     return max(0, depth - max(1, depth // _STEP) * (1 << max(0, attempt - 1)))
 
 
-async def _verify_once(load: Load, depths: dict[str, int], aim: Aim, say: Callable[[str], None]) -> Verification:
+async def _verify_once(load: Load, depths: dict[str, int], aim: Aim, say: Callable[[str], None]) -> VerificationReport:
     wanted = max(_FEWEST_BURSTS, min(_MOST_BURSTS, math.ceil(_QUERIES / load.places(depths))))
     planned = 1 if aim.shape == "steady" else wanted
     bursts: list[Burst] = []
     for number in range(planned):
         bursts.append(await load.send(depths, aim))
         say(f"{number + 1} of {planned}")
-        found = _sum_up(depths, bursts, aim)
-        if aim.shape == "burst" and sum(found.late.values()) > (1 - REQUIRED) * load.places(depths) * planned:
+        found = _sum_up(depths, bursts, aim.slo_s)
+        if aim.shape == "burst" and found.late > (1 - REQUIRED) * load.places(depths) * planned:
             break  # further bursts cannot make up for it
+    if failed := sum(burst.failed for burst in bursts):
+        raise CalibrationFailed(f"{failed} queries failed in the verification: nothing was written")
     return found
 
 
-def _sum_up(depths: dict[str, int], bursts: list[Burst], aim: Aim) -> Verification:
-    by_pool = {pool: [latency for burst in bursts for latency in burst.latencies_s[pool]] for pool in depths}
-    late = {pool: len(latencies) - aim.within(latencies) for pool, latencies in by_pool.items()}
-    return Verification(dict(depths), tuple(bursts), by_pool, late)
+def _sum_up(depths: dict[str, int], bursts: list[Burst], slo_s: float) -> VerificationReport:
+    pools = {
+        pool: LatenciesReport.of([latency for burst in bursts for latency in burst.latencies_s[pool]], slo_s)
+        for pool in depths
+    }
+    admitted, late = (sum(getattr(pool, name) for pool in pools.values()) for name in ("admitted", "late"))
+    return VerificationReport(
+        depths=depths,
+        bursts=len(bursts),
+        admitted=admitted,
+        busy=sum(burst.busy for burst in bursts),
+        share=1 - late / admitted if admitted else 0.0,
+        pools=pools,
+    )

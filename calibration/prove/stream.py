@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from calibration.measure.burst import Burst
 from calibration.measure.traffic import Traffic
 from calibration.prove.proof import REQUIRED
+from calibration.report.report_model import StreamReport
 from calibration.service.application import CalibrationFailed
 
 OVERLOAD = 1.5  # times the pools' throughput
@@ -47,29 +47,24 @@ class Stream:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class StreamProof:
-    """A stream that met the SLO: `late` of its `latencies_s` are above it."""
-
-    stream: Stream
-    sent: int
-    busy: int
-    late: int
-    latencies_s: tuple[float, ...]
-
-
-async def prove(traffic: Traffic, stream: Stream, arrivals: Sequence[Arrival], slo_s: float) -> StreamProof:
+async def prove(traffic: Traffic, stream: Stream, arrivals: Sequence[Arrival], slo_s: float) -> StreamReport:
     """Send the stream, and once more if too many are late. Raises CalibrationFailed if that is late too, or fails."""
     for _ in range(_ATTEMPTS):
         sent = await traffic.stream(stream.name, slo_s, arrivals)
-        found = _count(sent, stream, slo_s, traffic.problem)
-        answered = len(found.latencies_s)
-        if found.late <= (1 - REQUIRED) * answered:
+        latencies_s = [latency for pool in sent.latencies_s.values() for latency in pool]
+        if sent.failed or not latencies_s:
+            why = f" (one failed with {traffic.problem})" if traffic.problem else ""
+            raise CalibrationFailed(
+                f"{sent.failed} of {sent.sent} queries of a {stream.name} failed and {len(latencies_s)} were answered: "
+                f"nothing was written{why}"
+            )
+        found = StreamReport.of(latencies_s, slo_s, sent=sent.sent, busy=sent.busy, **asdict(stream))
+        if found.late <= (1 - REQUIRED) * found.admitted:
             return found
     raise CalibrationFailed(
-        f"the SLO does not hold for a {stream.name} of {stream.rate:.3g} queries a second: {found.late} of {answered} "
-        f"admitted queries were answered after {slo_s:g} s; nothing was written. Calibrate when traffic is low, or "
-        "increase the SLO"
+        f"the SLO does not hold for a {stream.name} of {stream.rate:.3g} queries a second: {found.late} of "
+        f"{found.admitted} admitted queries were answered after {slo_s:g} s; nothing was written. Calibrate when "
+        "traffic is low, or increase the SLO"
     )
 
 
@@ -84,14 +79,3 @@ def request_cost_s(before: Mapping[str, Any], after: Mapping[str, Any]) -> float
             requests += sign * (said["busy_answers"] + sum(one["queries"] for one in replicas))
             cpu_s += sign * said["router_cpu_s"]
     return cpu_s / requests if requests else None
-
-
-def _count(sent: Burst, stream: Stream, slo_s: float, problem: str) -> StreamProof:
-    latencies_s = tuple(latency for pool in sent.latencies_s.values() for latency in pool)
-    if sent.failed or not latencies_s:
-        raise CalibrationFailed(
-            f"{sent.failed} of {sent.sent} queries of a {stream.name} failed and {len(latencies_s)} were answered: "
-            f"nothing was written{f' (one failed with {problem})' if problem else ''}"
-        )
-    late = sum(latency > slo_s for latency in latencies_s)
-    return StreamProof(stream, sent.sent, sent.busy, late, latencies_s)

@@ -26,13 +26,13 @@ OUTLIER, SLO, DEPTH, INK, GREY = "#AA4499", "#111111", "#00795A", "#222222", "#6
 DOTS_PER_INCH = 150
 BINS_TO_SLO = 40
 LATEST = 1.5  # SLOs: slower queries are counted in the histogram's last bin
-LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+DASHED: dict[str, Any] = {"color": SLO, "linewidth": 1.4, "linestyle": (0, (6, 3)), "zorder": 3}
 
 
 def fit(report: CalibrationReport, name: str) -> bytes:
     """Figure 4 for one pool: latency in s over concurrency, the fitted line, the SLO, and the chosen depth."""
     pool, settings = report.pools[name], report.settings
-    figure, axes = canvas(height_in=5.0)
+    figure, (axes,) = canvas(height_in=5.0)
     edge = 1.1 * max([sample.concurrency for sample in pool.samples] + [pool.depth or 0, 3])
     top = max([1.18 * settings.slo_s] + [1.08 * sample.latency_s for sample in pool.samples])
     axes.set(xlim=(0, edge), ylim=(0, top))
@@ -41,7 +41,9 @@ def fit(report: CalibrationReport, name: str) -> bytes:
     axes.set_ylabel("latency on the device (s)")
     _samples(axes, pool.samples, COLOURS[name])
     _lines(axes, pool, settings.shape, edge, COLOURS[name])
-    _slo(axes, settings.slo_s)
+    axes.axhline(settings.slo_s, **DASHED)
+    across: Any = ("axes fraction", "data")
+    label(axes, f"SLO {settings.slo_s:g} s", (0.01, settings.slo_s), (0, 4), xycoords=across, va="bottom")
     _depth(axes, pool, edge)
     _titles(axes, f"{POOLS[name]}: {_devices(report, pool)}", _equation(pool))
     return png(figure, legend=bool(pool.samples) or pool.curve is not None)
@@ -57,8 +59,7 @@ def verification(report: CalibrationReport) -> bytes | None:
     if not taken:
         return None
     slo_s = report.settings.slo_s
-    figure = Figure(figsize=(8.0, 1.6 + 1.5 * len(taken)), dpi=DOTS_PER_INCH, layout="constrained")
-    rows = figure.subplots(len(taken), 1, sharex=True, squeeze=False)[:, 0]
+    figure, rows = canvas(1.6 + 1.5 * len(taken), rows=len(taken))
     for axes, (name, latencies) in zip(rows, taken.items(), strict=True):
         _histogram(axes, name, np.asarray(latencies), slo_s)
     rows[-1].set_xlabel("latency of a query, as its client saw it (s)")
@@ -69,20 +70,24 @@ def verification(report: CalibrationReport) -> bytes | None:
     return png(figure, legend=False)
 
 
-def canvas(height_in: float) -> tuple[Figure, Axes]:
+def canvas(height_in: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """An empty figure and its axes, with two spines, quiet ticks, and a faint grid behind the data."""
     figure = Figure(figsize=(8.0, height_in), dpi=DOTS_PER_INCH, layout="constrained")
-    axes = figure.subplots()
-    plain_axes(axes)
-    return figure, axes
+    every = figure.subplots(rows, columns, sharex=rows > 1, sharey=columns > 1, squeeze=False).ravel().tolist()
+    for axes in every:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[["left", "bottom"]].set_color(GREY)
+        axes.tick_params(colors=GREY, labelcolor=INK)
+        axes.grid(visible=True, color="#E4E4E4", linewidth=0.8)
+        axes.set_axisbelow(True)
+    return figure, every
 
 
-def plain_axes(axes: Axes) -> None:
-    """Two spines, quiet ticks, a faint grid behind the data."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.tick_params(colors=GREY, labelcolor=INK)
-    axes.grid(visible=True, color="#E4E4E4", linewidth=0.8)
-    axes.set_axisbelow(True)
+def label(axes: Axes, words: str, at: tuple[float, float], beside: tuple[float, float], **style: Any) -> None:
+    """Words at a place (x in data, y as a fraction of the axes, unless `style` says otherwise), `beside` in points."""
+    style = {"xycoords": ("data", "axes fraction"), "color": SLO, "fontweight": "bold", "zorder": 5, **style}
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+    axes.annotate(words, at, xytext=beside, textcoords="offset points", bbox=box, **style)
 
 
 def _lines(axes: Axes, pool: PoolReport, shape: Shape, edge: float, colour: str) -> None:
@@ -99,8 +104,8 @@ def _lines(axes: Axes, pool: PoolReport, shape: Shape, edge: float, colour: str)
         at, low_s, high_s = np.asarray(pool.band, dtype=float).T
         axes.fill_between(at, low_s, high_s, color=colour, alpha=0.22, linewidth=0, label="confidence region")
     if shape == "steady":
-        label = f"steady load: {ALPHA} C + 2 {BETA}, held to the SLO"
-        axes.plot(concurrency, latency_s + curve.beta_s, color=INK, linewidth=1.8, linestyle="-.", label=label)
+        words = f"steady load: {ALPHA} C + 2 {BETA}, held to the SLO"
+        axes.plot(concurrency, latency_s + curve.beta_s, color=INK, linewidth=1.8, linestyle="-.", label=words)
 
 
 def _samples(axes: Axes, samples: list[SampleReport], colour: str) -> None:
@@ -109,23 +114,14 @@ def _samples(axes: Axes, samples: list[SampleReport], colour: str) -> None:
     if kept:
         axes.scatter(*_points(kept), s=34, color=colour, edgecolors="white", linewidths=0.7, zorder=4, label="measured")
     if outliers:
-        label = "outlier, left out of the fit"
         style: dict[str, Any] = {"marker": "D", "facecolors": "white", "edgecolors": OUTLIER, "linewidths": 1.6}
-        axes.scatter(*_points(outliers), s=46, zorder=4, label=label, **style)
+        axes.scatter(*_points(outliers), s=46, zorder=4, label="outlier, left out of the fit", **style)
     if not samples:
         axes.text(0.5, 0.5, "no measurement", transform=axes.transAxes, ha="center", color=GREY, fontsize=13)
 
 
 def _points(samples: list[SampleReport]) -> tuple[list[float], list[float]]:
     return [sample.concurrency for sample in samples], [sample.latency_s for sample in samples]
-
-
-def _slo(axes: Axes, slo_s: float) -> None:
-    axes.axhline(slo_s, color=SLO, linewidth=1.4, linestyle=(0, (6, 3)), zorder=3)
-    axes.annotate(
-        f"SLO {slo_s:g} s", (0.01, slo_s), xycoords=("axes fraction", "data"), xytext=(0, 4),
-        textcoords="offset points", va="bottom", fontweight="bold", color=SLO, bbox=LABEL_BOX, zorder=5,
-    )  # fmt: skip
 
 
 def _depth(axes: Axes, pool: PoolReport, edge: float) -> None:
@@ -135,26 +131,19 @@ def _depth(axes: Axes, pool: PoolReport, edge: float) -> None:
         return
     axes.axvline(depth, color=DEPTH, linewidth=1.8, linestyle=(0, (1, 1.2)), zorder=3)
     right = depth < edge / 2
-    axes.annotate(
-        f"{word} {depth}", (depth, 0.04), xycoords=("data", "axes fraction"), xytext=(7 if right else -7, 0),
-        textcoords="offset points", ha="left" if right else "right", fontsize=12, fontweight="bold", color=DEPTH,
-        bbox=LABEL_BOX, zorder=5,
-    )  # fmt: skip
+    style = {"ha": "left" if right else "right", "fontsize": 12, "color": DEPTH}
+    label(axes, f"{word} {depth}", (depth, 0.04), (7 if right else -7, 0), **style)
 
 
 def _histogram(axes: Axes, name: str, latencies_s: Floats, slo_s: float) -> None:
     """Queries per bin, with late ones hatched, and a title with the numbers. The SLO is an edge of two bins."""
-    plain_axes(axes)
     edges = (slo_s / BINS_TO_SLO * np.arange(LATEST * BINS_TO_SLO + 1)).tolist()
     shown = np.clip(latencies_s, edges[0], edges[-1])
     late = latencies_s > slo_s
     axes.hist(shown[~late], edges, color=COLOURS[name], edgecolor="white", linewidth=0.6)
     axes.hist(shown[late], edges, color="white", edgecolor=OUTLIER, hatch="////", linewidth=1.0)
-    axes.axvline(slo_s, color=SLO, linewidth=1.4, linestyle=(0, (6, 3)), zorder=3)
-    axes.annotate(
-        f"SLO {slo_s:g} s", (slo_s, 0.95), xycoords=("data", "axes fraction"), xytext=(5, 0),
-        textcoords="offset points", va="top", fontweight="bold", color=SLO, bbox=LABEL_BOX, zorder=5,
-    )  # fmt: skip
+    axes.axvline(slo_s, **DASHED)
+    label(axes, f"SLO {slo_s:g} s", (slo_s, 0.95), (5, 0), va="top")
     if (beyond := int((latencies_s > edges[-1]).sum())) > 0:
         words = f"{beyond} beyond"
         axes.text(0.995, 0.5, words, transform=axes.transAxes, ha="right", color=OUTLIER, fontweight="bold")

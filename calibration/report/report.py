@@ -104,11 +104,10 @@ def _verification(report: CalibrationReport) -> Sheet | None:
         [POOLS[name], f"{pool.admitted}", f"{pool.late}", *_quantiles(pool)]
         for name, pool in ((name, seen.pools[name]) for name in POOLS if name in seen.pools)
     ]
-    share = DASH if seen.share is None else f"{math.floor(1000 * seen.share + 1e-6) / 10:.1f} %"
-    in_time = seen.admitted - sum(pool.late for pool in seen.pools.values())
+    share = f"{math.floor(1000 * seen.share + 1e-6) / 10:.1f} %"
     caption = (
-        f"{seen.bursts} bursts, {seen.admitted + seen.busy} queries: {in_time} of {seen.admitted} admitted within the "
-        f"SLO ({share}), {seen.busy} refused"
+        f"{seen.bursts} bursts, {seen.admitted + seen.busy} queries: {seen.admitted - seen.late} of {seen.admitted} "
+        f"admitted within the SLO ({share}), {seen.busy} refused"
     )
     return Sheet("Verification", ["pool", "admitted", "late", *_QUANTILES], rows, caption)
 

@@ -8,22 +8,17 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-import time
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field
 
 from calibration.fit.curve import Curve, Shape
-from calibration.measure.burst import Burst
 from calibration.report.tables import DASH, plain
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine
 from deployments.settings import parse_settings
-
-if TYPE_CHECKING:
-    from calibration.service.application import Application
 
 MOST = 10**12  # upper bound of all counts and times; anything larger is a typing error
 
@@ -149,6 +144,21 @@ class CpuOverflowReport(ReportPart):
     reason: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """One burst and its outcome. `depths`: per live replica. `latencies_s`: by the pool that answered. `at`: Unix time,
+    in seconds.
+    """
+
+    stage: str  # way, sweep, stress test, 10 tokens (a length), verify, stream
+    at: float
+    depths: dict[str, int]
+    sent: int
+    busy: int
+    failed: int
+    latencies_s: dict[str, list[float]]
+
+
 class LatenciesReport(ReportPart):
     """How long admitted queries took, and how many were `late`; times are None if none was admitted."""
 
@@ -158,15 +168,29 @@ class LatenciesReport(ReportPart):
     p99_s: float | None
     slowest_s: float | None
 
+    @classmethod
+    def of(cls, latencies_s: Sequence[float], slo_s: float, **more: Any) -> Self:
+        """Sum them up; `more`: the fields of a subclass."""
+        import numpy as np
+
+        taken = np.quantile(latencies_s, (0.5, 0.99, 1)).tolist() if latencies_s else [None] * 3
+        times = dict(zip(("p50_s", "p99_s", "slowest_s"), taken, strict=True))
+        return cls(admitted=len(latencies_s), late=sum(one > slo_s for one in latencies_s), **times, **more)
+
 
 class VerificationReport(ReportPart):
-    """The last run at the final depths: all queries, and the latencies of each pool."""
+    """The last run at the final depths, of so many `bursts`. `share`: of the admitted queries, those in time."""
 
+    depths: dict[str, int]
     bursts: int
     admitted: int
     busy: int
-    share: float | None
+    share: float
     pools: dict[str, LatenciesReport]
+
+    @property
+    def late(self) -> int:
+        return sum(pool.late for pool in self.pools.values())
 
 
 class StreamReport(LatenciesReport):
@@ -211,57 +235,6 @@ class ReportHead(ReportPart):
         return self.outcome == "refused"
 
 
-@dataclass(slots=True)
-class RunResult:
-    """What a run has found so far. `info`: the application's `/info` at the start; `started`: Unix time."""
-
-    application: Application
-    info: dict[str, Any]
-    started: float
-    notes: list[str] = field(default_factory=list, kw_only=True)
-
-    @property
-    def pools(self) -> dict[str, dict[str, Any]]:
-        """The application's pools, as in `/info`."""
-        pools: dict[str, dict[str, Any]] = self.info["windve"]["pools"]
-        return pools
-
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def devices(self, pool: str) -> list[str]:
-        return sorted({str(member["device"]) for member in self.pools[pool]["replicas"].values()})
-
-    def head(self, problem: str | None, written: WrittenReport, *, proven: bool) -> dict[str, Any]:
-        """The fields of `ReportHead` for a run that ends now. `problem`: why it failed."""
-        finished = time.time()
-        return {
-            "windve": importlib.metadata.version("windve"),
-            "started": utc(self.started),
-            "finished": utc(finished),
-            "seconds": round(finished - self.started, 1),
-            "outcome": "refused" if problem is not None else "calibrated" if proven else "estimated",
-            "reason": problem,
-            "notes": self.notes,
-            "application": ApplicationReport(
-                name=self.application.name,
-                model=self.info["model_id"],
-                emulated=self.info["windve"]["emulated"],
-                url=str(self.application.address),
-            ),
-            "machine": MachineReport.probe(),
-            "written": written,
-        }
-
-    def pool_head(self, pool: str) -> dict[str, Any]:
-        """The fields of `PoolHead`."""
-        found = self.pools[pool]
-        first: dict[str, Any] = next(iter(found["replicas"].values()), {})
-        about = {key: first.get(key) for key in ("engine", "dtype")}
-        return {**about, "devices": self.devices(pool), "replicas": found["live_replicas"]}
-
-
 class CalibrationReport(ReportHead):
     """`report.json`. `router_request_s`: CPU seconds that a request of one query cost a Router in the streams."""
 
@@ -295,8 +268,3 @@ class CalibrationReport(ReportHead):
         if pool is None or (name == CPU and ACCELERATOR in self.pools and not self.cpu_overflow.used):
             return 0
         return (pool.depth or 0) * pool.replicas
-
-
-def utc(seconds: float) -> str:
-    """Unix time as ISO 8601."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

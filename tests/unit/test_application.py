@@ -10,11 +10,10 @@ import pytest
 import yaml
 
 from calibration.load import Address
+from calibration.prove import in_force
 from calibration.service import application as module
-from calibration.service import put_back
-from calibration.service.application import Application, CalibrationFailed
+from calibration.service.application import Application, CalibrationFailed, check_replicas
 from calibration.service.deployment import for_the_devices_there
-from calibration.service.live_pools import check_replicas
 from calibration.service.serve_config import edit
 from deployments.errors import SettingsError
 
@@ -144,7 +143,7 @@ def test_what_was_found_is_applied_to_the_one_model(monkeypatch, model):
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_what_a_killed_run_tried_is_put_back(monkeypatch, ended):
-    monkeypatch.setattr(put_back.time, "sleep", lambda _: None)
+    monkeypatch.setattr(in_force.time, "sleep", lambda _: None)
     serve = Serve(monkeypatch, ONE)
     before = copy.deepcopy(serve.application)
     found = serve.find()
@@ -154,18 +153,18 @@ def test_what_a_killed_run_tried_is_put_back(monkeypatch, ended):
         changes = {"user_config": {"cpu": {"queue_depth": depth}}}
         found.try_out(changes, lines.append)
     told = [json.dumps(line) + "\n" for line in lines]
-    put_back.watch([*told, "done\n"] if ended else [*told, '{"cut o'])
+    in_force.watch([*told, "done\n"] if ended else [*told, '{"cut o'])
     assert (serve.application == before) is not ended
 
 
 def test_what_puts_it_back_is_no_child_of_the_run(monkeypatch):
     found = Serve(monkeypatch, ONE).find()
     before = {process.pid for process in psutil.process_iter()}
-    with put_back.PutBack(found):
+    with in_force.watched(found):
         (watcher,) = (
             process
             for process in psutil.process_iter(["cmdline"])
-            if process.pid not in before and "put_back" in " ".join(process.info["cmdline"] or ())
+            if process.pid not in before and "in_force" in " ".join(process.info["cmdline"] or ())
         )
         assert watcher not in psutil.Process().children(recursive=True)
     watcher.wait(30)

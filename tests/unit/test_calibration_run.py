@@ -6,7 +6,6 @@ import io
 import math
 import sys
 import threading
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -15,12 +14,11 @@ from rich.console import Console
 
 import calibration.run
 from calibration.load import Address
-from calibration.measure.burst import Burst
 from calibration.progress import Progress
 from calibration.prove import in_force
 from calibration.prove.in_force import trying_out
 from calibration.report import report
-from calibration.report.report_model import CalibrationOptions, CalibrationReport, WrittenReport
+from calibration.report.report_model import Burst, CalibrationOptions, CalibrationReport, WrittenReport
 from calibration.run import Calibration
 from calibration.service.application import CalibrationFailed
 from calibration.service.serve_config import edit
@@ -143,7 +141,7 @@ class Tiled(Runs):
 @pytest.fixture
 def calibrate(monkeypatch):
     def run(application, runs=Runs, slo_s=2.0, most=2048, **more):
-        monkeypatch.setattr(in_force, "PutBack", lambda _: contextlib.nullcontext(SimpleNamespace(tries=None)))
+        monkeypatch.setattr(in_force, "watched", contextlib.nullcontext)
         for name, fake in (("PlannedBursts", runs), ("Traffic", Traffic), ("Replicas", Replicas)):
             monkeypatch.setattr(calibration.run, name, fake)
         options = CalibrationOptions(slo_s=slo_s, shape="burst", tokens=75, most=most, seed=0, stress_step=0)
@@ -176,7 +174,7 @@ def test_depths_costs_and_what_was_proved_are_written(calibrate, tmp_path):
         assert settings.cost.token_s == pytest.approx(0.8 * alpha_s / 75, rel=0.02)
         assert settings.cost.token2_s == pytest.approx(0, abs=1e-7)
     rate = 1.5 * (95 / 1.98 + 19 / 1.9502)  # what both answer in full runs, and half as much more
-    assert [proof.stream.rate for proof in found.streams] == [pytest.approx(rate, rel=0.01)] * 2
+    assert [proof.rate for proof in found.streams] == [pytest.approx(rate, rel=0.01)] * 2
     console = Console(file=io.StringIO(), width=100)
     made = found.report(None, WrittenReport(applied=True))
     report.shown(made).show(console)
@@ -242,7 +240,7 @@ def test_a_way_that_carries_less_than_the_devices_bounds_the_proof(calibrate, mo
     monkeypatch.setattr(sys.modules[__name__], "QUERY_S", 0.05)
     found = calibrate(Application())
     assert {burst.sent for burst in found.bursts if burst.stage == "verify"} == {20 + 2}  # half an SLO of 20/s
-    assert [proof.stream.rate for proof in found.streams] == [pytest.approx(0.7 * 20)] * 2
+    assert [proof.rate for proof in found.streams] == [pytest.approx(0.7 * 20)] * 2
     assert any("the devices take 114 queries at once, but the way to them only about 20" in one for one in found.notes)
 
 
@@ -253,7 +251,7 @@ def test_depths_are_in_force_for_the_proof_and_put_back_after_it(calibrate):
 
 
 def test_a_run_that_is_stopped_while_settings_are_tried_puts_them_back(monkeypatch):
-    monkeypatch.setattr(in_force, "PutBack", lambda _: contextlib.nullcontext(SimpleNamespace(tries=None)))
+    monkeypatch.setattr(in_force, "watched", contextlib.nullcontext)
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow(Application):

@@ -16,11 +16,6 @@ def on_line(*levels, alpha_s=0.01, beta_s=0.1, off=0.0):
     return [Sample(level, (alpha_s * level + beta_s) * (1 + off * (-1) ** at)) for at, level in enumerate(levels)]
 
 
-def test_what_is_looked_for_and_what_meets_it():
-    assert Aim(1.0) == Aim(1.0, "burst", most=2048, bursts=40)
-    assert Aim(1.0).within([0.9, 1.0, 1.1]) == 2
-
-
 # Lone queries, and the climb from there
 
 

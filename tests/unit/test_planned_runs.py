@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from calibration.fit.curve import Curve
-from calibration.measure import way
-from calibration.measure.burst import Burst
-from calibration.measure.planned import PlannedBursts
-from calibration.measure.way import measure_way, most_at_once, most_rate
+from calibration.measure.sweep import LEAST_WAY_S, PlannedBursts, measure_way
+from calibration.prove.proof import most_at_once, most_rate
+from calibration.report.report_model import Burst
 from calibration.service import replicas as module
 from calibration.service.application import CalibrationFailed
 from calibration.service.replicas import Replicas
@@ -104,8 +103,8 @@ class World:
     ("world", "found"),
     [
         (World(), Curve(pytest.approx(0.001), pytest.approx(0.004))),
-        (World(lone_s=-0.001, query_s=0.0), Curve(way._LEAST_S, 0.0)),  # the noise of a slow device
-        (World(room=15), Curve(way._LEAST_S, pytest.approx(0.004))),  # it does not take so many
+        (World(lone_s=-0.001, query_s=0.0), Curve(LEAST_WAY_S, 0.0)),  # the noise of a slow device
+        (World(room=15), Curve(LEAST_WAY_S, pytest.approx(0.004))),  # it does not take so many
     ],
 )
 def test_the_way_is_what_a_client_waits_beyond_the_batch(world, found):

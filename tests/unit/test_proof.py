@@ -6,9 +6,9 @@ import itertools
 import pytest
 
 from calibration.fit.levels import Aim
-from calibration.measure.burst import Burst
 from calibration.measure.sweep import sweep
 from calibration.prove.proof import Load, step_down, verify
+from calibration.report.report_model import Burst
 from calibration.service.application import CalibrationFailed
 
 V100, XEON = (0.018, 0.27), (0.0858, 0.32)
@@ -56,8 +56,8 @@ def test_depths_that_hold_are_verified_beyond_their_places():
     proof = verified(devices, {"accelerator": 96, "cpu": 19})
     assert proof.depths == {"accelerator": 96, "cpu": 19}
     assert proof.share == 1.0
-    assert len(proof.bursts) == 5
-    assert all(burst.busy == 12 for burst in proof.bursts)  # a tenth more than there are places
+    assert proof.bursts == len(devices.bursts) == 5
+    assert all(burst.busy == 12 for burst in devices.bursts)  # a tenth more than there are places
 
 
 def test_the_late_pool_alone_steps_down():
@@ -94,7 +94,7 @@ def test_a_verification_that_cannot_be_won_any_more_ends_early():
 
 def test_a_burst_is_no_larger_than_the_way_carries():
     devices = Devices({"accelerator": V100}, replicas=3)
-    assert len(verified(devices, {"accelerator": 90}, most=100).bursts) == 5
+    assert verified(devices, {"accelerator": 90}, most=100).bursts == 5
     assert {burst.sent for burst in devices.bursts} == {110}
 
 

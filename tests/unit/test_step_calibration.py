@@ -7,20 +7,18 @@ import dataclasses
 import io
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
 from rich.console import Console
 
 from calibration.command import parser
-from calibration.generation import generation_run, request_capacity, step_plots, step_report
-from calibration.generation.generation_result import GenerationOptions
+from calibration.generation import generation_run, request_capacity, step_report
+from calibration.generation.generation_result import GenerationCalibrationReport, GenerationOptions
 from calibration.generation.generation_run import GenerationCalibration
 from calibration.generation.overlap import Overlap
 from calibration.generation.promise_proof import PromiseProof, PromiseStream
 from calibration.generation.request_capacity import Arrival, Mix, SimulatedReplica, capacity, longest_prompt, refused
-from calibration.generation.step_report_model import GenerationCalibrationReport
 from calibration.generation.step_series import MeasuredStep, StepFit, StepRoom, all_series, measure
 from calibration.generation.token_stream import ClientStream
 from calibration.load import Address
@@ -250,10 +248,9 @@ def wired(monkeypatch):
         monkeypatch.setattr(
             generation_run, "capacity", lambda *given: 15.0 if refused(*given[:2], SOME, 0) == 0 else 0.0
         )
-        for module in (plots, step_plots):
-            monkeypatch.setattr(module, "DOTS_PER_INCH", 30)
+        monkeypatch.setattr(plots, "DOTS_PER_INCH", 30)
         monkeypatch.setattr(generation_run, "Replicas", Replicas)
-        monkeypatch.setattr(in_force, "PutBack", lambda _: contextlib.nullcontext(SimpleNamespace(tries=None)))
+        monkeypatch.setattr(in_force, "watched", contextlib.nullcontext)
         monkeypatch.setattr(generation_run, "send_all", send_all)
 
     return wire
@@ -265,7 +262,7 @@ def calibrate(wired):
 
     def run(application, *seen, **options):
         wired(*seen)
-        chosen = GenerationOptions(200, 16, 0)
+        chosen = GenerationOptions(prompt_tokens=200, answer_tokens=16, seed=0)
         calibration = GenerationCalibration(application, chosen, Progress(Console(file=io.StringIO())))
         run.result = calibration.result
         try:
