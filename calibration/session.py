@@ -55,10 +55,16 @@ def calibrate(arguments: argparse.Namespace, defaults: argparse.Namespace) -> No
         service.change(application, example(application), dry_run=True)
     session = _Session(arguments, application, config, service, console)
     with alone_in(arguments.out):
-        if application.generates:
-            session.calibrate_generation()
-        else:
-            session.calibrate_embeddings()
+        run = session.of_generation() if application.generates else session.of_embeddings()
+        written = WrittenReport()
+        try:
+            _run_until_signal(run.measure(estimate_only=arguments.estimate_only))
+            if not arguments.estimate_only:
+                session.put(run.result.changes(), written)
+        except WindveError as error:
+            session.show(run.result, written, str(error))
+            raise
+        session.show(run.result, written)
 
 
 def _check_kind(arguments: argparse.Namespace, defaults: argparse.Namespace, *, generates: bool) -> None:
@@ -90,14 +96,8 @@ def _options(arguments: argparse.Namespace, configured_slo_s: float | None) -> C
     slo_s = arguments.slo or configured_slo_s
     if not slo_s:
         raise SettingsError("--slo", "missing; set it, because the running application has none")
-    return CalibrationOptions(
-        slo_s=float(slo_s),
-        shape=arguments.shape,
-        tokens=arguments.tokens,
-        most=arguments.most,
-        seed=arguments.seed,
-        stress_step=arguments.stress_step,
-    )
+    given = {name: getattr(arguments, name) for name in ("shape", "tokens", "most", "seed", "stress_step")}
+    return CalibrationOptions(slo_s=float(slo_s), **given)
 
 
 @contextmanager
@@ -148,7 +148,7 @@ class _Session:
     service: RayService | None
     console: Console
 
-    def calibrate_embeddings(self) -> None:
+    def of_embeddings(self) -> Calibration:
         arguments, application = self.arguments, self.application
         wanted = _options(arguments, application.router_config().get("slo_s"))
         run = Calibration(application, wanted, Progress(self.console))
@@ -159,10 +159,9 @@ class _Session:
             f"calibrating {application.model or application.name} at {application.address} for an SLO of "
             f"{wanted.slo_s:g} s, {wanted.shape} traffic, {wanted.tokens} tokens a query"
         )
-        self._measure(run.measure(estimate_only=arguments.estimate_only), run.result)
-        self._put(run.result)
+        return run
 
-    def calibrate_generation(self) -> None:
+    def of_generation(self) -> GenerationCalibration:
         application = self.application
         wanted = _generation_options(self.arguments, application.info()["max_input_length"])
         run = GenerationCalibration(application, wanted, Progress(self.console))
@@ -172,37 +171,22 @@ class _Session:
             f"calibrating {application.name} at {application.address}, which generates: {policy.ttft_s:g} s to the "
             f"first token, {policy.tpot_s:g} s a token"
         )
-        self._measure(run.measure(estimate_only=self.arguments.estimate_only), run.result)
-        self._put(run.result)
+        return run
 
-    def _measure(self, work: Coroutine[Any, Any, None], result: Result) -> None:
-        """Run `work` to its end. Raises CalibrationFailed; the report then has what was found so far."""
-        try:
-            _run_until_signal(work)
-        except CalibrationFailed as error:
-            self._show(result, WrittenReport(), str(error))
-            raise
-
-    def _put(self, result: Result) -> None:
-        """Write and apply the proven result, as the options say, and write the report. Raises WindveError."""
-        arguments, application, written = self.arguments, self.application, WrittenReport()
-        changes = {} if arguments.estimate_only else result.changes()
-        try:
-            if arguments.apply:
-                application.check_unchanged()
-            if self.config is not None:
-                self._write(self.config, changes, written)
-            if self.service is not None:
-                self._write_service(self.service, changes, written)
-            if arguments.apply and not arguments.dry_run:  # last, so that a killed run still leaves a valid file
-                application.apply(changes)
-                written.applied = True
-                found = "step times" if application.generates else "depths"
-                self.console.print(f"applied: /info shows the new {found}")
-        except WindveError as error:
-            self._show(result, written, str(error))
-            raise
-        self._show(result, written)
+    def put(self, changes: dict[str, Any], written: WrittenReport) -> None:
+        """Write and apply the proven result, as the options say. Raises WindveError."""
+        if self.arguments.apply:
+            self.application.check_unchanged()
+        if self.config is not None:
+            self._write(self.config, changes, written)
+        if self.service is not None:
+            self._write_service(self.service, changes, written)
+        if self.arguments.apply and not self.arguments.dry_run:  # last: a killed run still leaves a valid file
+            self.application.apply(changes)
+            written.applied = True
+            self.console.print(
+                f"applied: /info shows the new {'step times' if self.application.generates else 'depths'}"
+            )
 
     def _write(self, config: ConfigFile, changes: dict[str, Any], written: WrittenReport) -> None:
         """Show the change as a diff, and write it unless only the diff is asked for."""
@@ -226,12 +210,15 @@ class _Session:
             written.config = f"rayservice/{service.name}"
             self.console.print(f"written: {written.config}; KubeRay applies it in place", soft_wrap=True)
 
-    def _show(self, result: Result, written: WrittenReport, problem: str | None = None) -> None:
+    def show(
+        self, result: CalibrationResult | GenerationResult, written: WrittenReport, problem: str | None = None
+    ) -> None:
         """Write and show the report. `problem`: why the calibration failed."""
-        if isinstance(result, GenerationResult):
-            shown = step_report.shown(result.report(problem, written))
-        else:
-            shown = embeddings_report.shown(result.report(problem, written))
+        shown = (
+            step_report.shown(result.report(problem, written))
+            if isinstance(result, GenerationResult)
+            else embeddings_report.shown(result.report(problem, written))
+        )
         page = shown.write(self.arguments.out)
         shown.show(self.console)
         self.console.print(f"report: {page}", soft_wrap=True)

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.kit.bench import Bench, Found, median
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet, table
-from calibration.devices.family_shapes import SHAPES, FamilyShape, write_family
+from calibration.devices.shapes import SHAPES, FamilyShape, write_family
 from deployments.engines import TokenBatch, embed
 from deployments.engines.matmul_race import quickest_cpu_dtype
 from deployments.engines.torch_engine import TorchEngine, import_torch

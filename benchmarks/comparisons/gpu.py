@@ -21,7 +21,7 @@ from benchmarks.kit.cpu_time import CpuTime
 from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.shapes import bge_large_folder
 from benchmarks.kit.sheet import Sheet, table
-from calibration.devices.bert_shape import BERT_LARGE, BertShape, text_of
+from calibration.devices.shapes import BERT_LARGE, BertShape, text_of
 from calibration.devices.timing import product_speed, products, rates, seconds_of
 from deployments.engines import TokenBatch, Vectors, embed
 from deployments.engines.torch_engine import TorchEngine, import_torch

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.kit.serving import ROOT
-from calibration.devices.bert_shape import BERT_LARGE, write_bert
+from calibration.devices.shapes import BERT_LARGE, write_bert
 
 _CACHE = ROOT / "reports" / "bench" / "models"
 

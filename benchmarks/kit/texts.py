@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from calibration.devices.bert_shape import text_of
+from calibration.devices.shapes import text_of
 
 
 def model_folder() -> Path:

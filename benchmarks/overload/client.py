@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from benchmarks.overload.schedule import Query
-from calibration.devices.bert_shape import text_of
+from calibration.devices.shapes import text_of
 from calibration.load import Address, Clients, HttpReply, request_bytes
 
 REFUSALS = frozenset({408, 429, 503, 504})  # the server will not answer, now or in time

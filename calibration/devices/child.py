@@ -21,7 +21,7 @@ def running(
 ) -> Iterator[str]:
     """Run `command` in its own process group until the block ends: of the same session, because Linux shares the cores
     between sessions first, and nice counts within one. Once `ready` accepts its output, yields the output. Raises
-    RuntimeError with the end of the output if the command does not start.
+    RuntimeError with the last line of the output, then those before it, if the command does not start.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(  # noqa: S603 - our own command
@@ -32,7 +32,8 @@ def running(
             ends = time.monotonic() + _START_TIMEOUT_S
             while not ready(told := _read(log.fileno())):
                 if process.poll() is not None or time.monotonic() > ends:
-                    raise RuntimeError("it did not start:\n" + "\n".join(told.strip().splitlines()[-12:]))
+                    *before, last = told.strip().splitlines()[-12:] or ["it said nothing"]
+                    raise RuntimeError("\n".join([f"it did not start: {last}", *before]))
                 time.sleep(0.1)
             yield told
         finally:

@@ -12,12 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from calibration.devices.bert_shape import text_of
 from calibration.devices.child import running
+from calibration.devices.shapes import text_of
 from calibration.load import Address, Clients, HttpReply, request_bytes
 from serve_app.local.ray_environment import LOOPBACK, free_port
 
@@ -90,12 +90,7 @@ def _serving(model: Path, device: str) -> Iterator[str]:
         file = Path(folder) / "config.yaml"
         file.write_text(json.dumps({**config, "applications": [application]}), encoding="utf-8")  # YAML as well
         command = [sys.executable, "-m", "serve_app", "serve", str(file)]
-        with ExitStack() as stack:
-            try:
-                variables = {"COLUMNS": "200", **seen_alone(device)}
-                stack.enter_context(running(command, lambda told: "curl -s" in told, variables, Path.cwd()))
-            except RuntimeError as error:
-                raise RuntimeError(f"the service did not start: {str(error).splitlines()[-1]}") from None
+        with running(command, lambda told: "curl -s" in told, {"COLUMNS": "200", **seen_alone(device)}, Path.cwd()):
             yield f"http://{LOOPBACK}:{port}"
 
 

@@ -13,9 +13,18 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibration.devices.bert_shape import BERT_LARGE, MINILM, BertShape, write_bert
-from calibration.devices.causal_shape import LLAMA_1B, SMOLLM, CausalShape, write_causal
-from calibration.devices.family_shapes import SHAPES, write_family
+from calibration.devices.shapes import (
+    BERT_LARGE,
+    LLAMA_1B,
+    MINILM,
+    SHAPES,
+    SMOLLM,
+    BertShape,
+    CausalShape,
+    write_bert,
+    write_causal,
+    write_family,
+)
 from calibration.devices.timing import product_speed, products, rates, seconds_of
 from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.torch_engine import TorchEngine, import_torch
@@ -54,26 +63,13 @@ class Plan:
     @classmethod
     def of(cls, device: str, scratch: Path, *, quick: bool) -> Plan:
         least_s, load_s = (0.3, 5.0) if quick else (2.0, 20.0)
+        causal = SMOLLM if device == "cpu" else LLAMA_1B
+        causal = causal.cut(4) if quick else causal
         if device == "cpu":
-            causal = SMOLLM.cut(4) if quick else SMOLLM
-            return cls(
-                device, scratch, MINILM, "MiniLM's", ((75, 32), (512, 4)), 1024, 1024, causal, least_s, 1, 16, load_s
-            )
-        causal = LLAMA_1B.cut(4) if quick else LLAMA_1B
-        return cls(
-            device,
-            scratch,
-            BERT_LARGE,
-            "BERT-large's",
-            ((75, 256), (512, 256)),
-            8192,
-            16_384,
-            causal,
-            least_s,
-            16,
-            64,
-            load_s,
-        )
+            batches = ((75, 32), (512, 4))
+            return cls(device, scratch, MINILM, "MiniLM's", batches, 1024, 1024, causal, least_s, 1, 16, load_s)
+        batches = ((75, 256), (512, 256))
+        return cls(device, scratch, BERT_LARGE, "BERT-large's", batches, 8192, 16_384, causal, least_s, 16, 64, load_s)
 
     def settings(self) -> EngineSettings:
         return CpuSettings() if self.device == "cpu" else AcceleratorSettings()
@@ -151,7 +147,7 @@ def dtypes(device: str) -> tuple[str, ...]:
 
 
 def peak(plan: Plan, shapes: tuple[int, int, int], dtype: str) -> Figures:
-    _use_all_cores(plan)
+    import_torch(plan.device).set_num_threads(_threads())
     return {"dtype": dtype, "size": list(shapes), **product_speed(shapes, plan.device, plan.least_s, dtype)}
 
 
@@ -266,10 +262,6 @@ def _described(engine: Engine) -> Figures:
 
 def _threads() -> int:
     return read_cpu_shape().usable
-
-
-def _use_all_cores(plan: Plan) -> None:
-    import_torch(plan.device).set_num_threads(_threads())
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
-from calibration.devices.bert_shape import BertShape
+from calibration.devices.shapes import BertShape
 from deployments.engines.torch_engine import import_torch
 
 _WARM_UP = 3

@@ -1,4 +1,4 @@
-"""`windve plan`: its options and its output."""
+"""`windve plan`: its options."""
 
 from __future__ import annotations
 
@@ -34,42 +34,26 @@ def parser() -> argparse.ArgumentParser:
             "windve plan reports/calibration --peak 1000 --average 400 --price 2000"
         ),
     )
-    _add_arguments(made)
-    return made
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("report", type=Path, metavar="REPORT", help="report.json of a calibration, or its folder")
-    add(
-        "--peak",
-        type=int,
-        required=True,
-        metavar="N",
-        help="most queries in flight at once; devices sized for this refuse none and answer all within the SLO",
-    )
-    add(
-        "--average",
-        type=float,
-        required=True,
-        metavar="N",
-        help="queries per second on average; devices sized for this are fewer, and may refuse bursts",
-    )
-    add(
-        "--price",
-        type=float,
-        required=True,
-        metavar="P",
-        help="price of one device, once or per period (such as a month); all money in the plan is for the same period",
-    )
-    add(
+    made.add_argument("report", type=Path, metavar="REPORT", help="report.json of a calibration, or its folder")
+    for option, kind, about in (
+        (
+            "--peak",
+            int,
+            "most queries in flight at once; devices sized for this refuse none and answer all within the SLO",
+        ),
+        ("--average", float, "queries per second; devices sized for this are fewer, and may refuse bursts"),
+        ("--price", float, "price of one device, once or per period (such as a month); so is all money in the plan"),
+    ):
+        made.add_argument(option, type=kind, required=True, metavar="N", help=about)
+    made.add_argument(
         "--devices-per-instance",
         type=int,
         metavar="D",
         help="devices to pay for in one instance, which is all replicas of the report "
         "(default: one per accelerator replica, or per CPU replica if there is no accelerator)",
     )
-    add("--currency", default="EUR", metavar="NAME", help="printed after amounts (default: %(default)s)")
+    made.add_argument("--currency", default="EUR", metavar="NAME", help="printed after amounts (default: %(default)s)")
+    return made
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from calibration.fit.curve import Curve, Shape, ceil
-from calibration.report.gain import gain, saved_share
+from calibration.report.worth import gain, saved_share
 
 SLO_FACTORS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 

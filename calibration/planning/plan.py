@@ -25,8 +25,8 @@ from calibration.planning.cost import (
     slo_effect,
 )
 from calibration.planning.instance import Instance
-from calibration.report.core_worth import core_worth_sheet
 from calibration.report.tables import POOLS, Sheet, percent, print_sheet
+from calibration.report.worth import core_worth_sheet
 
 EMULATED = "The report is of EMULATED devices: the plan shows the method, not what real devices need."
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 import math
 
 from calibration.report import plots
-from calibration.report.core_worth import core_worth_sheet
-from calibration.report.gain import saved_share
 from calibration.report.page import Pictures, Shown, number, seconds, text
 from calibration.report.report_model import CalibrationReport, LatenciesReport, PoolReport
 from calibration.report.tables import DASH, POOLS, Sheet, percent
+from calibration.report.worth import core_worth_sheet, saved_share
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 
 _QUANTILES = ("p50, s", "p99, s", "slowest, s")

@@ -1,7 +1,7 @@
 """The service of `windve check --devices`: a Ray of its own, with a tiny model."""
 
-from calibration.devices.bert_shape import BertShape, write_bert
 from calibration.devices.service_load import measure
+from calibration.devices.shapes import BertShape, write_bert
 
 
 def test_a_service_below_and_above_its_capacity(tmp_path):

@@ -4,9 +4,7 @@ import dataclasses
 
 import pytest
 
-from calibration.devices.bert_shape import BertShape
-from calibration.devices.causal_shape import CausalShape
-from calibration.devices.family_shapes import SHAPES
+from calibration.devices.shapes import SHAPES, BertShape, CausalShape
 from calibration.devices.tasks import Plan, find_device, tasks
 from deployments.engines.packed.model import PackedModel
 from deployments.settings import CpuSettings

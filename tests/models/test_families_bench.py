@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.comparisons import families
 from benchmarks.kit.serving import ROOT
-from calibration.devices.family_shapes import SHAPES
+from calibration.devices.shapes import SHAPES
 from deployments.engines import packed
 
 

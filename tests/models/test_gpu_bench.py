@@ -8,7 +8,7 @@ from rich.console import Console
 
 from benchmarks.comparisons import gpu
 from benchmarks.kit.bench import Bench, NotAvailable
-from calibration.devices.bert_shape import BERT_LARGE, BertShape, text_of, write_bert
+from calibration.devices.shapes import BERT_LARGE, BertShape, text_of, write_bert
 from deployments.engines import TokenBatch, embed
 from deployments.engines.torch_engine import TorchEngine
 from deployments.models.model_files import read_model_card

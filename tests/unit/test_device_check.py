@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from calibration.devices import command
+from calibration.devices.command import run_tasks
 from calibration.devices.page import page, share_of_peak
 from calibration.devices.service_load import outcome_figures, seen_alone
 from calibration.devices.tasks import PARTS, Plan, Task, tasks
-from calibration.devices.workers import run_tasks
 from calibration.load import HttpReply
 from deployments.errors import SettingsError
 from deployments.models.disk_cache import cache_folder

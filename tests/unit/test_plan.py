@@ -13,7 +13,7 @@ from rich.console import Console
 from calibration.planning import command, plan
 from calibration.planning.instance import Instance
 from calibration.planning.plan import TrafficDemand, make_plan
-from calibration.report.core_worth import core_worth, router_cores
+from calibration.report.worth import core_worth, router_cores
 from deployments.errors import SettingsError
 
 REPORT = json.loads((Path(__file__).parents[1] / "kit" / "calibration_report.json").read_text())
