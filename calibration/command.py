@@ -50,45 +50,26 @@ def parser() -> argparse.ArgumentParser:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for add in (_add_promise, _add_generation, _add_measuring, _add_result, _add_application):
-        add(made)
+    _add_measuring(made)
+    _add_result(made)
     return made
 
 
-def _add_promise(parser: argparse.ArgumentParser) -> None:
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("embeddings: the SLO, and the traffic that it is for").add_argument
     add("--slo", type=float, metavar="S", help="seconds within which queries are answered (default: as configured)")
-    add(
-        "--shape",
-        choices=("burst", "steady"),
-        default="burst",
-        help="traffic that the depths are for. burst: queries arrive all at once, alpha*C + beta, as in the paper; "
-        "steady: at any time, and may wait for a running batch, alpha*C + 2*beta (default: %(default)s)",
+    about = (
+        "traffic that the depths are for. burst: queries arrive all at once, alpha*C + beta, as in the paper; "
+        "steady: at any time, and may wait for a running batch, alpha*C + 2*beta (default: %(default)s)"
     )
+    add("--shape", choices=("burst", "steady"), default="burst", help=about)
     add("--tokens", type=int, default=75, help="length of a query; longer ones reduce depths (default: %(default)s)")
-
-
-def _add_generation(parser: argparse.ArgumentParser) -> None:
+    add("--most", type=int, default=2048, help="most queries at once on one replica (default: %(default)s)")
+    add("--stress-step", type=int, default=0, metavar="N", help="also run a stress test in steps of N, to compare")
     add = parser.add_argument_group("generation: the requests that the capacity is for").add_argument
     add("--prompt-tokens", type=int, metavar="N", help="mean length of a prompt (default: 512, or 1/4 of the context)")
     add("--answer-tokens", type=int, metavar="N", help="mean length of an answer (default: 128, or 1/8 of the context)")
-
-
-def _add_measuring(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("how to measure").add_argument
-    add(
-        "--most",
-        type=int,
-        default=2048,
-        help="embeddings: most queries to send to one replica at once (default: %(default)s)",
-    )
-    add(
-        "--stress-step",
-        type=int,
-        default=0,
-        metavar="N",
-        help="embeddings: also run a stress test in steps of N queries, for comparison",
-    )
+    add = parser.add_argument_group("both").add_argument
     add("--seed", type=int, default=0, help="seed of the random texts (default: %(default)s)")
     add("--estimate-only", action="store_true", help="stop after the fit: no proof, write nothing")
 
@@ -99,35 +80,21 @@ def _add_result(parser: argparse.ArgumentParser) -> None:
     add("--apply", action="store_true", help="update the running application in place, without a restart")
     add("--dry-run", action="store_true", help="measure, and show the change to the config as a diff; write nothing")
     add("--out", type=Path, default=_DEFAULT_OUT, help="folder for the report (default: %(default)s)")
-
-
-def _add_application(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("which application").add_argument
     add("--application", metavar="NAME", help="the application, if several are running")
     add("--model", metavar="NAME", help="embeddings: the model, if the application serves several")
     add("--url", help="address of the application (default: from its config)")
-    add(
-        "--api-keys",
-        metavar="WHERE",
-        help="where to read the application's API key: file:PATH or env:NAME (default: from its config)",
+    about = "where to read the application's API key: file:PATH or env:NAME (default: from its config)"
+    add("--api-keys", metavar="WHERE", help=about)
+    about = (
+        "Ray's dashboard (default: this Ray job's, that of `windve serve` here, or http://127.0.0.1:8265). If it "
+        "requires a token, set RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH"
     )
-    add(
-        "--dashboard",
-        metavar="URL",
-        help="Ray's dashboard (default: this Ray job's, that of `windve serve` here, or http://127.0.0.1:8265). If it "
-        "requires a token, set RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH",
-    )
-    add(
-        "--deploy",
-        type=Path,
-        metavar="CONFIG",
-        help="first deploy this Serve config, with one replica per device, on a cluster that serves nothing yet",
-    )
-    add(
-        "--rayservice",
-        metavar="NAME",
-        help="with --deploy, in a pod: write the result into this RayService of the pod's namespace",
-    )
+    add("--dashboard", metavar="URL", help=about)
+    about = "first deploy this Serve config, with one replica per device, on a cluster that serves nothing yet"
+    add("--deploy", type=Path, metavar="CONFIG", help=about)
+    about = "with --deploy, in a pod: write the result into this RayService of the pod's namespace"
+    add("--rayservice", metavar="NAME", help=about)
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from calibration.planning.instance import Instance
-from calibration.planning.plan import TrafficDemand, make_plan, show
+from calibration.planning.plan import Instance, TrafficDemand, make_plan, show
 from calibration.report.report_model import MOST
 from calibration.report.tables import plain
 from deployments.errors import SettingsError

@@ -9,7 +9,7 @@ given price.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from calibration.fit.curve import Curve, Shape, ceil
 from calibration.report.worth import gain, saved_share
@@ -30,12 +30,6 @@ class PoolCapacity:
         """Queries in flight on all replicas: C of Eq. 6."""
         return self.depth * self.replicas
 
-    def capacity_at(self, slo_s: float, shape: Shape) -> int:
-        """Queries in flight on all replicas that meet `slo_s` according to the curve, regardless of the calibrated
-        depth.
-        """
-        return self.curve.depth(slo_s, shape) * self.replicas
-
     def throughput(self, shape: Shape = "burst") -> float:
         """Queries/s at full queues, T of Eq. 5: depth over latency, summed over the replicas."""
         return self.capacity / self.curve.latency_s(self.depth, shape) if self.depth else 0.0
@@ -55,13 +49,11 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """A demand met by the accelerators alone, and by the same kind of instances with the CPU's help.
-
-    `saved_share`: the saved share of whole devices. `saved_share_limit`: its limit for a large demand, where rounding
-    up to whole instances no longer matters.
+    """A demand met by the accelerators alone, and by the same kind of instances with the CPU's help. `each_...`: what
+    one instance does. `saved_share`: of whole devices. `saved_share_limit`: its limit for a large demand, where
+    rounding up to whole instances no longer matters.
     """
 
-    demand: float
     each_alone: float
     each_together: float
     alone: Deployment
@@ -71,10 +63,8 @@ class Sizing:
     @property
     def saved(self) -> Deployment:
         """The devices that the CPU's help saves."""
-        alone, together = self.alone, self.together
-        return Deployment(
-            alone.instances - together.instances, alone.devices - together.devices, alone.cost - together.cost
-        )
+        both = zip(astuple(self.alone), astuple(self.together), strict=True)
+        return Deployment(*(alone - together for alone, together in both))
 
     @property
     def saved_share(self) -> float:
@@ -108,14 +98,9 @@ def size(demand: float, alone: float, added: float, devices_per_instance: int, p
 
     The CPUs are there anyway, so they cost nothing extra (Section III-A).
     """
-    return Sizing(
-        demand,
-        alone,
-        alone + added,
-        deployment(demand, alone, devices_per_instance, price),
-        deployment(demand, alone + added, devices_per_instance, price),
-        saved_share(added / alone),
-    )
+    together = alone + added
+    bought = [deployment(demand, each, devices_per_instance, price) for each in (alone, together)]
+    return Sizing(alone, together, bought[0], bought[1], saved_share(added / alone))
 
 
 # Section IV-B.3: what the gain depends on
@@ -169,7 +154,8 @@ def slo_effect(
     """
 
     def row(slo_s: float) -> SloRow:
-        first, second = (None if pool is None else pool.capacity_at(slo_s, shape) for pool in (accelerator, cpu))
+        pools = (accelerator, cpu)
+        first, second = (None if pool is None else pool.curve.depth(slo_s, shape) * pool.replicas for pool in pools)
         return SloRow(slo_s, first, second, None if first is None or second is None else gain(first, second))
 
     return [row(slo_s) for slo_s in slos_s]

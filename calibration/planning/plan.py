@@ -1,6 +1,5 @@
-"""Computes and prints how many devices a demand needs, with and without the CPU's help.
-
-It reads a finished report (`instance`) and calculates (`cost`). It measures nothing and contacts no service.
+"""Computes and prints how many devices a demand needs, with and without the CPU's help, from a finished report. It
+measures nothing and contacts no service.
 """
 
 from __future__ import annotations
@@ -8,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -24,11 +24,99 @@ from calibration.planning.cost import (
     size,
     slo_effect,
 )
-from calibration.planning.instance import Instance
-from calibration.report.tables import POOLS, Sheet, percent, print_sheet
+from calibration.report.report_model import CalibrationReport
+from calibration.report.tables import POOLS, Sheet, percent, plain, print_sheet
 from calibration.report.worth import core_worth_sheet
+from deployments.errors import SettingsError
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 
 EMULATED = "The report is of EMULATED devices: the plan shows the method, not what real devices need."
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """All replicas of all pools of the report in `path`, which serve together: plans multiply it. `cpu_idle`: why the
+    CPU takes no queries beside the accelerator, or None. A pool is None if the report does not have it. The CPU's is
+    also None if it has no curve and takes no queries.
+    """
+
+    path: Path
+    report: CalibrationReport
+    accelerator: PoolCapacity | None
+    cpu: PoolCapacity | None
+    cpu_idle: str | None
+
+    @classmethod
+    def read(cls, path: Path) -> Instance:
+        """The instance of the report in `path`, a report.json or its folder. Raises SettingsError that says what is
+        wrong with the report.
+        """
+        try:
+            path = path / "report.json" if path.is_dir() else path
+            content = path.read_bytes()
+        except OSError as error:
+            where, why = error.filename or path, error.strerror or error
+            raise SettingsError("REPORT", f"{where} cannot be read: {why}") from None
+        report = CalibrationReport.parse(content, str(path))
+        if report.outcome == "estimated":
+            raise SettingsError(
+                "REPORT", f"{path} has estimates that were not proven: calibrate without --estimate-only"
+            )
+        if report.outcome == "refused":
+            reason = f"the calibration failed: {plain(report.reason or 'it gives no reason').rstrip('.')}"
+            raise SettingsError("REPORT", f"{path} has no depths to plan with, because {reason}")
+        accelerator, cpu = _pool(report, ACCELERATOR), _pool(report, CPU)
+        if accelerator is None and cpu is None:
+            raise SettingsError("REPORT.pools", "has neither an accelerator nor a CPU with a curve")
+        instance = cls(path, report, accelerator, cpu, _cpu_idle(report, cpu) if accelerator else None)
+        if not instance.base.capacity:
+            depth = f"depth 0 at an SLO of {report.settings.slo_s:g} s"
+            raise SettingsError("REPORT", f"{path} gives the {instance.base_name} {depth}: nothing to plan with")
+        return instance
+
+    @property
+    def base(self) -> PoolCapacity:
+        """The pool to buy: the accelerator, or the CPU if there is no accelerator."""
+        pool = self.accelerator or self.cpu
+        assert pool is not None
+        return pool
+
+    @property
+    def base_name(self) -> str:
+        return POOLS[ACCELERATOR if self.accelerator else CPU]
+
+    @property
+    def helper(self) -> PoolCapacity | None:
+        """The CPU, if it takes the accelerator's overflow."""
+        return self.cpu if self.accelerator is not None and self.cpu_idle is None else None
+
+
+def _pool(report: CalibrationReport, name: str) -> PoolCapacity | None:
+    """The pool with its curve and depth; None if there is no curve."""
+    found = report.pools.get(name)
+    if found is None:
+        return None
+    if found.curve is None and found.depth:
+        raise SettingsError(f"REPORT.pools.{name}", "has a depth but no alpha_s and beta_s")
+    if found.curve is not None and not found.curve.latency_s(1):
+        raise SettingsError(f"REPORT.pools.{name}", "has a curve that takes no time")
+    return PoolCapacity(found.curve, found.depth or 0, found.replicas) if found.curve else None
+
+
+def _cpu_idle(report: CalibrationReport, cpu: PoolCapacity | None) -> str | None:
+    """Why the CPU takes no queries, in the report's words if it has any; None if it takes some."""
+    if report.capacity(CPU):
+        return None
+    if report.cpu_overflow.reason:
+        return plain(report.cpu_overflow.reason).rstrip(".")
+    if CPU not in report.pools:
+        return "the report has no CPU pool"
+    if cpu is not None and cpu.capacity:
+        return "it was not in use when the report was made"
+    slo_s, shape = report.settings.slo_s, report.settings.shape
+    if cpu is not None and (alone_s := cpu.curve.latency_s(1, shape)) > slo_s:
+        return f"a single query takes it up to {alone_s:.2f} s, longer than the SLO of {slo_s:g} s (Eq. 11)"
+    return "its queue depth is 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +146,8 @@ class CapacityPlan:
 
 def make_plan(instance: Instance, demand: TrafficDemand) -> CapacityPlan:
     """Compute all figures of the plan. Pure."""
-    base, helper, slo_s, shape = instance.base, instance.helper, instance.slo_s, instance.shape
+    base, helper = instance.base, instance.helper
+    slo_s, shape = instance.report.settings.slo_s, instance.report.settings.shape
     devices = demand.devices_per_instance or base.replicas
     added_capacity, added_rate = (helper.capacity, helper.throughput(shape)) if helper else (0, 0.0)
     rate = base.throughput(shape)
@@ -81,17 +170,15 @@ def show(plan: CapacityPlan, console: Console) -> None:
     """Print the conclusion, what to buy, and what it depends on, for a terminal of 100 columns."""
     instance = plan.instance
     console.print(Text(conclusion(plan), style="bold green"))
-    console.print(Text(f"From {instance.path}: SLO {instance.slo_s:g} s, {instance.shape} traffic.", style="dim"))
+    settings = instance.report.settings
+    console.print(Text(f"From {instance.path}: SLO {settings.slo_s:g} s, {settings.shape} traffic.", style="dim"))
     for note in _notes(plan):
         console.print(Text(note, style="yellow"))
     console.print()
-    print_sheet(console, _purchase(plan))
-    if plan.bound:
-        print_sheet(console, _bound(plan, plan.bound))
-    if plan.slos:
-        print_sheet(console, _slos(plan))
-    if worth := core_worth_sheet(instance.report):
-        print_sheet(console, worth)
+    bound, slos = _bound(plan, plan.bound) if plan.bound else None, _slos(plan) if plan.slos else None
+    for sheet in (_purchase(plan), bound, slos, core_worth_sheet(instance.report)):
+        if sheet is not None:
+            print_sheet(console, sheet)
 
 
 def conclusion(plan: CapacityPlan) -> str:
@@ -202,17 +289,17 @@ def _slos(plan: CapacityPlan) -> Sheet:
     for number, row in enumerate(plan.slos):
         depths = [f"{getattr(row, name):,}" for name in pools]
         rows.append([f"{row.slo_s:g}", *depths, *([percent(row.gain)] if both else [])])
-        if math.isclose(row.slo_s, plan.instance.slo_s):
+        if math.isclose(row.slo_s, plan.instance.report.settings.slo_s):
             styles[number] = "bold"
     return Sheet("What another SLO would allow (Eq. 23)", columns, rows, _lines(_slos_notes(plan)), styles)
 
 
 def _slos_notes(plan: CapacityPlan) -> Iterator[str]:
     instance, cpu = plan.instance, plan.instance.cpu
-    alone_s = cpu.curve.latency_s(1, instance.shape) if cpu else 0.0
+    alone_s = cpu.curve.latency_s(1, instance.report.settings.shape) if cpu else 0.0
     verified = " + ".join(f"{pool.capacity:,}" for pool in (instance.accelerator, cpu) if pool is not None)
-    yield f"One instance, by the fitted curves; verified at {instance.slo_s:g} s: {verified}."
-    if instance.helper is None and alone_s > instance.slo_s:
+    yield f"One instance, by the fitted curves; verified at {instance.report.settings.slo_s:g} s: {verified}."
+    if instance.helper is None and alone_s > instance.report.settings.slo_s:
         yield f"The CPU answers a first query from an SLO of {alone_s:.3g} s on (Eq. 11)."
     gains = [row.gain for row in plan.slos if row.gain is not None]
     if plan.bound and plan.bound.premise and gains != sorted(gains):

@@ -23,13 +23,20 @@ def shown(report: CalibrationReport) -> Shown:
 
 
 def _pictures(report: CalibrationReport) -> Pictures:
-    against = f", against the SLO of {report.settings.slo_s:g} s"
+    slo_s, pools = report.settings.slo_s, _pools(report)
+    against = f", against the SLO of {slo_s:g} s"
     pictures = {
         f"fit-{name}.png": (f"Latency over concurrency, {POOLS[name]}{against}", plots.fit(report, name))
-        for name in _pools(report)
+        for name in pools
     }
-    if (verification := plots.verification(report)) is not None:
-        pictures["verification.png"] = (f"Latencies in the verification{against}", verification)
+    verified = [burst for burst in report.bursts if burst.stage == "verify"]
+    # Earlier bursts belong to attempts at larger depths, which did not hold.
+    bursts = [burst.latencies_s for burst in verified if burst.depths == verified[-1].depths]
+    taken = {POOLS[name]: [latency for burst in bursts for latency in burst.get(name, ())] for name in pools}
+    if any(taken.values()):
+        words = "latency of a query, as its client saw it (s)"
+        picture = plots.seen(f"Verification: {len(bursts)} bursts at the final depths", [(words, slo_s, taken)])
+        pictures["verification.png"] = (f"Latencies in the verification{against}", picture)
     return pictures
 
 

@@ -9,11 +9,9 @@ import psutil
 import pytest
 import yaml
 
-from calibration.load import Address
 from calibration.prove import in_force
 from calibration.service import application as module
 from calibration.service.application import Application, CalibrationFailed, check_replicas
-from calibration.service.deployment import for_the_devices_there
 from calibration.service.serve_config import edit
 from deployments.errors import SettingsError
 
@@ -89,13 +87,6 @@ class Serve:
 def test_one_model_is_found(monkeypatch, text, model, address, config):
     found = Serve(monkeypatch, text).find(model=model)
     assert (str(found.address), found.router_config()) == (address, config)
-
-
-def test_an_address_is_given_for_all_models(monkeypatch):
-    serve = Serve(monkeypatch, SEVERAL.replace("v1.5", "a b/c"))
-    found = Application.find(dashboard="http://x", name=None, url="https://gateway/embed/", model="a b/c")
-    assert found.address == Address("gateway", 443, "/embed/models/a%20b/c", tls=True)
-    assert serve.find(model="7").model == "7"
 
 
 @pytest.mark.parametrize(
@@ -216,16 +207,6 @@ def test_the_file_gets_it_at_the_models_place(monkeypatch):
     (changed,) = yaml.safe_load(again)["applications"]
     config = changed["deployments"][0]["user_config"]
     assert config == {"slo_s": 1.0, "models": {"7": {**FOUND["user_config"], "calibration": {"at": "y"}}}}
-    for name in ("v1.5", "org/b: c", "8"):
-        (changed,) = yaml.safe_load(edit(text, "w", {"user_config": {"models": {name: {"slo_s": 9.0}}}}))[
-            "applications"
-        ]
-        assert changed["deployments"][0]["user_config"]["models"][name] == {"slo_s": 9.0}
-
-
-def test_on_devices_of_its_own_each_model_has_what_is_there():
-    (changed,) = for_the_devices_there({"applications": [yaml.safe_load(SEVERAL)]})["applications"]
-    assert changed["args"]["models"][1] == {"model": {"id": "7"}, "cpu": {}}
 
 
 def test_the_file_and_what_runs_say_the_same_of_a_pool_that_was_measured_before(monkeypatch):

@@ -162,7 +162,9 @@ def written(found):
 
 
 def test_depths_costs_and_what_was_proved_are_written(calibrate, tmp_path):
-    found = calibrate(Application())
+    application = Application()
+    found = calibrate(application)
+    assert (application.tried, application.restored) == ([found.depths], 1)
     config = written(found)
     assert (config.accelerator.queue_depth, config.cpu.queue_depth) == (95, 19)
     assert config.calibration.proved == ["bursts", "stream", "mixed lengths"]
@@ -242,12 +244,6 @@ def test_a_way_that_carries_less_than_the_devices_bounds_the_proof(calibrate, mo
     assert {burst.sent for burst in found.bursts if burst.stage == "verify"} == {20 + 2}  # half an SLO of 20/s
     assert [proof.rate for proof in found.streams] == [pytest.approx(0.7 * 20)] * 2
     assert any("the devices take 114 queries at once, but the way to them only about 20" in one for one in found.notes)
-
-
-def test_depths_are_in_force_for_the_proof_and_put_back_after_it(calibrate):
-    application = Application()
-    found = calibrate(application)
-    assert (application.tried, application.restored) == ([found.depths], 1)
 
 
 def test_a_run_that_is_stopped_while_settings_are_tried_puts_them_back(monkeypatch):

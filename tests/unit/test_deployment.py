@@ -54,17 +54,22 @@ def serve(monkeypatch, tmp_path):
     return begin
 
 
-def test_it_is_deployed_and_waited_for(serve):
+@pytest.mark.parametrize("name", ["windve", "default"])
+def test_it_is_deployed_and_waited_for(serve, name):
     serving, path = serve("DEPLOYING", "UNHEALTHY", "RUNNING", "not asked for any more")
+    serving.name = name
+    if name == "default":
+        path.write_text(CONFIG.replace("  - name: windve\n    import_path", "  - import_path"))
     deploy(path, "http://dashboard")
-    assert serving.deployed == for_the_devices_there(yaml.safe_load(CONFIG))
+    args = serving.deployed["applications"][0]["args"]
+    assert args == {"model": {"id": "x"}, "accelerator": {"device": "cuda"}, "cpu": {"instance_per": "machine"}}
     assert serving.statuses == ["not asked for any more"]
 
 
-def test_what_fails_says_why(serve):
-    _, path = serve("DEPLOYING", "DEPLOY_FAILED")
-    with pytest.raises(CalibrationFailed, match="windve did not start"):
-        deploy(path, "http://dashboard")
+def test_each_of_several_models_has_the_devices_there():
+    args = {"models": [{"model": {"id": "x"}, "cpu": None, "accelerator": {"replicas": 2}}]}
+    (changed,) = for_the_devices_there({"applications": [{"args": args}]})["applications"]
+    assert changed["args"]["models"] == [{"model": {"id": "x"}, "cpu": None, "accelerator": {}}]
 
 
 def test_nothing_is_deployed_over_what_is_served(serve):
@@ -86,45 +91,21 @@ def test_a_run_that_was_interrupted_goes_on_with_what_it_deployed(serve):
         deploy(path, "http://dashboard")
 
 
-def test_an_application_that_is_not_there_yet_does_not_run():
-    assert not all_run({}, {"windve"})
-
-
-def test_the_reason_is_the_one_of_our_own_error():
-    told = {"status": "DEPLOY_FAILED", "message": "Traceback\nSettingsError: args.model.id: cannot be read\nmore"}
-    with pytest.raises(CalibrationFailed, match=r"windve did not start: args\.model\.id: cannot be read$"):
-        all_run({"windve": told}, {"windve"})
-
-
-@pytest.mark.parametrize("message", ["", None])
-def test_where_serve_gives_no_reason_it_is_said(message):
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        ("Traceback\nSettingsError: args.model.id: cannot be read\nmore", r"args\.model\.id: cannot be read$"),
+        ("", r"Ray Serve gave no reason; see /.*logs$"),
+        (None, r"Ray Serve gave no reason; see /.*logs$"),
+    ],
+)
+def test_what_fails_says_why(message, problem):
     told = {"status": "DEPLOY_FAILED", "message": message, "deployments": {"Router": {"message": message}}}
-    with pytest.raises(CalibrationFailed, match=r"windve did not start: Ray Serve gave no reason; see /.*logs$"):
+    with pytest.raises(CalibrationFailed, match=f"windve did not start: {problem}"):
         all_run({"windve": told}, {"windve"})
-
-
-def test_replicas_follow_the_devices_there_and_all_else_stays():
-    config = yaml.safe_load(CONFIG)
-    args = for_the_devices_there(config)["applications"][0]["args"]
-    assert args == {"model": {"id": "x"}, "accelerator": {"device": "cuda"}, "cpu": {"instance_per": "machine"}}
-    assert config == yaml.safe_load(CONFIG)
 
 
 @pytest.mark.parametrize("words", [["--rayservice", "x"], ["--deploy", "a", "--rayservice", "x", "--estimate-only"]])
 def test_the_command_needs_a_config_and_a_proof(words):
     with pytest.raises(WindveError, match="--rayservice: requires --deploy"):
         command.main(words)
-
-
-def test_an_application_without_a_name_is_the_default(serve):
-    serving, path = serve("RUNNING")
-    path.write_text(CONFIG.replace("  - name: windve\n    import_path", "  - import_path"))
-    serving.name = "default"
-    deploy(path, "http://dashboard")
-    assert serving.statuses == []
-
-
-def test_a_model_that_leaves_a_pool_out_has_what_is_there():
-    args = {"models": [{"model": {"id": "x"}, "cpu": None, "accelerator": {"replicas": 2}}]}
-    (changed,) = for_the_devices_there({"applications": [{"args": args}]})["applications"]
-    assert changed["args"]["models"] == [{"model": {"id": "x"}, "cpu": None, "accelerator": {}}]

@@ -6,13 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 
 from calibration.planning import command, plan
-from calibration.planning.instance import Instance
-from calibration.planning.plan import TrafficDemand, make_plan
+from calibration.planning.plan import Instance, TrafficDemand, make_plan
 from calibration.report.worth import core_worth, router_cores
 from deployments.errors import SettingsError
 
@@ -45,15 +42,15 @@ def changed(*changes):
 def planned(tmp_path):
     """Run the sub-command on a report; what it prints."""
 
-    def run(report=REPORT, asked=ASKED, target="report.json", width=100):
+    def run(report=REPORT, asked=ASKED):
         (tmp_path / "report.json").write_text(json.dumps(report), encoding="utf-8")
-        return call([str(tmp_path / target), *asked], width)
+        return call([str(tmp_path), *asked])
 
     return run
 
 
-def call(words, width=100):
-    console = Console(file=io.StringIO(), width=width, highlight=False)
+def call(words):
+    console = Console(file=io.StringIO(), width=100, highlight=False)
     assert command.run(command.parser().parse_args(words), console) == 0
     return console.file.getvalue()
 
@@ -99,27 +96,12 @@ def test_the_tables_lead_with_the_conclusion(planned):
     )
     text = "\n".join(lines)
     assert plan.EMULATED in text
-    for title in (
-        "What to buy",
-        "How much the CPU can add",
-        "(Eq. 23)",
-        "What a core brings",
-    ):
+    for title in ("What to buy", "How much the CPU can add", "(Eq. 23)", "What a core brings"):
         assert title in text
     assert "nears 18.6 % (peak)" in text
     assert "The verified depths pass the limit" in text
     assert max(map(len, lines)) <= 100
     assert "\x1b" not in text
-
-
-@pytest.mark.parametrize("changes", [[], [((*CPU, "depth"), 0)], [((*CPU, "beta_s"), 0.1)], [(CPU, ...), IDLE]])
-def test_a_terminal_of_100_columns_is_wide_enough(planned, changes):
-    narrow, wide = (planned(changed(*changes), width=width) for width in (100, 300))
-    assert narrow[narrow.index("What to buy") :] == wide[wide.index("What to buy") :]
-
-
-def test_a_folder_is_as_good_as_the_file(planned):
-    assert planned(target=".").splitlines()[:2] == planned().splitlines()[:2]
 
 
 NO_HELP = (((*CPU, "depth"), 0), ((*CPU, "beta_s"), 2.2))
@@ -177,19 +159,8 @@ def test_steady_traffic(plan_of):
         (changed((("cpu_overflow", "used"), False)), "it was not in use when the report was made"),
         (changed(((*CPU, "depth"), 0), (("cpu_overflow", "used"), False)), "its queue depth is 0"),
         (changed(((*CPU, "depth"), 0)), "its queue depth is 0"),
-        (
-            changed(((*CPU, "depth"), 0), ((*CPU, "beta_s"), 2.2)),
-            "a single query takes it up to 2.29 s, longer than the SLO of 2 s (Eq. 11)",
-        ),
-        (
-            changed(
-                ((*CPU, "depth"), None),
-                ((*CPU, "alpha_s"), None),
-                ((*CPU, "beta_s"), None),
-                (("cpu_overflow",), {"used": False, "reason": "one query took 3.1 s"}),
-            ),
-            "one query took 3.1 s",
-        ),
+        (changed(*NO_HELP), "a single query takes it up to 2.29 s, longer than the SLO of 2 s (Eq. 11)"),
+        (changed(*(((*CPU, key), None) for key in ("depth", "alpha_s", "beta_s")), IDLE), "cpu_overflow is false"),
     ],
 )
 def test_a_cpu_that_does_not_help_and_why(planned, report, why):
@@ -245,19 +216,12 @@ def test_numbers_that_cannot_be(planned, option, value):
         (changed((("kind",), "generation")), "is of an application that generates"),
         ([], "should be a mapping of settings, not a list"),
         (changed((("settings",), ...)), "settings: missing"),
-        (changed((("settings", "shape"), ["burst"])), "settings.shape: should be 'burst' or 'steady'"),
         (changed((("settings", "slo_s"), 0)), "settings.slo_s: should be greater than 0, not 0"),
-        (changed((("settings", "slo_s"), "2")), "settings.slo_s: should be a valid number, not '2'"),
-        (changed((("settings", "slo_s"), float("nan"))), "settings.slo_s: should be a finite number, not nan"),
-        (changed((("pools",), [])), "pools: should be a mapping of settings, not a list"),
         (changed((("pools",), {})), "pools: has neither"),
-        (changed((("cpu_overflow",), ...)), "cpu_overflow: missing"),
         (changed((("outcome",), "estimated")), "estimates that were not proven"),
-        (changed((("outcome",), 7)), "outcome: should be 'refused', 'estimated' or 'calibrated', not 7"),
         (changed(((*ACCELERATOR, "alpha_s"), None)), "pools.accelerator: has a depth but no alpha_s"),
         (changed(((*ACCELERATOR, "alpha_s"), -1)), "pools.accelerator.alpha_s: should be greater than or equal to 0"),
         (changed(((*ACCELERATOR, "alpha_s"), 0), ((*ACCELERATOR, "beta_s"), 0)), "takes no time"),
-        (changed(((*ACCELERATOR, "depth"), 1.5)), "depth: should be a valid integer, not 1.5"),
         (changed(((*ACCELERATOR, "replicas"), 0)), "replicas: should be greater than or equal to 1, not 0"),
         (changed(((*ACCELERATOR, "depth"), 0)), "gives the accelerator depth 0 at an SLO of 2 s"),
         (changed((ACCELERATOR, ...), ((*CPU, "depth"), 0)), "gives the CPU depth 0 at an SLO of 2 s"),
@@ -271,46 +235,20 @@ def test_reports_that_cannot_be_planned_with(planned, report, problem):
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
+    ("name", "content", "problem"),
     [
-        *[(b"", "not JSON"), (b"{", "not JSON"), (b"[" * 100_000, "not JSON"), (b"9" * 5000, "not JSON")],
-        *[(b"\xff\xfe\x00\x9f\x92", "not JSON"), (b"\x1f\x8b\x08\x00\x80", "not text")],
+        ("report.json", b"{", "not JSON"),
+        ("report.json", b"[" * 100_000, "not JSON"),
+        ("report.json", b"\x1f\x8b\x08\x00\x80", "not text"),
+        ("a" * 5000, None, r"REPORT: .* cannot be read: "),
+        ("", None, r"REPORT: .* cannot be read: "),
     ],
 )
-def test_files_that_are_no_report(tmp_path, content, problem):
-    (tmp_path / "report.json").write_bytes(content)
+def test_files_that_are_no_report(tmp_path, name, content, problem):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(SettingsError, match=problem):
-        call([str(tmp_path), *ASKED])
-
-
-@pytest.mark.parametrize("name", ["absent.json", "", "a" * 5000])
-def test_files_that_are_not_there(tmp_path, name):
-    with pytest.raises(SettingsError, match=r"REPORT: .* cannot be read: "):
         call([str(tmp_path / name), *ASKED])
-
-
-plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-anything = plain | st.lists(plain, max_size=2) | st.dictionaries(st.sampled_from(["cpu", "used", "slo_s"]), plain)
-PLACES = [(key,) for key in REPORT] + [
-    place
-    for key, value in REPORT.items()
-    if isinstance(value, dict)
-    for inner, below in value.items()
-    for place in [(key, inner), *((key, inner, last) for last in (below if isinstance(below, dict) else ()))]
-]
-
-
-@given(st.sampled_from(PLACES), anything | st.just(...))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_spoilt_report_is_planned_or_refused_in_one_sentence(planned, place, value):
-    report = changed((place, value))
-    try:
-        planned(report)
-    except SettingsError as error:
-        sentence = str(error)
-    else:
-        sentence = ""
-    assert "\n" not in sentence
 
 
 def test_needs_neither_numpy_nor_plots_nor_ray():

@@ -150,12 +150,6 @@ def test_the_depths_are_written_and_all_else_stays(server, service):
     assert {call["token"] for call in server.heard} == {"Bearer secret"}
 
 
-def test_a_renewed_token_is_used(server, service):
-    (service.account / "token").write_text("renewed")
-    service.change(Application(), CHANGES)
-    assert server.heard[-1]["token"] == "Bearer renewed"
-
-
 def test_a_trial_stores_nothing(server, service):
     service.change(Application(), CHANGES, dry_run=True)
     assert server.heard[-1]["query"]["dryRun"] == ["All"]
@@ -223,11 +217,6 @@ def test_a_rayservice_without_a_config_is_named(server, service):
         service.change(Application(), CHANGES)
 
 
-def test_an_address_of_ipv6_gets_brackets(service, monkeypatch):
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
-    assert RayService.beside_this_pod("windve", service.account).url.startswith("https://[fd00::1]:")
-
-
 # In the command
 
 
@@ -242,13 +231,6 @@ def test_the_command_shows_what_it_wrote(server, service, capsys):
     assert "+          accelerator:" in shown
     assert "written: rayservice/windve" in shown
     assert written.config == "rayservice/windve"
-
-
-def test_a_dry_run_shows_it_only(server, service, capsys):
-    written = WrittenReport()
-    session(service, dry_run=True)._write_service(service, CHANGES, written)
-    assert "+          accelerator:" in capsys.readouterr().out
-    assert (written.config, server.config) == (None, CONFIG)
 
 
 def test_where_the_result_cannot_be_written_a_person_can(server, service, capsys, tmp_path):

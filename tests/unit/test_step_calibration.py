@@ -12,7 +12,6 @@ import pytest
 import yaml
 from rich.console import Console
 
-from calibration.command import parser
 from calibration.generation import generation_run, request_capacity, step_report
 from calibration.generation.generation_result import GenerationCalibrationReport, GenerationOptions
 from calibration.generation.generation_run import GenerationCalibration
@@ -27,7 +26,6 @@ from calibration.prove import in_force
 from calibration.report import plots
 from calibration.report.report_model import CalibrationReport, WrittenReport
 from calibration.service.application import CalibrationFailed
-from calibration.session import _check_kind
 from deployments.errors import SettingsError
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.planned_steps import PlannedStep
@@ -80,18 +78,6 @@ def test_series_grow_and_fit(room):
         assert all(step.fits(*room) for step in steps)
         sizes = [(step.tokens, step.copied) for step in steps]
         assert sizes == sorted(set(sizes))
-
-
-def test_a_series_stops_at_its_first_long_step_and_where_there_is_no_room():
-    slow = Device(TIMES["cpu"])
-    by_series = {}
-    for one in slow.measured(0.1):
-        by_series.setdefault(one.series, []).append(one.median_s)
-    assert all(max(seconds[:-1], default=0.0) <= 0.1 for seconds in by_series.values())
-    small = Device(TIMES["accelerator"], room=ROOM._replace(blocks=32))
-    found = small.measured(planned_for=ROOM)
-    assert all(one.step.fits(*small.room) for one in found)
-    assert len(small.asked) - len(found) <= len(all_series(ROOM))
 
 
 @pytest.mark.parametrize("name", TIMES)
@@ -162,19 +148,6 @@ def test_the_search_for_a_capacity_ends(most, found):
     assert request_capacity._largest(lambda rate: rate <= most, 1.0) == pytest.approx(
         found, rel=0.5 if found > 100 else 0.05
     )
-
-
-def test_a_mix_keeps_its_bounds_and_its_means():
-    mix = Mix(300, 60, 100_000, 100_000)
-    arrivals = mix.arrivals(10, 200, seed=3)
-    assert sum(one.prompt_tokens for one in arrivals) / len(arrivals) == pytest.approx(300, rel=0.1)
-    assert sum(one.answer_tokens for one in arrivals) / len(arrivals) == pytest.approx(60, rel=0.1)
-    assert arrivals[-1].at == pytest.approx(200, rel=0.1)
-    for one in Mix(300, 60, 400, 220).arrivals(10, 50, seed=3, together=5):
-        assert 1 <= one.prompt_tokens <= 200
-        assert 1 <= one.answer_tokens <= 220 - one.prompt_tokens
-    moments = [one.at for one in Mix(300, 60, 400, 220).arrivals(10, 50, seed=3, together=5)]
-    assert len(set(moments)) == len(moments) / 5
 
 
 # --- a whole run ------------------------------------------------------------------------------------------------------
@@ -349,13 +322,6 @@ def test_what_rows_cost_besides_is_not_taken_for_attention():
     assert found.ratio == pytest.approx(truth.ratio, rel=0.15)
 
 
-def test_an_estimate_tries_nothing(calibrate):
-    application = Application()
-    found = calibrate(application, estimate_only=True)
-    assert (application.tried, found.proofs) == ([], [])
-    assert found.report(None, WrittenReport()).outcome == "estimated"
-
-
 @pytest.mark.parametrize(
     ("seen", "problem"),
     [
@@ -423,22 +389,6 @@ def test_a_stream_that_fails_proves_nothing(came):
         PromiseProof.of(PromiseStream(1.0, 5.0), came, POLICY)
 
 
-DEFAULTS = parser().parse_args([])
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["--slo", "1"], "--slo: is for embeddings, but this application generates"),
-        (["--stress-step", "5"], "--stress-step: is for embeddings"),
-    ],
-)
-def test_options_of_embeddings_are_refused_by_name(words, problem):
-    _check_kind(parser().parse_args(["--seed", "5"]), DEFAULTS, generates=True)
-    with pytest.raises(SettingsError, match=problem):
-        _check_kind(parser().parse_args(words), DEFAULTS, generates=True)
-
-
 @pytest.fixture
 def command(monkeypatch, wired, tmp_path):
     """`windve calibrate` with these words, on a copy of generation.yaml."""
@@ -480,6 +430,8 @@ def test_the_command_writes_and_applies_and_a_dry_run_shows_the_change_alone(com
     ("words", "seen", "problem"),
     [
         (["--apply"], [(2.1, 0.1)] * 2, "first tokens came after 2 s (the last after 2.1 s)"),
+        (["--slo", "1"], [], "--slo: is for embeddings, but this application generates"),
+        (["--stress-step", "5"], [], "--stress-step: is for embeddings"),
         (["--out", "/dev/null/x"], [], "--out: /dev/null/x cannot be written: Not a directory"),
         (["--prompt-tokens", "9000"], [], "--prompt-tokens: should be from 1 to below the model's context of 81"),
     ],
