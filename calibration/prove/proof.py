@@ -17,7 +17,6 @@ from calibration.service.application import CalibrationFailed
 REQUIRED = 0.99  # share of the admitted queries that must meet the SLO
 _QUERIES, _FEWEST_BURSTS, _MOST_BURSTS = 200, 5, 30  # of a verification
 _OVERLOAD = 0.1  # more queries than slots, so that the verification includes refusals
-_POLISHED = 2  # most times that depths that hold are reduced so that no query at all is late
 _ATTEMPTS = 8  # at smaller and smaller depths
 _STEP = 100  # the first step down is 1/100 of a depth
 _STEADY_PROOF = 10  # its length, in SLOs
@@ -65,13 +64,6 @@ class Load:
         return await self.traffic.burst("verify", depths, places + math.ceil(_OVERLOAD * places))
 
 
-def late_pools(found: VerificationReport) -> list[str]:
-    """The pools that miss REQUIRED. If only their sum misses it: all pools with late queries."""
-    allowed = 1 - REQUIRED
-    late = [name for name, pool in found.pools.items() if pool.late > allowed * pool.admitted]
-    return late or ([name for name, pool in found.pools.items() if pool.late] if 1 - found.share > allowed else [])
-
-
 async def verify(
     load: Load,
     depths: Mapping[str, int],
@@ -79,34 +71,26 @@ async def verify(
     put_in_force: Callable[[Mapping[str, int]], Awaitable[None]],
     say: Callable[[str], None],
 ) -> VerificationReport:
-    """Put these depths in force, and send more load than they admit. If too many queries are late, reduce the late
-    pool's depth and repeat. If REQUIRED holds but a few are late, reduce it once or twice more.
-
-    Raises CalibrationFailed after `_ATTEMPTS`, or if the preferred pool's depth reaches 0.
+    """Put these depths in force, and send more load than they admit. If too many queries of a pool are late, reduce its
+    depth and repeat. Raises CalibrationFailed after `_ATTEMPTS`, or if the preferred pool's depth reaches 0.
     """
     depths = dict(depths)
-    good: list[VerificationReport] = []
     for attempt in range(_ATTEMPTS):
         await put_in_force(depths)
-        verification = await _verify_once(load, depths, aim, say)
-        if not verification.admitted:
+        found = await _verify_once(load, depths, aim, say)
+        if not found.admitted:
             raise CalibrationFailed(
                 "no query of the verification was admitted (is another calibration running?): nothing was written"
             )
-        late = late_pools(verification)
+        late = [name for name, pool in found.pools.items() if pool.late > (1 - REQUIRED) * pool.admitted]
         if not late:
-            good.append(verification)
-            late = [name for name, pool in verification.pools.items() if pool.late and depths[name] > 1]
-            if not late or len(good) > _POLISHED or not load.fills(depths):
-                return verification
-        elif good:
-            return good[-1]  # more late queries at smaller depths: the machine's noise
+            return found
         if load.fills(depths):
             depths = {pool: step_down(depth, attempt) if pool in late else depth for pool, depth in depths.items()}
         if not next(iter(depths.values())):
             break
     raise CalibrationFailed(
-        f"the depths did not hold: {verification.share:.2%} of the admitted queries were answered within "
+        f"the depths did not hold: {found.share:.2%} of the admitted queries were answered within "
         f"{aim.slo_s:g} s, {REQUIRED:.0%} are needed; nothing was written. The device or the machine "
         "is too unsteady for this SLO: calibrate when traffic is low, or increase the SLO"
     )

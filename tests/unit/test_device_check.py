@@ -11,7 +11,7 @@ import pytest
 
 from calibration.devices import command
 from calibration.devices.command import run_tasks
-from calibration.devices.page import page, share_of_peak
+from calibration.devices.page import page
 from calibration.devices.service_load import outcome_figures, seen_alone
 from calibration.devices.tasks import PARTS, Plan, Task, tasks
 from calibration.load import HttpReply
@@ -50,29 +50,23 @@ def caches():
     return {"folder": str(cache_folder())}
 
 
-def rows_of(folder, *calls, part="peak", timeout_s=60.0):
-    return list(run_tasks([Task(part, call.__name__, call) for call in calls], folder, timeout_s))
+def rows_of(folder, *calls, timeout_s=60.0):
+    return list(run_tasks([Task(part, call.__name__, call) for part, call in calls], folder, timeout_s))
 
 
 def test_what_fails_is_a_row_and_the_others_go_on(tmp_path):
-    first, second, failed, third, dead, refused = rows_of(tmp_path, works, works, fails, works, dies, refuses)
-    assert first["pid"] == second["pid"] != third["pid"]
+    """Each part has a process of its own, as has what comes after an error. No cache is left."""
+    of_peak = [("peak", call) for call in (works, works, fails, works, dies, refuses)]
+    found = rows_of(tmp_path, *of_peak, ("service", works), ("service", caches))
+    first, second, failed, third, dead, refused, other, cached = found
+    assert first["pid"] == second["pid"] != third["pid"] != other["pid"]
     assert failed["error"] == "RuntimeError: CUDA error: an illegal memory access"
     assert refused["error"] == "args.model.id: no such model"
     assert dead["error"] == "its process has ended with status 7"
     assert [row["name"] for row in (failed, third)] == ["fails", "works"]
-
-
-def test_what_hangs_is_ended(tmp_path):
-    (row,) = rows_of(tmp_path, hangs, timeout_s=0.1)
-    assert row["error"] == "it has not ended within 0.1 s"
-
-
-def test_each_part_has_a_process_of_its_own_and_no_cache_is_left(tmp_path):
-    wanted = [Task("peak", "a", works), Task("service", "b", works), Task("service", "c", caches)]
-    one, other, cached = run_tasks(wanted, tmp_path, 60.0)
-    assert one["pid"] != other["pid"]
     assert Path(cached["folder"]).is_relative_to(tmp_path)
+    (hung,) = rows_of(tmp_path, ("peak", hangs), timeout_s=0.1)
+    assert hung["error"] == "it has not ended within 0.1 s"
 
 
 # --- what is measured
@@ -159,21 +153,20 @@ FOUND = {
 )
 def test_the_page_shows(line):
     assert line in page(FOUND).splitlines()
-
-
-def test_the_page_says_what_disturbed():
-    assert "kept 1.0 cores busy" in page({**FOUND, "busy_cores": 1.0})
     assert "busy" not in page(FOUND)
-    assert "**an Ascend NPU.**" in page({**FOUND, "machine": {**FOUND["machine"], "npu_problem": "an Ascend NPU"}})
 
 
-def test_a_page_of_failures_is_a_page():
-    rows = [{"part": part, "name": "x", "error": "no"} for part in PARTS]
-    assert page({**FOUND, "rows": rows}).count("- **x failed**: no") == len(PARTS)
-
-
-def test_a_share_needs_the_peak_in_its_own_format():
-    assert share_of_peak({"part": "encoder", "dtype": "float32", "tflops": 1.0}, ROWS[:2]) == {}
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"busy_cores": 1.0}, "kept 1.0 cores busy"),
+        ({"machine": {**FOUND["machine"], "npu_problem": "an Ascend NPU"}}, "**an Ascend NPU.**"),
+        ({"rows": [{"part": part, "name": part, "error": "no"} for part in PARTS]}, "- **service failed**: no"),
+        ({"rows": ROWS[2:]}, "| 75 tokens | bfloat16 | 75 | 32 | 1,000 | 75,000 | 50 | 32 |"),  # no peak, no share
+    ],
+)
+def test_the_page_says_what_disturbed_and_what_failed(changed, said):
+    assert said in page({**FOUND, **changed})
 
 
 # --- the command

@@ -53,6 +53,8 @@ def test_the_cost_of_a_device_is_found(line, shares):
     for tokens in (10, 40, TOKENS, 150, 225, 500):
         assert cost.cost_s(tokens) == pytest.approx(seconds(line, shares, tokens), rel=1e-3)
     assert cost.cost_s(TOKENS) == pytest.approx(line.alpha_s, rel=1e-9)
+    unmeasured = fit_cost({10: [], 225: []}, line, TOKENS)
+    assert unmeasured.cost_s(150) == pytest.approx(2 * line.alpha_s)
 
 
 def test_with_noise_and_a_slow_burst_it_is_near():
@@ -64,15 +66,6 @@ def test_with_noise_and_a_slow_burst_it_is_near():
         cost = fit_cost(samples, V100, TOKENS)
         for tokens in (10, 225):
             assert cost.cost_s(tokens) == pytest.approx(seconds(V100, SHARES["of each some"], tokens), rel=0.2)
-
-
-def test_where_no_other_length_was_measured_it_is_in_proportion_to_the_tokens():
-    cost = fit_cost({10: [], 225: []}, V100, TOKENS)
-    assert cost.cost_s(150) == pytest.approx(2 * V100.alpha_s)
-
-
-def test_a_device_whose_time_does_not_grow_is_not_asked():
-    assert next_concurrency([], 3.0, Curve(0.0, 0.5), 2048, 2048) is None
 
 
 @pytest.mark.parametrize(
@@ -94,6 +87,7 @@ def test_a_device_whose_time_does_not_grow_is_not_asked():
 )
 def test_what_is_sent_of_another_length(found, times, depth, most, level):
     """`found`: queries, and what each cost, times alpha."""
+    assert next_concurrency([], times, Curve(0.0, 0.5), depth, most) is None  # nothing to learn
     line = Curve(0.015625, 0.25)  # exact in floats
     samples = [Sample(count, line.beta_s + count * cost * line.alpha_s) for count, cost in found]
     assert next_concurrency(samples, times, line, depth, most) == level

@@ -129,11 +129,6 @@ def test_a_body_in_chunks_and_a_connection_that_the_server_closes(answers, conne
     assert [number for number, _ in server.asked] == connections
 
 
-def test_no_answer_is_an_error():
-    with pytest.raises(EOFError):
-        ask_twice(b"")
-
-
 def use(test, *answers):
     """Runs `test(clients)` beside such a server, which is returned with what the test returned."""
     found = []
@@ -146,21 +141,6 @@ def use(test, *answers):
             clients.hang_up()
 
     return serve(run, *answers), *found
-
-
-SILENT_CLOSE = OK.replace(b"\r\n\r\n", b"\r\nx-note: connection: close\r\n\r\n")  # closed, and the client is not told
-
-
-def test_a_connection_that_the_server_closed_while_idle_is_not_used_again():
-    async def test(clients):
-        first = await clients.ask(request_bytes({"input": "a"}))
-        async with asyncio.timeout(60):
-            assert await clients._connections[0]._reader.read() == b""  # its end
-        return [first.status, (await clients.ask(request_bytes({"input": "b"}))).status]
-
-    server, statuses = use(test, SILENT_CLOSE)
-    assert statuses == [200, 200]
-    assert [number for number, _ in server.asked] == [0, 1]
 
 
 PING = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
@@ -203,18 +183,6 @@ def test_a_burst_without_an_answer_raises_and_its_connection_is_not_used_again()
     assert ([reply.status for reply in replies], server.connections) == ([200] * 2, 3)
 
 
-def test_hanging_up_ends_a_burst_with_the_connections_own_error():
-    async def test(clients):
-        await clients.open(1)
-        sent = asyncio.ensure_future(clients.burst([request_bytes("a")]))
-        await asyncio.sleep(0)
-        clients.hang_up()
-        with pytest.raises((OSError, EOFError)):
-            await sent
-
-    use(test, PING)
-
-
 def test_a_client_asks_again_once_it_is_answered(monkeypatch):
     clock = SimpleNamespace(monotonic=itertools.count().__next__, perf_counter=time.perf_counter)
     monkeypatch.setattr(load, "time", clock)  # a second for each look at it
@@ -238,22 +206,6 @@ def test_a_stream_goes_on_whatever_becomes_of_its_requests():
     server, (first, second, third) = use(test, PING, OK, b"", OK)
     assert (first.status, type(second).__mro__[1], third.status) == (200, EOFError, 200)
     assert [number for number, _ in server.asked] == [0, 0, 0, 1]  # a broken connection is not used again
-
-
-def test_a_stream_with_no_free_connection_opens_another():
-    arrivals = [(0.0, request_bytes(number)) for number in range(3)]
-    server, outcomes = use(lambda clients: clients.stream(arrivals), OK)
-    assert ([reply.status for reply in outcomes], server.connections) == ([200] * 3, 3)
-
-
-def test_a_stream_to_nobody_ends_with_errors():
-    async def nobody():
-        async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as listening:
-            port = listening.sockets[0].getsockname()[1]
-        return await Clients(Address("127.0.0.1", port)).stream([(0.0, request_bytes("a"))])
-
-    (outcome,) = asyncio.run(nobody())
-    assert isinstance(outcome, OSError)
 
 
 def test_a_burst_leaves_no_connection_behind():

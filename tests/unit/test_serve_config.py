@@ -181,24 +181,8 @@ def test_a_new_key_stands_behind_its_neighbour(before, behind):
     )
 
 
-VALUES = [
-    1e-05,
-    2.5e-07,
-    1e22,
-    -0.0,
-    1.0,
-    7,
-    True,
-    None,
-    "",
-    "1e-05",
-    "12:30:00",
-    "No",
-    "~",
-    " a",
-    "a: b #c",
-    "a\nb\t'😀",
-]
+NUMBERS = [1e-05, 2.5e-07, 1e22, -0.0, 1.0, 7, True, None]
+VALUES = [*NUMBERS, "", "1e-05", "12:30:00", "No", "~", " a", "a: b #c", "a\nb\t'😀"]
 
 
 @pytest.mark.parametrize("there", ["", "a: 0 # c\n", "a: {y: 1}\n", "a:\n  y: 1\n"])

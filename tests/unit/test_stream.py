@@ -36,14 +36,6 @@ def test_mixed_lengths_have_the_same_mean_and_fit_the_model():
     assert np.quantile(tokens, 0.9) > 5 * np.quantile(tokens, 0.1)
 
 
-def test_a_short_slo_is_proved_for_some_seconds():
-    assert EQUAL.arrivals(0.05, 512, seed=1)[-1][0] > 2.5
-
-
-def test_a_stream_can_be_repeated():
-    assert MIXED.arrivals(1.0, 512, seed=7) == MIXED.arrivals(1.0, 512, seed=7) != MIXED.arrivals(1.0, 512, seed=8)
-
-
 class Answers:
     """Streams end with these many late of a hundred each, one after the other."""
 
