@@ -210,24 +210,23 @@ class Clients:
         return await _all_or_first_error(self._ask(*pair) for pair in pairs)
 
     async def steady(
-        self, clients: Sequence[Callable[[], bytes]], seconds: float, pause_s: float = 0.0, seed: int = 0
-    ) -> list[list[HttpReply]]:
-        """Each client sends the requests that its function makes, on its own connection. After each answer it pauses
-        for a random time, `pause_s` on average. Returns the replies by client, after `seconds`.
+        self, clients: int, request: Callable[[], bytes], seconds: float, pause_s: float = 0.0, seed: int = 0
+    ) -> list[HttpReply]:
+        """So many clients send what `request` makes, each on its own connection. After each answer a client pauses for
+        a random time, `pause_s` on average. Returns all replies, after `seconds`.
         """
         chance, ends = random.Random(seed), time.monotonic() + seconds  # noqa: S311 - repeatable, not a secret
+        replies: list[HttpReply] = []
 
-        async def ask_again_and_again(connection: ClientConnection, request: Callable[[], bytes]) -> list[HttpReply]:
-            replies = []
+        async def ask_again_and_again(connection: ClientConnection) -> None:
             await asyncio.sleep(chance.random() * pause_s)
             while time.monotonic() < ends:
                 replies.append(await self._ask(connection, request()))
                 if pause_s:
                     await asyncio.sleep(chance.expovariate(1 / pause_s))
-            return replies
 
-        pairs = zip(self._connections[: len(clients)], clients, strict=True)
-        return await _all_or_first_error(ask_again_and_again(*pair) for pair in pairs)
+        await _all_or_first_error(ask_again_and_again(one) for one in self._connections[:clients])
+        return replies
 
     async def ask(self, request: bytes) -> HttpReply:
         """Send a request on a free connection, or on a new one. Raises OSError, EOFError or TimeoutError if no answer

@@ -84,8 +84,8 @@ def closed_loop(url: str, requests: Sequence[bytes], *, connections: int, second
         try:
             await clients.open(connections)
             started = time.perf_counter()
-            replies = await clients.steady([lambda: next(asked)] * connections, seconds)
-            return [*itertools.chain(*replies)], time.perf_counter() - started
+            replies = await clients.steady(connections, lambda: next(asked), seconds)
+            return replies, time.perf_counter() - started
         finally:
             clients.hang_up()
 

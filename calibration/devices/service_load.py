@@ -126,8 +126,8 @@ async def _closed(
 ) -> tuple[list[HttpReply], float]:
     """All replies, and the seconds until the last one."""
     asked, began = itertools.cycle(bodies), time.monotonic()
-    replies = await clients.steady([lambda: next(asked)] * count, seconds)
-    return list(itertools.chain(*replies)), time.monotonic() - began
+    replies = await clients.steady(count, lambda: next(asked), seconds)
+    return replies, time.monotonic() - began
 
 
 def _poisson(rate: float, seconds: float, bodies: Sequence[bytes]) -> Iterator[tuple[float, bytes]]:

@@ -6,18 +6,14 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TypeVar
 
 from calibration.load import Address, Clients, HttpReply, request_bytes
 from calibration.report.report_model import Burst
 from calibration.service.application import CalibrationFailed
 from deployments.errors import SettingsError
-
-T = TypeVar("T")
-Ask = Callable[[], Awaitable[list[HttpReply]]]
 
 _ROOM_IN_STREAM, _ROOM_AT_LEAST = 2.0, 50  # connections opened beforehand, times the arrivals within the SLO
 _FREE_S = 15.0  # how long the first queries may be refused
@@ -99,49 +95,32 @@ class Traffic:
 
     async def burst(self, stage: str, depths: Mapping[str, int], queries: int) -> Burst:
         """Send so many queries at once. Returns once all are answered. `depths`: those in force."""
-
-        async def ask() -> list[HttpReply]:
-            words = self._words_of(self.tokens)
-            return await self._clients.burst([self._request(words) for _ in range(queries)])
-
-        return await self._once(stage, depths, queries, queries, ask)
+        await self._connect(queries)
+        words = self._words_of(self.tokens)
+        requests = [self._request(words) for _ in range(queries)]
+        return await self._done(stage, depths, queries, self._clients.burst(requests))
 
     async def steady(
         self, stage: str, depths: Mapping[str, int], clients: int, seconds: float, pause_s: float
     ) -> Burst:
         """So many clients, for `seconds`. Each sends its next query after a random pause of `pause_s` on average."""
-
-        async def ask() -> list[HttpReply]:
-            words = self._words_of(self.tokens)
-            each = [lambda: self._request(words)] * clients
-            return [
-                one for of_client in await self._clients.steady(each, seconds, pause_s, self.seed) for one in of_client
-            ]
-
-        return await self._once(stage, depths, clients, clients, ask)
+        await self._connect(clients)
+        words = self._words_of(self.tokens)
+        asking = self._clients.steady(clients, lambda: self._request(words), seconds, pause_s, self.seed)
+        return await self._done(stage, depths, clients, asking)
 
     async def stream(self, stage: str, slo_s: float, arrivals: Sequence[tuple[float, int]]) -> Burst:
         """Send queries at given times, (seconds after the first, tokens), regardless of earlier ones."""
         rate = len(arrivals) / max(arrivals[-1][0], slo_s)
-        connections = min(len(arrivals), math.ceil(_ROOM_IN_STREAM * rate * slo_s) + _ROOM_AT_LEAST)
+        await self._connect(min(len(arrivals), math.ceil(_ROOM_IN_STREAM * rate * slo_s) + _ROOM_AT_LEAST))
+        requests = [(at_s, self._request(self._words_of(tokens))) for at_s, tokens in arrivals]
+        return await self._done(stage, {}, len(arrivals), self._clients.stream(requests))
 
-        async def ask() -> list[HttpReply]:
-            requests = [(at_s, self._request(self._words_of(tokens))) for at_s, tokens in arrivals]
-            answers: list[HttpReply] = []
-            for outcome in await self._clients.stream(requests):
-                if isinstance(outcome, Exception):
-                    raise outcome
-                answers.append(outcome)
-            return answers
-
-        return await self._once(stage, {}, len(arrivals), connections, ask)
-
-    async def _once(self, stage: str, depths: Mapping[str, int], sent: int, connections: int, ask: Ask) -> Burst:
-        """What `ask` measures, on this many connections."""
-        await self._connect(connections)
-        at = time.time()
-        done = self._collect(stage, at, depths, await self._answers(ask()), sent)
-        self.bursts.append(done)
+    async def _done(
+        self, stage: str, depths: Mapping[str, int], sent: int, asking: Awaitable[Sequence[HttpReply | Exception]]
+    ) -> Burst:
+        at, replies = time.time(), await self._answers(asking)
+        self.bursts.append(done := self._collect(stage, at, depths, replies, sent))
         return done
 
     def close(self) -> None:
@@ -154,12 +133,17 @@ class Traffic:
         except (OSError, EOFError) as error:
             raise CalibrationFailed(f"the application at {self.address} no longer answers: {error}") from None
 
-    async def _answers(self, asking: Awaitable[list[T]]) -> list[T]:
+    async def _answers(self, asking: Awaitable[Sequence[HttpReply | Exception]]) -> list[HttpReply]:
+        replies = []
         try:
-            return await asking
+            for outcome in await asking:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                replies.append(outcome)
         except (OSError, EOFError, TimeoutError) as error:
             reason = str(error) or f"no answer within {self.timeout_s:.0f} s"
             raise CalibrationFailed(f"a connection to {self.address} broke during a burst: {reason}") from None
+        return replies
 
     def _request(self, words: int) -> bytes:
         number = next(self._number)
