@@ -97,10 +97,6 @@ def request_bytes(
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def get_bytes(path: str, host: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
-
-
 class ClientConnection:
     """One keep-alive HTTP/1.1 connection. It reconnects if the server says `connection: close`."""
 
@@ -166,7 +162,7 @@ async def connect(address: Address, connections: int) -> list[ClientConnection]:
 
 async def ping(connections: Sequence[ClientConnection], address: Address) -> None:
     """Use each connection once. Raises OSError or EOFError if the server has closed one."""
-    request = get_bytes(f"{address.prefix}/ping", address.netloc)
+    request = f"GET {address.prefix}/ping HTTP/1.1\r\nhost: {address.netloc}\r\n\r\n".encode()
     await _some_at_a_time([lambda connection=connection: connection.ask(request) for connection in connections])  # type: ignore[misc]
 
 

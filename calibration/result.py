@@ -119,11 +119,6 @@ class CalibrationResult(RunResult):
         return self.verification.depths if self.verification else {}
 
     @property
-    def most_replicas(self) -> int:
-        """The replicas of all pools together."""
-        return sum(pool["live_replicas"] for pool in self.pools.values())
-
-    @property
     def verified(self) -> str:
         """The verification in one phrase."""
         proof = self.verification

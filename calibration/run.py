@@ -176,7 +176,8 @@ class Calibration:
             self.result.verification = await verify(load, depths, aim, put_in_force, say)
         if self.result.depths.get(CPU) == 0 and ACCELERATOR in self.result.depths:
             self.result.leave_cpu_out("no query on it met the SLO in the verification")
-        self._progress.done(f"verified: {_depths_text(self.result.depths)}, {self.result.verified}")
+        depths_text = " + ".join(f"{pool} {depth}" for pool, depth in self.result.depths.items())
+        self._progress.done(f"verified: {depths_text}, {self.result.verified}")
 
     async def _prove_streams(self, traffic: Traffic, replicas: Mapping[str, int]) -> None:
         """Prove the SLO with streams of equal and of mixed lengths, more than the pools can answer."""
@@ -207,10 +208,6 @@ class Calibration:
 def _warm_up_s(found: Mapping[str, float]) -> float:
     """By a replica's warm-up, how long a typical run takes."""
     return _TYPICAL * found["alpha_s"] + found["beta_s"]
-
-
-def _depths_text(depths: Mapping[str, int]) -> str:
-    return " + ".join(f"{pool} {depth}" for pool, depth in depths.items())
 
 
 def _takes(estimate: Estimate, aim: Aim) -> str:

@@ -154,7 +154,8 @@ class _Session:
         run = Calibration(application, wanted, Progress(self.console))
         models = Args(application.deployed.get("args")).models
         models[application.model or next(iter(models))].check_slo(wanted.slo_s, "--slo")
-        _allow_connections(3 * arguments.most * run.result.most_replicas)
+        replicas = sum(pool["live_replicas"] for pool in run.result.pools.values())
+        _allow_connections(3 * arguments.most * replicas)
         self.console.print(
             f"calibrating {application.model or application.name} at {application.address} for an SLO of "
             f"{wanted.slo_s:g} s, {wanted.shape} traffic, {wanted.tokens} tokens a query"

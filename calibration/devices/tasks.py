@@ -162,7 +162,9 @@ def agreement(plan: Plan, family: str) -> Figures:
         write_family(shape, Path(folder))
         card = read_model_card(ModelSettings(id=folder, pooling=shape.pooling))
         engine = TorchEngine(card, plan.settings(), plan.device, _threads())
-        found = {**_described(engine), "alone_ms": _alone_ms(engine, card, plan), "warnings": warned}
+        ids = TokenBatch.random(card.vocab_size, [_TOKENS], seed=0)
+        alone = seconds_of(lambda: embed(engine, ids, threading.Event()), plan.least_s / 4)
+        found = {**_described(engine), "alone_ms": 1000 * statistics.median(alone), "warnings": warned}
         engine.use("padded", "float32")
         reference = embed(engine, probe_batch(card), threading.Event())
         narrow = engine.info.dtype if engine.info.dtype != "float32" else "bfloat16"
@@ -246,12 +248,6 @@ def _generator(plan: Plan) -> tuple[Any, Any]:
     kind = GenerationCpuSettings if plan.device == "cpu" else GenerationAcceleratorSettings
     blocks = max(ROWS) * blocks_of(_CACHED + 1, BLOCK)
     return create_step_engine(card, kind(blocks=blocks), plan.device, _threads()), card
-
-
-def _alone_ms(engine: Engine, card: ModelCard, plan: Plan) -> float:
-    ids = TokenBatch.random(card.vocab_size, [_TOKENS], seed=0)
-    seconds = seconds_of(lambda: embed(engine, ids, threading.Event()), plan.least_s / 4)
-    return 1000 * statistics.median(seconds)
 
 
 def _described(engine: Engine) -> Figures:

@@ -66,7 +66,8 @@ def fit(samples: Sequence[Sample]) -> Fit:
         raise ValueError("a line needs three samples at two levels of concurrency")
     model = _consistent_line(concurrency, latency)
     residuals = latency / _line_s(model, concurrency) - 1
-    near = np.abs(residuals) <= max(_FAR * _scale(residuals), _FAR_AT_LEAST)
+    spread = _DEVIATIONS * float(np.median(np.abs(residuals)))  # of their middle part
+    near = np.abs(residuals) <= max(_FAR * spread, _FAR_AT_LEAST)
     if len(set(concurrency[near])) < 2:
         near = np.ones(len(samples), dtype=bool)
     for _ in range(3):
@@ -197,8 +198,3 @@ def _describe(model: Curve, concurrency: Floats, latency: Floats, near: npt.NDAr
 
 def _line_s(model: Curve, concurrency: Floats) -> Floats:
     return np.maximum(model.alpha_s * concurrency + model.beta_s, 1e-9)
-
-
-def _scale(residuals: Floats) -> float:
-    """The standard deviation of the residuals' middle part."""
-    return _DEVIATIONS * float(np.median(np.abs(residuals)))

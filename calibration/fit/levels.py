@@ -85,7 +85,7 @@ def deepest(samples: Sequence[Sample], aim: Aim) -> int:
 
 def _by_the_line(samples: Sequence[Sample], highest: int, aim: Aim) -> int | None:
     fitted = fit(samples)
-    target = _target(fitted, aim)
+    target = max(1, fitted.curve.depth(aim.slo_s, aim.shape, aim.most))
     # Never go beyond a burst that was late: a flat line that does not fit would lead to bursts of minutes.
     if target > highest and not _close(highest, target) and _held(samples, highest, aim):
         return min(target, _climb(samples, highest, aim))
@@ -126,10 +126,6 @@ def _held(samples: Sequence[Sample], level: int, aim: Aim) -> bool | None:
     if late == [True] or 2 * sum(late) == len(late):
         return None
     return 2 * sum(late) < len(late)
-
-
-def _target(fitted: Fit, aim: Aim) -> int:
-    return max(1, fitted.curve.depth(aim.slo_s, aim.shape, aim.most))
 
 
 def _close(level: int, target: int) -> bool:

@@ -159,7 +159,8 @@ class Traffic:
         latencies: dict[str, list[float]] = {pool: [] for pool in self.pools}
         busy = failed = 0
         for reply in replies:
-            pool = reply.pool if reply.status == 200 else self.pools[0] if _timed_out(reply) else None
+            timed_out = reply.status in {503, 504} and b"no answer within" in reply.body
+            pool = reply.pool if reply.status == 200 else self.pools[0] if timed_out else None
             if pool in latencies:
                 latencies[pool].append(round(reply.seconds, 6))
             elif reply.status == 429:
@@ -170,7 +171,3 @@ class Traffic:
         if failed and failed + busy == len(replies):
             raise CalibrationFailed(f"the application fails: {self.problem}")
         return Burst(stage, at, dict(depths), sent, busy, failed, latencies)
-
-
-def _timed_out(reply: HttpReply) -> bool:
-    return reply.status in {503, 504} and b"no answer within" in reply.body

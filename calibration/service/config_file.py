@@ -18,13 +18,10 @@ from calibration.service.deployment import for_the_devices_there
 from calibration.service.serve_config import FILE, edit, router_application
 from deployments.errors import SettingsError
 
-_COST = {"query_s": 0.1, "token_s": 0.1, "token2_s": 0.1}
-_POOL = {"queue_depth": 1, "alpha_s": 0.1, "beta_s": 0.1, "cost": _COST}
+_POOL = {"queue_depth": 1, "alpha_s": 0.1, "beta_s": 0.1, "cost": {"query_s": 0.1, "token_s": 0.1, "token2_s": 0.1}}
 _RECORD = {"at": "now", "r2": {"cpu": 1.0}, "proved": ["bursts"]}
-_EXAMPLE: dict[str, Any] = {
-    "max_ongoing_requests": 1,
-    "user_config": {"slo_s": 1.0, "accelerator": _POOL, "cpu": _POOL, "calibration": _RECORD},
-}
+_CHANGED = {"slo_s": 1.0, "accelerator": _POOL, "cpu": _POOL, "calibration": _RECORD}
+_EXAMPLE: dict[str, Any] = {"max_ongoing_requests": 1, "user_config": _CHANGED}
 _STEPS = {"step_time": {"beta_s": 0.1, "knee": 1}}
 _EXAMPLE_OF_STEPS: dict[str, Any] = {"user_config": {"accelerator": _STEPS, "cpu": _STEPS}}
 

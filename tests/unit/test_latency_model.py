@@ -273,13 +273,6 @@ def test_a_line_covers_what_was_measured_and_promises_no_more(measured, depth, l
             assert found.curve.latency_s(sample.concurrency) >= sample.latency_s * (1 - 1e-9)
 
 
-def test_of_all_lines_above_it_is_the_least():
-    tile = [Sample(level, 0.7 if level <= 24 else 1.13) for level in (1, 12, 24, 25, 36, 48)]
-    assert cover(tile, 48, 1.2).curve == Curve(pytest.approx(0.43 / 24), pytest.approx(0.7 - 0.43 / 24))
-    parabola = [Sample(level, 0.2 + 0.0005 * level**2) for level in (1, 10, 20, 40)]
-    assert cover(parabola, 40, 1.0).curve.latency_s(40) == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize(
     ("points", "depth", "limit_s", "line"),
     [
@@ -331,10 +324,3 @@ def test_what_a_line_above_explains():
 )
 def test_a_line_above_explains_nothing(samples):
     assert cover(samples, 40, 2.0).r2 == 0
-
-
-def test_a_slow_burst_does_not_lift_the_line():
-    samples = [*on(V100), Sample(12, 3 * V100.latency_s(12))]
-    found = cover(samples, 40, 1.0)
-    assert found.outliers == {5}
-    assert found.curve.latency_s(12) < 1.1 * V100.latency_s(12)
