@@ -196,13 +196,15 @@ class Application:
 
     def _routers(self) -> list[str]:
         """The names of the Routers that serve, as Serve lists them."""
-        found = serve_details(self.dashboard)["applications"].get(self.name, {}).get("deployments", {})
-        replicas = found.get(DEPLOYMENT, {}).get("replicas", [])
+        replicas = self._details().get("deployments", {}).get(DEPLOYMENT, {}).get("replicas", [])
         return [one["replica_id"] for one in replicas if one["state"] == "RUNNING"]
 
     def _deployed_now(self) -> dict[str, Any]:
+        return self._details().get("deployed_app_config") or {}
+
+    def _details(self) -> dict[str, Any]:
         found: dict[str, Any] = serve_details(self.dashboard)["applications"].get(self.name, {})
-        return found.get("deployed_app_config") or {}
+        return found
 
     def _change(self, application: Mapping[str, Any]) -> None:
         """Deploy the cluster's current Serve config, with this application replaced."""

@@ -44,7 +44,7 @@ def edit(text: str, application: str, changes: Mapping[str, Any]) -> str:
     braces).
     """
     documents = load(text)
-    number, carried, path = _find(documents, application)
+    number, carried, path, _ = _find(documents, application)
     document = list(yaml.compose_all(text, yaml.SafeLoader))[number]
     if carried is None:
         new = merged(_at(documents[number], path), changes)
@@ -73,10 +73,7 @@ def edit(text: str, application: str, changes: Mapping[str, Any]) -> str:
 
 def router_application(text: str, application: str) -> dict[str, Any]:
     """The application that `edit` would change, as it is in the text. Raises SettingsError as `edit` does."""
-    documents = load(text)
-    number, carried, path = _find(documents, application)
-    found: dict[str, Any] = _at(documents[number] if carried is None else load(carried)[0], path[:2])
-    return found
+    return _find(load(text), application)[3]
 
 
 def load(text: str, key: str = FILE) -> list[Any]:
@@ -90,9 +87,9 @@ def load(text: str, key: str = FILE) -> list[Any]:
 # Which values change.
 
 
-def _find(documents: Sequence[Any], application: str) -> tuple[int, str | None, _Path]:
+def _find(documents: Sequence[Any], application: str) -> tuple[int, str | None, _Path, dict[str, Any]]:
     """The document with the only application of that name, the text of the config that it carries (None: it is one),
-    and the path of the only Router entry in the config. Raises SettingsError.
+    the path of the only Router entry in the config, and the application. Raises SettingsError.
     """
     ours = [
         (number, carried, index, found)
@@ -105,24 +102,17 @@ def _find(documents: Sequence[Any], application: str) -> tuple[int, str | None, 
     if not named:
         names = ", ".join(str(one[3].get("name", "default")) for one in ours)
         there_are = f"there are: {names}" if names else "there are none with that import_path"
-        raise SettingsError(
-            "applications",
-            f"no application with import_path: {' or '.join(IMPORT_PATHS)} is named {application}; {there_are}",
-        )
+        none = f"no application with import_path: {' or '.join(IMPORT_PATHS)} is named {application}"
+        raise SettingsError("applications", f"{none}; {there_are}")
     if len(named) > 1:
         raise SettingsError("applications", f"{len(named)} applications are named {application} in this file")
     number, carried, index, found = named[0]
-    entries = [
-        at
-        for at, entry in enumerate(_list(found.get("deployments")))
-        if isinstance(entry, dict) and entry.get("name") == DEPLOYMENT
-    ]
+    deployments = enumerate(_list(found.get("deployments")))
+    entries = [at for at, entry in deployments if isinstance(entry, dict) and entry.get("name") == DEPLOYMENT]
     if len(entries) != 1:
-        how_many = f"{len(entries)} deployments" if entries else "no deployment"
-        raise SettingsError(
-            "applications", f"the application {application} has {how_many} named {DEPLOYMENT} in this file"
-        )
-    return number, carried, ("applications", index, "deployments", entries[0])
+        has = f"has {len(entries) or 'no'} deployment{'s' * (len(entries) > 1)} named {DEPLOYMENT}"
+        raise SettingsError("applications", f"the application {application} {has} in this file")
+    return number, carried, ("applications", index, "deployments", entries[0]), found
 
 
 def _configs(document: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
