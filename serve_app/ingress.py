@@ -13,6 +13,7 @@ import ray
 from ray import serve
 from ray.serve import metrics
 from ray.serve.handle import DeploymentHandle
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from deployments.serve_adapter.autoscaling import UTILIZATION
@@ -30,7 +31,6 @@ from serve_app.observe.access_log import LineWriter
 from serve_app.observe.observer import Observer
 from serve_app.observe.tracer import Tracer
 from serve_app.web.about import CHATS, COMPLETIONS, SHARED_ROUTES
-from serve_app.web.cors import with_cors
 from serve_app.web.doorway import Doorway
 
 Deployed = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # of one model: pool -> name and handle of its deployment
@@ -118,3 +118,17 @@ class ServiceIngress(AsgiIngress):
         """Serve calls this about every second; it also reloads the API keys if they changed."""
         if self.api_keys is not None:
             await asyncio.to_thread(self.api_keys.refresh)
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Add CORS to `app`, if there are `origins`. A preflight needs no API key, because browsers send none with it."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "HEAD", "POST"),
+        allow_headers=("*",),
+        allow_private_network="*" not in origins,  # named public sites may ask a private network
+        expose_headers=("*",),
+    )

@@ -83,6 +83,16 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
         self._node, self._handles = context.node, handles
         self.placed = 0  # requests that replicas have, or that wait for them in the bulk queue
 
+    @property
+    @abstractmethod
+    def live_pools(self) -> Mapping[str, bool]:
+        """For each pool that is not closed: whether it has a live replica."""
+
+    @property
+    @abstractmethod
+    def load(self) -> int:
+        """Queries or answers in progress at its replicas, from all Routers."""
+
     async def reconfigure(self, user_config: Any) -> None:
         """Apply a `user_config`. Serve calls this at the start and whenever the config changes.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,3 +22,18 @@ def add_setting(add: Callable[..., Any], option: str, variable: str, **how: Any)
     """Add an option that defaults to an environment variable. An empty variable counts as unset."""
     how["help"] += f" (or {variable})"
     add(option, default=os.environ.get(variable) or None, **how)
+
+
+def seconds_from(least: float, most: float) -> Callable[[str], float]:
+    """Reads an option's seconds."""
+
+    def seconds(word: str) -> float:
+        try:
+            found = float(word)
+        except ValueError:
+            found = math.nan
+        if not least <= found <= most:
+            raise argparse.ArgumentTypeError(f"should be seconds from {least:g} to {most:g}, not '{word}'")
+        return found
+
+    return seconds

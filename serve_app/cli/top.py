@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import math
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +19,7 @@ from rich.text import Text
 
 from deployments.errors import WindveError
 from serve_app.api_keys import read_keys
+from serve_app.cli.options import seconds_from
 
 _TIMEOUT_S = 10.0
 _UNAUTHORIZED = 401
@@ -46,14 +46,22 @@ class Snapshot(NamedTuple):
     info: dict[str, Any]
 
     @property
-    def models(self) -> list[dict[str, Any]]:
-        """What `/info` says about each model: TEI's fields, and windve's own under `windve`."""
-        return list(self.info.get("models", {"": self.info}).values())
+    def models(self) -> dict[str | None, dict[str, Any]]:
+        """What `/info` says about each model, by its name: windve's own fields."""
+        models = self.info.get("models", {"": self.info}).values()
+        return {one.get("model_id"): one["windve"] for one in models}
 
     @property
     def router(self) -> str:
         """Which Router answered. Each counts its own answers, and each call may reach another one."""
         return str(self.info["windve"].get("router"))
+
+
+class Reading(NamedTuple):
+    """What a Router has said last, and the time before, for its rates."""
+
+    now: Snapshot
+    last: Snapshot | None
 
 
 class _Said(NamedTuple):
@@ -64,32 +72,16 @@ class _Said(NamedTuple):
     since_s: float
 
 
-class Reading(NamedTuple):
-    """What a Router has said last, and the time before, for its rates."""
-
-    now: Snapshot
-    last: Snapshot | None
-
-    def of(self, model: str | None) -> _Said | None:
-        """What it says of this model."""
-        now, before = (
-            next((one["windve"] for one in said.models if one.get("model_id") == model), None) if said else None
-            for said in self
-        )
-        return None if now is None else _Said(now, before, self.now.at - self.last.at if self.last else 0.0)
-
-
 def main(words: Sequence[str]) -> None:
     """Raises WindveError if the first call fails. A later failure is shown, and the call is repeated."""
     wanted = _parser().parse_args(words)
     key = None if wanted.key is None else read_keys(wanted.key, "--key")[0].key
     console, address = Console(highlight=False), wanted.url.rstrip("/")
     heard = add([], _read(address, key))
-    if wanted.once:
+    if wanted.once or not console.is_terminal or console.is_dumb_terminal:  # one picture behind the other
         console.print(render(heard))
-        return
-    if not console.is_terminal or console.is_dumb_terminal:  # one picture behind the other
-        console.print(render(heard))
+        if wanted.once:
+            return
         _watch(lambda: console.print(_next(address, key, heard)), wanted.every)
         return
     with Live(render(heard), console=console, screen=True, auto_refresh=False) as live:
@@ -117,7 +109,13 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("url", nargs="?", type=_url, metavar="URL", default="http://127.0.0.1:8000", help="default: %(default)s")
     add("--key", metavar="WHERE", help="where to read the API key, if the service requires one: file:PATH or env:NAME")
-    add("--every", type=_interval, default=1.0, metavar="S", help="seconds between calls (default: %(default)g)")
+    add(
+        "--every",
+        type=seconds_from(0.1, 3600),
+        default=1.0,
+        metavar="S",
+        help="seconds between calls (default: %(default)g)",
+    )
     add("--once", action="store_true", help="print one table and exit")
     return parser
 
@@ -133,16 +131,6 @@ def _url(word: str) -> str:
     if not is_whole:
         raise argparse.ArgumentTypeError(f"should look like http://127.0.0.1:8000, not '{word}'")
     return word
-
-
-def _interval(word: str) -> float:
-    try:
-        seconds = float(word)
-    except ValueError:
-        seconds = math.nan
-    if not 0.1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"should be seconds from 0.1 to 3600, not '{word}'")
-    return seconds
 
 
 def _next(address: str, key: str | None, heard: list[Reading]) -> RenderableType:
@@ -187,9 +175,13 @@ def add(heard: Sequence[Reading], now: Snapshot) -> list[Reading]:
 def render(heard: Sequence[Reading]) -> Group:
     """The screen for these readings, the latest first. Pure."""
     shown: list[RenderableType] = []
-    for model in heard[0].now.models:
-        said = [found for one in heard if (found := one.of(model.get("model_id"))) is not None]
-        shown += [_head(model, said), _table(model["windve"], said)]
+    for model, ours in heard[0].now.models.items():
+        said = [
+            _Said(now.models[model], last and last.models.get(model), now.at - last.at if last else 0.0)
+            for now, last in heard
+            if model in now.models
+        ]
+        shown += [_head(model, ours, said), _table(ours, said)]
     return Group(*shown, *_door(heard))
 
 
@@ -204,25 +196,20 @@ def _door(heard: Sequence[Reading]) -> Iterator[Text]:
         yield Text(f"door: {in_hand} in hand, {free} free{there}")
 
 
-def _head(model: Mapping[str, Any], said: Sequence[_Said]) -> Text:
-    ours = model["windve"]
+def _head(model: str | None, ours: Mapping[str, Any], said: Sequence[_Said]) -> Text:
     promise = f"{ours['ttft_s']:g} s, then {ours['tpot_s']:g} s a token" if "ttft_s" in ours else f"{ours['slo_s']:g} s"
     refused = sum(one.ours.get("busy_answers", one.ours.get("refused", 0)) for one in said)
-    head = Text(f"{model.get('model_id')}", style="bold")
-    head.append(f"  {ours.get('topology')}; promise {promise}; refused {refused}", style="not bold")
-    busy = [one.ours["router_busy"] for one in said if _is_number(one.ours.get("router_busy"))]
-    if busy:
-        head.append(f"; Routers busy {sum(busy) / len(busy):.0%}", style="not bold")
-    recent = [one.ours["recent"] for one in said if "recent" in one.ours]
-    if recent:  # absent in older services
-        head.append(f"; late in five minutes {sum(sum(one['late']) for one in recent)}", style="not bold")
+    facts = [f"{ours.get('topology')}; promise {promise}; refused {refused}"]
+    if busy := [one.ours["router_busy"] for one in said if _is_number(one.ours.get("router_busy"))]:
+        facts.append(f"Routers busy {sum(busy) / len(busy):.0%}")
+    if recent := [one.ours["recent"] for one in said if "recent" in one.ours]:  # absent where text is generated
+        facts.append(f"late in five minutes {sum(sum(one['late']) for one in recent)}")
     if (routers := ours.get("routers", 1)) > len(said):
-        head.append(f"; counted by {len(said)} of {routers} Routers", style="not bold")
-    if ours.get("emulated"):
-        head.append("; EMULATED devices", style="yellow")
-    if ours.get("config_problem"):
-        head.append(f"; {ours['config_problem']}", style="yellow")
-    return head
+        facts.append(f"counted by {len(said)} of {routers} Routers")
+    problems = ["EMULATED devices"] if ours.get("emulated") else []
+    problems += [ours["config_problem"]] if ours.get("config_problem") else []
+    yellow = "".join(f"; {problem}" for problem in problems)
+    return Text.assemble((f"{model}", "bold"), f"  {'; '.join(facts)}", (yellow, "yellow"))
 
 
 def _table(ours: Mapping[str, Any], said: Sequence[_Said]) -> Table:
@@ -251,26 +238,24 @@ def _figures(name: str, pool: Mapping[str, Any], said: Sequence[_Said]) -> dict[
 
 
 def _answers(pool: str, said: Sequence[_Said]) -> str:
-    """Queries that a pool has answered, and per second. `/info` does not count the answers of generation."""
-    counts = [_answered(one.ours["pools"].get(pool)) for one in said]
-    known = [count for count in counts if count is not None]
-    rates = [_rate(pool, one) for one in said]
-    if not known:
+    """Queries that a pool has answered, and per second. `/info` does not count the answers of generation. Counts of
+    replicas that joined or left are no rate, because they start at 0.
+    """
+    total, rate, has_rate = 0, 0.0, True
+    for ours, before, since_s in said:
+        now, then = (_counts((one or {"pools": {}})["pools"].get(pool)) for one in (ours, before))
+        total += sum(now.values())
+        has_rate &= since_s > 0 and now.keys() == then.keys()
+        rate += (sum(now.values()) - sum(then.values())) / since_s if since_s > 0 else 0.0
+    if not any(_counts(one.ours["pools"].get(pool)) for one in said):
         return "-"
-    return f"{sum(known)}" + ("" if None in rates else f" ({sum(rate or 0.0 for rate in rates):.1f}/s)")
+    return f"{total} ({rate:.1f}/s)" if has_rate else f"{total}"
 
 
-def _answered(pool: Mapping[str, Any] | None) -> int | None:
-    counts = [member["queries"] for member in (pool or {"replicas": {}})["replicas"].values() if "queries" in member]
-    return sum(counts) if counts else None
-
-
-def _rate(pool: str, said: _Said) -> float | None:
-    """A Router's answers per second; None if replicas joined or left, because their counts start at 0."""
-    now, then = said.ours["pools"].get(pool), (said.before or {"pools": {}})["pools"].get(pool)
-    if now is None or then is None or said.since_s <= 0 or now["replicas"].keys() != then["replicas"].keys():
-        return None
-    return ((_answered(now) or 0) - (_answered(then) or 0)) / said.since_s
+def _counts(pool: Mapping[str, Any] | None) -> dict[str, int]:
+    """Answered queries by replica."""
+    replicas = {} if pool is None else pool["replicas"]
+    return {name: member["queries"] for name, member in replicas.items() if "queries" in member}
 
 
 def _room(pool: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> str:

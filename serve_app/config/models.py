@@ -8,16 +8,17 @@ model's name to the settings of that model only.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import Annotated, Any, Generic, Protocol, Self, TypeVar
+from contextlib import contextmanager
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field, model_validator
 
 from deployments.embedding.config import RouterConfig
-from deployments.errors import SettingsError
+from deployments.errors import SettingsError, UnknownModel
 from deployments.hardware.device_detector import ACCELERATOR, CPU
-from deployments.models.model_files import read_model_card
+from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.model_folder import pinned
 from deployments.settings import (
     AcceleratorSettings,
@@ -31,30 +32,83 @@ from deployments.settings import (
     Strict,
     parse_settings,
 )
-from serve_app.config.unknown_model import LATEST, listed, unknown_model
 
 T = TypeVar("T")
 U = TypeVar("U")
+S = TypeVar("S", bound=OneModelSettings)
 
 EMBEDDINGS, GENERATION = "serve_app.app:build", "serve_app.generation.generation_app:build"
 IMPORT_PATHS = (EMBEDDINGS, GENERATION)
-_DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
 # The keys of `user_config` that apply to all models.
 SHARED_CONFIG = ("slo_s", "admission", "request_timeout_s", "bulk", "access_log")
 
 
-class ApplicationArgs(Protocol):
-    """The `args` of an application that embeds (`Args`) or generates (`config.generation.GenerationArgs`)."""
+LATEST = ":latest"  # the tag that Ollama's clients append to a name
 
-    @property
-    def models(self) -> Mapping[str, OneModelSettings]: ...
-    @property
-    def shared(self) -> ApplicationSettings: ...
-    def locating(self, name: str, /) -> AbstractContextManager[None]: ...
-    def deployments(self) -> Mapping[str, Mapping[str, str]]: ...
-    def find_models(self) -> None: ...
-    def pin_revisions(self) -> None: ...
-    def router_configs(self, raw: Any, /) -> Mapping[str, object]: ...
+
+def unknown_model(name: str, there: tuple[str, ...]) -> UnknownModel:
+    return UnknownModel(f"there is no model '{name}' here; this server serves {listed(there)}", param="model")
+
+
+def listed(names: tuple[str, ...]) -> str:
+    *others, last = (f"'{name}'" for name in names)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+class ArgsOf(ABC, Generic[S]):
+    """The `args` of an application. `models`: each model's settings by its name. The first is the default model.
+
+    `several`: the config lists models, so each model's part of a `user_config` is under its name.
+    """
+
+    several: bool = False
+    shared: ApplicationSettings
+    models: dict[str, S]
+    pools: ClassVar[Mapping[str, str]]  # the name of each pool's deployment
+
+    @abstractmethod
+    def router_configs(self, raw: Any) -> Mapping[str, object]:
+        """Each model's part of the Router's `user_config`. Raises SettingsError."""
+
+    @abstractmethod
+    def read_card(self, model: ModelSettings) -> object:
+        """Check a model's files, downloading them if necessary. Raises SettingsError."""
+
+    def find_models(self) -> None:
+        """Check each model's files, downloading them if necessary. Raises SettingsError."""
+        for name, settings in self.models.items():
+            with self.locating(name):
+                self.read_card(settings.model)
+
+    def pin_revisions(self) -> None:
+        """Replace the revision of each model from the hub by the commit it names now. Raises SettingsError."""
+        for name, settings in self.models.items():
+            with self.locating(name):
+                self.models[name] = settings.model_copy(update={"model": pinned(settings.model)})
+
+    def deployments(self) -> dict[str, dict[str, str]]:
+        """Model -> pool -> the name of its Serve deployment, which contains the model's name if there are several."""
+        found: dict[str, dict[str, str]] = {}
+        taken: list[str] = []
+        for name in self.models:
+            suffix = "-" + re.sub(r"[^A-Za-z0-9._-]+", "-", name) if self.several else ""  # Ray names files after it
+            taken.append(suffix if suffix not in taken else f"{suffix}-{len(taken)}")
+            found[name] = {pool: deployment + taken[-1] for pool, deployment in self.pools.items()}
+        return found
+
+    @contextmanager
+    def locating(self, name: str) -> Iterator[None]:
+        """Within this context, a SettingsError about this model names the key's place in the list."""
+        try:
+            yield
+        except SettingsError as error:
+            if not self.several:
+                raise
+            place = f"args.models[{list(self.models).index(name)}]"
+            raise SettingsError(error.key.replace("args", place, 1), error.problem) from None
+
+
+ApplicationArgs = ArgsOf[Any]
 
 
 class ServedModel(Strict):
@@ -88,16 +142,15 @@ class SeveralSettings(SharedSettings):
         return parse_settings(Settings, shared | own, key)
 
 
-class Args:
-    """The `args` of an application. `models`: each model's settings by its name. The first is the default model.
+class Args(ArgsOf[Settings]):
+    """The `args` of an application that embeds, with one model or several."""
 
-    `several`: the config lists models, so each model's part of a `user_config` is under its name.
-    """
+    shared: SharedSettings
+    pools: ClassVar = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
 
     def __init__(self, raw: Any) -> None:
         """Raises SettingsError that names the key."""
         self.several = isinstance(raw, dict) and "models" in raw
-        self.shared: SharedSettings
         if not self.several:
             self.shared = only = Settings.parse(raw)
             self.models = {only.model.served_name: only}
@@ -111,42 +164,12 @@ class Args:
         if len({settings.emulated for settings in self.models.values()}) > 1:
             raise SettingsError("args.models", "emulated and real engines cannot be mixed in one application")
 
-    def find_models(self) -> None:
-        """Check each model's files, downloading them if necessary. Raises SettingsError."""
-        for name, settings in self.models.items():
-            with self.locating(name):
-                read_model_card(settings.model)
-
-    def pin_revisions(self) -> None:
-        """Replace the revision of each model from the hub by the commit it names now. Raises SettingsError."""
-        for name, settings in self.models.items():
-            with self.locating(name):
-                self.models[name] = settings.model_copy(update={"model": pinned(settings.model)})
+    def read_card(self, model: ModelSettings) -> ModelCard:
+        return read_model_card(model)
 
     def by_model(self, of: Mapping[str, T]) -> ByModel[T]:
         """Look-up by any name of a model. `of`: one value per model, by the model's own name."""
         return ByModel(of, {name: settings.model for name, settings in self.models.items()})
-
-    def deployments(self) -> dict[str, dict[str, str]]:
-        """Model -> pool -> the name of its Serve deployment, which contains the model's name if there are several."""
-        found: dict[str, dict[str, str]] = {}
-        taken: list[str] = []
-        for name in self.models:
-            suffix = "-" + re.sub(r"[^A-Za-z0-9._-]+", "-", name) if self.several else ""  # Ray names files after it
-            taken.append(suffix if suffix not in taken else f"{suffix}-{len(taken)}")
-            found[name] = {pool: deployment + taken[-1] for pool, deployment in _DEPLOYMENTS.items()}
-        return found
-
-    @contextmanager
-    def locating(self, name: str) -> Iterator[None]:
-        """Within this context, a SettingsError about this model names the key's place in the list."""
-        try:
-            yield
-        except SettingsError as error:
-            if not self.several:
-                raise
-            place = f"args.models[{list(self.models).index(name)}]"
-            raise SettingsError(error.key.replace("args", place, 1), error.problem) from None
 
     def router_configs(self, raw: Any, pools: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, RouterConfig]:
         """Each model's part of the Router's `user_config`, checked against its pools. Raises SettingsError."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,21 @@ from deployments.settings import parse_settings
 from serve_app.config.models import EMBEDDINGS, IMPORT_PATHS, ApplicationArgs, Args
 from serve_app.config.overrides import NONE, Overrides
 
-_SECTIONS: dict[str, type[BaseModel]] = {
-    "http_options": HTTPOptionsSchema,
-    "grpc_options": gRPCOptionsSchema,
-    "logging_config": LoggingConfig,
+_INSIDE: dict[type[BaseModel], dict[str, type[BaseModel]]] = {  # a list of the last where Serve's schema has a list
+    ServeDeploySchema: {
+        "http_options": HTTPOptionsSchema,
+        "grpc_options": gRPCOptionsSchema,
+        "logging_config": LoggingConfig,
+        "applications": ServeApplicationSchema,
+    },
+    ServeApplicationSchema: {"logging_config": LoggingConfig, "deployments": DeploymentSchema},
+    DeploymentSchema: {
+        "autoscaling_config": AutoscalingConfig,
+        "logging_config": LoggingConfig,
+        "ray_actor_options": RayActorOptionsSchema,
+    },
 }
-_OF_DEPLOYMENTS: dict[str, type[BaseModel]] = {
-    "autoscaling_config": AutoscalingConfig,
-    "logging_config": LoggingConfig,
-    "ray_actor_options": RayActorOptionsSchema,
-}
+_LISTS = ("applications", "deployments")
 
 
 class _Loader(yaml.SafeLoader):
@@ -63,7 +67,7 @@ def load_config(path: Path, overrides: Overrides = NONE) -> dict[str, Any]:
         raise SettingsError(str(path), f"is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
         raise SettingsError(str(path), "is not a Serve config (a mapping with `applications`)")
-    _check_all_keys(config)
+    _check_keys(config, ServeDeploySchema, "")
     overrides.apply(config, ours(config))
     check_config(config)
     return config
@@ -71,7 +75,7 @@ def load_config(path: Path, overrides: Overrides = NONE) -> dict[str, Any]:
 
 def check_config(config: dict[str, Any]) -> None:
     """Refuse unknown keys at every level, and settings that would fail later. Raises SettingsError."""
-    _check_all_keys(config)
+    _check_keys(config, ServeDeploySchema, "")
     try:
         parse_settings(ServeDeploySchema, config, "")
     except SettingsError as error:
@@ -110,36 +114,8 @@ def router_config(application: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _check_all_keys(config: dict[str, Any]) -> None:
-    for key, schema in _SECTIONS.items():
-        _check_keys(config.get(key), schema, key)
-    _check_keys(config, ServeDeploySchema, "")
-    for where, application in _entries(config.get("applications"), "applications"):
-        _check_keys(application, ServeApplicationSchema, where)
-        _check_keys(application.get("logging_config"), LoggingConfig, f"{where}.logging_config")
-        names = set()
-        for inner, deployment in _entries(application.get("deployments"), f"{where}.deployments"):
-            _check_keys(deployment, DeploymentSchema, inner)
-            for key, schema in _OF_DEPLOYMENTS.items():
-                _check_keys(deployment.get(key), schema, f"{inner}.{key}")
-            if (name := str(deployment.get("name"))) in names:
-                raise SettingsError(f"{inner}.name", f"there is a deployment {name} before it; put both into one entry")
-            names.add(name)
-
-
-def _entries(given: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """Yields (key, entry) for each entry of a list."""
-    if not isinstance(given, list | None):
-        raise SettingsError(where, "should be a list")
-    for index, entry in enumerate(given or []):
-        if not isinstance(entry, dict):
-            raise SettingsError(f"{where}[{index}]", "should be a mapping")
-        yield f"{where}[{index}]", entry
-
-
 def _check_keys(given: Any, schema: type[BaseModel], where: str) -> None:
-    if given is None:
-        return
+    """Refuse keys that Serve would ignore, here and in all that is inside."""
     if not isinstance(given, dict):
         raise SettingsError(where, "should be a mapping")
     known = set(schema.model_fields) | {str(field.alias) for field in schema.model_fields.values() if field.alias}
@@ -148,3 +124,24 @@ def _check_keys(given: Any, schema: type[BaseModel], where: str) -> None:
             close = difflib.get_close_matches(str(key), known, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise SettingsError(f"{where}.{key}".lstrip("."), f"is not a setting of Serve, which would ignore it{hint}")
+    for key, inner in _INSIDE.get(schema, {}).items():
+        at, found = f"{where}.{key}".lstrip("."), given.get(key)
+        if found is None:
+            continue
+        if key not in _LISTS:
+            _check_keys(found, inner, at)
+        elif isinstance(found, list):
+            for index, entry in enumerate(found):
+                _check_keys(entry, inner, f"{at}[{index}]")
+        else:
+            raise SettingsError(at, "should be a list")
+    _check_names_differ(given.get("deployments") or [], where)
+
+
+def _check_names_differ(deployments: list[dict[str, Any]], where: str) -> None:
+    names = set[str]()
+    for index, deployment in enumerate(deployments):
+        if (name := str(deployment.get("name"))) in names:
+            problem = f"there is a deployment {name} before it; put both into one entry"
+            raise SettingsError(f"{where}.deployments[{index}].name", problem)
+        names.add(name)

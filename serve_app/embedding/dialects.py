@@ -6,28 +6,34 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from deployments.embedding.request import Embedded
 from deployments.models.model_files import ModelCard
-from serve_app.embedding.ollama_requests import OllamaEmbedRequest, OllamaPromptRequest
-from serve_app.embedding.output_shapes import Vector, shape_vectors
+from deployments.models.sparse import unpack
+from serve_app.embedding.ollama import OllamaEmbedRequest, OllamaPromptRequest
+from serve_app.embedding.output_shapes import Vector, cut_rows, shape_vectors
 from serve_app.embedding.requests import (
     CohereEmbedRequest,
     CohereType,
     EmbedRequest,
+    MultiVectorRequest,
     OpenAIRequest,
+    PoolingRequest,
     RootRequest,
     Sentences,
+    SeveralRequest,
     SimilarityRequest,
 )
 from serve_app.embedding.vector_types import Floats, as_base64, narrow, quantize
 
+Named = Callable[[str | None], str]  # `HttpRequest.named`: the end of an answer's id
 
-def openai(asked: OpenAIRequest, done: Embedded, card: ModelCard) -> dict[str, Any]:
+
+def openai(asked: OpenAIRequest, done: Embedded, card: ModelCard, _: Named) -> dict[str, Any]:
     """OpenAI's `/v1/embeddings`. `embedding_type` is NIM's; `embed_dtype`, `endianness` and the id are vLLM's."""
     unit = card.normalize if asked.normalize is None else asked.normalize
     vectors = shape_vectors(done, unit=unit, dimensions=asked.dimensions)
@@ -70,25 +76,38 @@ def _encoded(vectors: Sequence[Vector], asked: OpenAIRequest) -> Sequence[Any]:
     return [np.ascontiguousarray(vector) for vector in vectors]
 
 
-def tei(asked: EmbedRequest | RootRequest, done: Embedded, _: ModelCard) -> Sequence[Vector]:
+def tei(asked: EmbedRequest | RootRequest, done: Embedded, *_: Any) -> Sequence[Vector]:
     """TEI's `/embed`."""
     vectors = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
     return [np.ascontiguousarray(vector) for vector in vectors]
 
 
-def cosines(_: SimilarityRequest | RootRequest, done: Embedded, __: ModelCard) -> Vector:
+def bare(_: Any, done: Embedded, *__: Any) -> Sequence[Vector]:
+    """TEI's `/embed_all`: as the model gives them."""
+    return done.vectors
+
+
+def sparse(_: Any, done: Embedded, *__: Any) -> list[Any]:
+    """TEI's `/embed_sparse`."""
+    return [
+        [{"index": index, "value": value} for index, value in zip(indices.tolist(), weights, strict=True)]
+        for indices, weights in map(unpack, done.vectors)
+    ]
+
+
+def cosines(_: SimilarityRequest | RootRequest, done: Embedded, *__: Any) -> Vector:
     """TEI's `/similarity`: cosines of the first query's vector with each other vector."""
     source, *others = done.vectors
     found: Vector = np.clip(np.stack(others) @ source, -1, 1)
     return found
 
 
-def root(asked: RootRequest, done: Embedded, card: ModelCard) -> Sequence[Vector] | Vector:
+def root(asked: RootRequest, done: Embedded, *_: Any) -> Sequence[Vector] | Vector:
     """`/`: answers as `/similarity` if sentences were sent, else as `/embed`."""
-    return (cosines if isinstance(asked.inputs, Sentences) else tei)(asked, done, card)
+    return (cosines if isinstance(asked.inputs, Sentences) else tei)(asked, done)
 
 
-def cohere(asked: CohereEmbedRequest, done: Embedded, card: ModelCard, *, version: str) -> dict[str, Any]:
+def cohere(asked: CohereEmbedRequest, done: Embedded, card: ModelCard, _: Named, *, version: str) -> dict[str, Any]:
     """Cohere's `/v2/embed` and `/v1/embed`. Without `embedding_types`, version 1 answers bare floats."""
     vectors = np.stack(shape_vectors(done, unit=card.normalize, dimensions=asked.output_dimension))
     types = asked.embedding_types or (["float"] if version == "2" else [])
@@ -109,7 +128,7 @@ def _typed(vectors: Floats, kind: CohereType) -> Any:
     return [as_base64(vector) for vector in vectors] if kind == "base64" else quantize(vectors, kind)
 
 
-def ollama(asked: OllamaEmbedRequest, done: Embedded, card: ModelCard) -> dict[str, Any]:
+def ollama(asked: OllamaEmbedRequest, done: Embedded, card: ModelCard, _: Named) -> dict[str, Any]:
     """Ollama's `/api/embed`: always unit vectors. Times are in nanoseconds."""
     vectors = shape_vectors(done, unit=True, dimensions=asked.dimensions)
     return {
@@ -121,7 +140,38 @@ def ollama(asked: OllamaEmbedRequest, done: Embedded, card: ModelCard) -> dict[s
     }
 
 
-def ollama_prompt(_: OllamaPromptRequest, done: Embedded, card: ModelCard) -> dict[str, Any]:
-    """Ollama's `/api/embeddings`."""
-    (vector,) = shape_vectors(done, unit=card.normalize, dimensions=None)
-    return {"embedding": vector}
+def ollama_prompt(_: OllamaPromptRequest, done: Embedded, card: ModelCard, __: Named) -> dict[str, Any]:
+    """Ollama's `/api/embeddings`: an empty prompt gets an empty vector."""
+    vectors = shape_vectors(done, unit=card.normalize, dimensions=None)
+    return {"embedding": vectors[0] if len(vectors) else []}
+
+
+def multi_vectors(asked: MultiVectorRequest, done: Embedded, card: ModelCard, _: Named) -> dict[str, Any]:
+    """Jina's `/v1/multi-vector`."""
+    vectors = cut_rows(done.vectors, asked.dimensions)
+    return {
+        "object": "list",
+        "data": [{"object": "embeddings", "index": index, "embeddings": rows} for index, rows in enumerate(vectors)],
+        "model": card.name,
+        "usage": usage(done),
+    }
+
+
+def pooling(asked: PoolingRequest, done: Embedded, card: ModelCard, named: Named) -> dict[str, Any]:
+    """VLLM's `/pooling`."""
+    rows = [{"object": "pooling", "data": one} for one in cut_rows(done.vectors, asked.dimensions)]
+    return vllm_list(f"pool-{named(asked.request_id)}", rows, done, card)
+
+
+def several(asked: SeveralRequest, done: Embedded, *_: Any) -> dict[str, Any]:
+    """`/encode`, with the names of FlagEmbedding's bge-m3."""
+    found = {asked.outputs[0]: done.vectors, **done.others}
+    answer: dict[str, Any] = {}
+    if "text" in found:
+        answer["dense_vecs"] = [np.ascontiguousarray(vector) for vector in found["text"]]
+    if "sparse" in found:
+        pairs = map(unpack, found["sparse"])
+        answer["lexical_weights"] = [dict(zip(map(str, ids), weights, strict=True)) for ids, weights in pairs]
+    if "multi_vector" in found:
+        answer["colbert_vecs"] = found["multi_vector"]
+    return answer

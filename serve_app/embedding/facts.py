@@ -42,7 +42,6 @@ class EmbeddingFacts:
         return actual_s > (slo_s if request is None else request.allowed_s)
 
     def line(self) -> dict[str, Any]:
-        """The request's fields in the access log. Times are in seconds."""
         record = self.record
         told: dict[str, Any] = {}
         if (request := record.request) is not None:
@@ -62,20 +61,6 @@ class EmbeddingFacts:
                 "compute_s": _rounded(done.compute_s),
             }
         return told
-
-    def attributes(self) -> dict[str, Any]:
-        """The attributes of the request's span."""
-        record = self.record
-        told: dict[str, Any] = {}
-        if (request := record.request) is not None:
-            told = {
-                "gen_ai.usage.input_tokens": _tokens(request),
-                "windve.queries": len(request.queries),
-                "windve.bulk": request.bulk,
-                "windve.deadline_s": request.allowed_s,
-                "windve.predicted_s": record.predicted_s,
-            }
-        return told if record.done is None else told | {"windve.pools": list(record.done.pools)}
 
     def phases(self, now: float) -> Iterator[Phase]:
         """The spans of the request's phases. It ended `now`."""

@@ -11,27 +11,23 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
-from google.protobuf.message import Message
 
 from deployments.embedding.request import Embedded
 from deployments.models.model_files import ModelCard
 from deployments.models.sparse import unpack
 from deployments.models.tokenizer import Token
 from serve_app.embedding.output_shapes import Vector, best_first, scores, shape_vectors
+from serve_app.embedding.requests import EmbedRequest
+from serve_app.embedding.scoring_requests import PredictRequest, RerankRequest
 from serve_app.proto.tei_pb2 import (
-    EmbedAllRequest,
     EmbedAllResponse,
-    EmbedRequest,
     EmbedResponse,
-    EmbedSparseRequest,
     EmbedSparseResponse,
     EncodeResponse,
     InfoResponse,
     Metadata,
     ModelType,
     Prediction,
-    PredictPairRequest,
-    PredictRequest,
     PredictResponse,
     Rank,
     RerankResponse,
@@ -48,23 +44,22 @@ _MODEL_TYPES = {  # by the one key of `model_type` in /info
 _Floats = TypeVar("_Floats", EmbedResponse, TokenEmbedding)
 
 
-def embed_response(done: Embedded, request: EmbedRequest, _: ModelCard | None = None) -> EmbedResponse:
+def embed_response(done: Embedded, asked: EmbedRequest, _: ModelCard) -> EmbedResponse:
     """A query's vector."""
-    unit = given(request, "normalize") is not False
-    (vector,) = shape_vectors(done, unit=unit, dimensions=given(request, "dimensions"))
+    (vector,) = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
     answer = _packed(EmbedResponse, vector)
     _set_metadata(answer.metadata, done)
     return answer
 
 
-def tokens_response(done: Embedded, _: EmbedAllRequest, __: ModelCard) -> EmbedAllResponse:
+def tokens_response(done: Embedded, *_: Any) -> EmbedAllResponse:
     """The vector of each token of a query."""
     answer = EmbedAllResponse(token_embeddings=[_packed(TokenEmbedding, row) for row in done.vectors[0]])
     _set_metadata(answer.metadata, done)
     return answer
 
 
-def sparse_response(done: Embedded, _: EmbedSparseRequest, __: ModelCard) -> EmbedSparseResponse:
+def sparse_response(done: Embedded, *_: Any) -> EmbedSparseResponse:
     """The weights of a query's words."""
     indices, weights = unpack(done.vectors[0])
     pairs = zip(indices.tolist(), weights.tolist(), strict=True)
@@ -73,9 +68,9 @@ def sparse_response(done: Embedded, _: EmbedSparseRequest, __: ModelCard) -> Emb
     return answer
 
 
-def predict_response(done: Embedded, request: PredictRequest | PredictPairRequest, card: ModelCard) -> PredictResponse:
+def predict_response(done: Embedded, asked: PredictRequest, card: ModelCard) -> PredictResponse:
     """Each label with its score, the likeliest first."""
-    (row,) = scores(done, raw=request.raw_scores)
+    (row,) = scores(done, raw=asked.raw_scores)
     answer = PredictResponse(
         predictions=[Prediction(score=float(score), label=card.labels[index]) for index, score in best_first(row)]
     )
@@ -83,12 +78,12 @@ def predict_response(done: Embedded, request: PredictRequest | PredictPairReques
     return answer
 
 
-def rerank_response(done: Embedded, texts: Sequence[str], *, raw: bool, return_text: bool) -> RerankResponse:
+def rerank_response(done: Embedded, asked: RerankRequest, _: ModelCard) -> RerankResponse:
     """The scores of the texts, the best first."""
     answer = RerankResponse(
         ranks=[
-            Rank(index=index, text=texts[index] if return_text else None, score=float(score))
-            for index, score in best_first(scores(done, raw=raw)[:, 0])
+            Rank(index=index, text=asked.texts[index] if asked.return_text else None, score=float(score))
+            for index, score in best_first(scores(done, raw=asked.raw_scores)[:, 0])
         ]
     )
     _set_metadata(answer.metadata, done)
@@ -130,12 +125,6 @@ def info_response(info: dict[str, Any]) -> InfoResponse:
         model_dtype=info["model_dtype"] or "",
         model_type=_MODEL_TYPES[next(iter(info["model_type"]))],
     )
-
-
-def given(request: Message, field: str) -> Any:
-    """An optional field's value. None if it was not sent or the message has no such field."""
-    there = field in request.DESCRIPTOR.fields_by_name and request.HasField(field)
-    return getattr(request, field) if there else None
 
 
 def _packed(kind: type[_Floats], vector: Vector) -> _Floats:

@@ -1,4 +1,4 @@
-"""TEI's gRPC calls, unary and streaming: checks the caller and selects the model. `grpc_model.py` asks the model."""
+"""TEI's gRPC calls, unary and streaming. Each is answered as the HTTP route of the same content, by the same types."""
 
 from __future__ import annotations
 
@@ -12,42 +12,69 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.embedding.request import Embedded
 from deployments.embedding.router import Router
-from deployments.errors import EmptyInput, WindveError
+from deployments.errors import BodyTooLarge, EmptyInput, InvalidInput, WindveError
 from deployments.models.model_files import ModelCard
-from deployments.models.text_pairs import Pair
 from serve_app.api_keys import ApiKeys
 from serve_app.config.models import ByModel
+from serve_app.embedding.asking import Asking
 from serve_app.embedding.grpc_answers import (
     embed_response,
+    encode_response,
+    info_response,
     predict_response,
     rerank_response,
     sparse_response,
     together,
     tokens_response,
 )
-from serve_app.embedding.grpc_model import ModelCalls
+from serve_app.embedding.output_shapes import describe
+from serve_app.embedding.routes import ROUTES, routes_of
 from serve_app.grpc_services import METHODS, SERVICES
-from serve_app.observe.observer import Observer
-from serve_app.proto.tei_pb2 import RerankRequest, RerankResponse, RerankStreamRequest
-from serve_app.rpc.calls import (
+from serve_app.observe.observer import Observer, current_request
+from serve_app.proto.tei_pb2 import (
+    DecodeRequest,
+    DecodeResponse,
+    EncodeRequest,
+    EncodeResponse,
+    InfoRequest,
+    InfoResponse,
+    RerankResponse,
+    RerankStreamRequest,
+    TruncationDirection,
+)
+from serve_app.rpc import (
     CallScope,
+    GrpcService,
     Received,
     asked_by,
     check_size,
     headers_to_trace,
     in_order,
+    is_live,
     metadata_of,
     say,
     set_status,
 )
-from serve_app.rpc.service import GrpcService
 from serve_app.web.admission_headers import SPACE
+from serve_app.web.json_values import MOST_VALUES
+from serve_app.web.tokenizer_routes import TokenizeRequest
 
 Context = RayServegRPCContext
-_SCORING = ("reranker", "classifier")
+_ROUTE_OF = {  # the HTTP route of each call that only some kinds of models have
+    "Embed": "/embed",
+    "EmbedSparse": "/embed_sparse",
+    "EmbedAll": "/embed_all",
+    "Predict": "/predict",
+    "PredictPair": "/predict",
+    "Rerank": "/rerank",
+}
+_SIDES: dict[int, dict[str, str]] = {
+    TruncationDirection.TRUNCATION_DIRECTION_RIGHT: {},  # also if a client leaves it out
+    TruncationDirection.TRUNCATION_DIRECTION_LEFT: {"truncation_direction": "left"},
+}
 T = TypeVar("T")
 Reply = Callable[[Embedded, Any, ModelCard], Message]  # turns an answer into a message
-Method = Callable[["TeiCalls", ModelCalls, Any, Context], Awaitable[Message]]  # answers one message
+Method = Callable[["TeiCalls", "ModelCalls", Any, Context], Awaitable[Message]]  # answers one message
 
 
 def _unary(name: str, method: Method) -> Callable[[TeiCalls, Received, Context], Awaitable[Message]]:
@@ -87,34 +114,23 @@ def _stream(
     return call
 
 
-def _query(reply: Reply, **wanted: Any) -> Method:
-    """A text or a pair that a device answers."""
+def _both(name: str, reply: Reply) -> tuple[Any, Any]:
+    """A call for a text or a pair that a device answers as HTTP's route does, and its stream, whose queries are bulk
+    unless the client says otherwise.
+    """
+    path = _ROUTE_OF[name]
 
     async def method(self: TeiCalls, model: ModelCalls, request: Any, context: Context) -> Message:
-        asked = self.asked_by(context, model)
-        asked.update(wanted)
-        done = await model.query(request, asked)
+        asked, done = await model.ask_as(path, fields_of(request), self.asked_by(context, model))
         self.say_pool(done, model, context)
-        return reply(done, request, model.card)
+        return reply(done, asked, model.card)
 
-    return method
+    async def in_stream(self: TeiCalls, model: ModelCalls, request: Any, context: Context) -> Message:
+        admission = {"bulk": True, **self.asked_by(context, model)}
+        asked, done = await model.ask_as(path, fields_of(request), admission)
+        return reply(done, asked, model.card)
 
-
-def _query_in_stream(reply: Reply, **wanted: Any) -> Method:
-    """As `_query`, for streams: their queries are bulk unless the client says otherwise."""
-    wanted["bulk"] = True
-
-    async def method(self: TeiCalls, model: ModelCalls, request: Any, context: Context) -> Message:
-        done = await model.query(request, {**wanted, **self.asked_by(context, model)})
-        return reply(done, request, model.card)
-
-    return method
-
-
-async def _rerank(self: TeiCalls, model: ModelCalls, request: RerankRequest, context: Context) -> Message:
-    done = await model.rank(request, self.asked_by(context, model))
-    self.say_pool(done, model, context)
-    return rerank_response(done, request.texts, raw=request.raw_scores, return_text=request.return_text)
+    return _unary(name, method), _stream(f"{name}Stream", in_stream)
 
 
 def _plain(answer: Callable[[ModelCalls, Any], Awaitable[Message]]) -> Method:
@@ -126,23 +142,79 @@ def _plain(answer: Callable[[ModelCalls, Any], Awaitable[Message]]) -> Method:
     return method
 
 
+class ModelCalls(Asking):
+    """The calls to one model."""
+
+    @property
+    def space(self) -> str:
+        return self.router.space
+
+    @property
+    def window(self) -> int:
+        """How many requests of one stream are in progress at once: no more are read than the queues hold."""
+        return max(1, self.router.capacity)
+
+    def has(self, call: str) -> bool:
+        """Whether this kind of model has the call."""
+        return call not in _ROUTE_OF or _ROUTE_OF[call] in routes_of(self.card.kinds)
+
+    def serves(self, service: str) -> bool:
+        """Whether the model answers calls of this service now. `service` may also name a pool."""
+        calls = [call for call, full in METHODS.items() if full.startswith(f"{service}/")]
+        if calls and not any(call in _ROUTE_OF for call in calls):
+            return True  # they need no replica
+        return is_live(service, self.router.live_pools) and (
+            not calls or any(self.has(call) for call in calls if call in _ROUTE_OF)
+        )
+
+    async def ask_as(self, path: str, fields: dict[str, Any], admission: dict[str, Any]) -> tuple[Any, Embedded]:
+        """The request as the HTTP route `path` reads it, and its answer. Raises what either raises."""
+        route = ROUTES[path]
+        asked: Any = route.takes.parse(fields, self.rules)
+        return asked, await self.ask(route, asked, asked.queries, current_request(), **admission)
+
+    async def info(self, _: InfoRequest) -> InfoResponse:
+        await self.router.hear_replicas()
+        return info_response(describe(self.router))
+
+    async def tokenize(self, request: EncodeRequest) -> EncodeResponse:
+        asked = TokenizeRequest.parse(fields_of(request), self.rules)
+        (tokens,) = await self.router.tokenize(
+            asked.texts, special_tokens=asked.add_special_tokens, prompt_name=asked.prompt_name
+        )
+        return encode_response(tokens)
+
+    async def decode(self, request: DecodeRequest) -> DecodeResponse:
+        if len(request.ids) > MOST_VALUES:
+            raise BodyTooLarge(f"ids has {len(request.ids)} token ids, this server accepts {MOST_VALUES}; send fewer")
+        (text,) = await self.router.decode([list(request.ids)], skip_special_tokens=request.skip_special_tokens)
+        return DecodeResponse(text=text)
+
+
+def fields_of(message: Message) -> dict[str, Any]:
+    """A message as the JSON of the same HTTP route."""
+    found = {}
+    for field in message.DESCRIPTOR.fields:
+        if not field.has_presence or message.HasField(field.name):
+            value = getattr(message, field.name)
+            found[field.name] = value if isinstance(value, str | int) else list(value)
+    if (side := found.pop("truncation_direction", 0)) not in _SIDES:
+        raise InvalidInput(f"truncation_direction must be 0 (right) or 1 (left), not {side}")
+    return {**found, **_SIDES[side]}
+
+
 class TeiCalls(GrpcService):
     """The calls to all models of one Router replica. The metadata `model` selects the model. Serve finds each call by
     its name in `proto/tei.proto`.
     """
 
     Info = _unary("Info", _plain(ModelCalls.info))
-    Embed = _unary("Embed", _query(embed_response))
-    EmbedStream = _stream("EmbedStream", _query_in_stream(embed_response))
-    EmbedSparse = _unary("EmbedSparse", _query(sparse_response, kinds=("sparse",)))
-    EmbedSparseStream = _stream("EmbedSparseStream", _query_in_stream(sparse_response, kinds=("sparse",)))
-    EmbedAll = _unary("EmbedAll", _query(tokens_response, outputs=("tokens",)))
-    EmbedAllStream = _stream("EmbedAllStream", _query_in_stream(tokens_response, outputs=("tokens",)))
-    Predict = _unary("Predict", _query(predict_response, kinds=_SCORING))
-    PredictStream = _stream("PredictStream", _query_in_stream(predict_response, kinds=_SCORING))
-    PredictPair = _unary("PredictPair", _query(predict_response, kinds=_SCORING))
-    PredictPairStream = _stream("PredictPairStream", _query_in_stream(predict_response, kinds=_SCORING))
-    Rerank = _unary("Rerank", _rerank)
+    Embed, EmbedStream = _both("Embed", embed_response)
+    EmbedSparse, EmbedSparseStream = _both("EmbedSparse", sparse_response)
+    EmbedAll, EmbedAllStream = _both("EmbedAll", tokens_response)
+    Predict, PredictStream = _both("Predict", predict_response)
+    PredictPair, PredictPairStream = _both("PredictPair", predict_response)
+    Rerank = _both("Rerank", rerank_response)[0]
     Tokenize = _unary("Tokenize", _plain(ModelCalls.tokenize))
     TokenizeStream = _stream("TokenizeStream", _plain(ModelCalls.tokenize))
     Decode = _unary("Decode", _plain(ModelCalls.decode))
@@ -179,25 +251,25 @@ class TeiCalls(GrpcService):
 
     async def _rank(self, requests: AsyncIterator[Received], model: ModelCalls, context: Context) -> RerankResponse:
         """Rank the texts of a stream. Raises the error of the first bad request."""
-        asked = {"kinds": ("reranker",), "bulk": True, **self.asked_by(context, model)}
+        admission = {"bulk": True, **self.asked_by(context, model)}
 
-        async def answer(request: Received) -> tuple[RerankStreamRequest, Embedded]:
+        async def answer(request: Received) -> tuple[RerankStreamRequest, Any, Embedded]:
             sent = self.checked(request)
-            return sent, await model.ask(sent, [Pair(sent.query, sent.text)], asked)
+            return sent, *await model.ask_as("/rerank", {**fields_of(sent), "texts": [sent.text]}, admission)
 
-        found: list[tuple[RerankStreamRequest, Embedded]] = []
+        found: list[tuple[RerankStreamRequest, Any, Embedded]] = []
         size = 0
         async with aclosing(self.each("RerankStream", requests, answer, model, context)) as answers:
-            async for sent, done in answers:
-                found.append((sent, done))
-                size += sent.ByteSize()
+            async for one in answers:
+                found.append(one)
+                size += one[0].ByteSize()
                 check_size(size, self._max_bytes)
         if not found:
             raise EmptyInput("the stream contains no text; send at least one")
-        first, texts = found[0][0], [sent.text for sent, _ in found]
-        done = together([done for _, done in found])
+        first = found[0][1].model_copy(update={"texts": [sent.text for sent, *_ in found]})
+        done = together([done for *_, done in found])
         self.say_pool(done, model, context)
-        return rerank_response(done, texts, raw=first.raw_scores, return_text=first.return_text)
+        return rerank_response(done, first, model.card)
 
     def open_stream(self, call: str, context: Context) -> ModelCalls:
         """Check the caller of a stream and select its model. Raises Unauthorized or UnknownModel."""

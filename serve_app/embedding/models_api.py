@@ -6,28 +6,22 @@ the settings that has the route.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 from deployments.embedding.router import Router
-from deployments.errors import InvalidInput, Unavailable
-from deployments.models.model_files import ModelCard
+from deployments.errors import InvalidInput
 from serve_app.api_keys import ApiKeys
 from serve_app.config.models import ByModel
-from serve_app.embedding import ollama
-from serve_app.embedding.api import HttpApi
+from serve_app.embedding.api import HttpApi, ollama_lists
 from serve_app.embedding.document import document
-from serve_app.embedding.output_shapes import describe
 from serve_app.observe.observer import ONE_MODEL, Observer
-from serve_app.web.about import MODELS, NO_REPLICA, DocumentedApi, health, model_list
-from serve_app.web.asgi import PROBES, Answer, Handler, HttpRequest, json_answer
+from serve_app.web.about import ServiceApi
+from serve_app.web.asgi import PROBES, Answer, HttpRequest
 
 _PREFIX = "/models/"
 
 
-class ModelsApi(DocumentedApi):
+class ModelsApi(ServiceApi):
     """The ASGI application of one Router replica with several models."""
 
     def __init__(
@@ -36,27 +30,20 @@ class ModelsApi(DocumentedApi):
         settings = routers.first.settings
         super().__init__(api_keys, observer, emulated=settings.emulated, has_page=settings.page)
         self._max_body_bytes = settings.limits.max_body_bytes  # the same for all
-        self._routers = routers
-        self._apis = apis = routers.each(lambda router: HttpApi(router, api_keys))
-        self._document = document([api.served for api in apis], api_keys=api_keys is not None)
-        self._of_all: dict[str, Handler] = {
-            **dict.fromkeys(MODELS, self.openai_models),
-            "/info": self.info,
-            "/load": self.load,
-            "/api/tags": partial(self.ollama_models, ollama.listed),
-            "/api/ps": partial(self.ollama_models, ollama.running),
-            "/health": self.health,
-            "/docs": self.docs,
-            "/openapi.json": self.openapi,
-        }
+        self._apis = routers.each(lambda router: HttpApi(router, api_keys))
+        self._document = document([api.served for api in self._apis], api_keys=api_keys is not None)
+        self._of_all = {**self._shared_routes, **ollama_lists(self.parts)}
+
+    @property
+    def parts(self) -> Sequence[HttpApi]:
+        return list(self._apis)
 
     async def answer(self, request: HttpRequest) -> Answer:
         if request.path.startswith(_PREFIX):
             return await self._enter(request).answer(request)
-        handler = self._of_all.get(request.path)
-        if handler is not None and request.method in {"GET", "HEAD"}:
-            return await handler(request)
-        return await (await self._choose(request)).answer(request)
+        method = "GET" if request.method == "HEAD" else request.method
+        handler = self._of_all.get((method, request.path))
+        return await (handler(request) if handler else (await self._choose(request)).answer(request))
 
     def route(self, path: str) -> str:
         return self._split(path)[1] if path.startswith(_PREFIX) else path
@@ -91,8 +78,8 @@ class ModelsApi(DocumentedApi):
         name = await self._named(request) if request.method == "POST" else None
         if name is not None:
             return self._apis.named(name)
-        has = [api for api in self._apis if api.has(request.method, request.path)]
-        return next(iter(has or [api for api in self._apis if api.has_path(request.path)]), self._apis.first)
+        has = [api for api in self._apis if api.has(request.path, request.method)]
+        return next(iter(has or [api for api in self._apis if api.has(request.path)]), self._apis.first)
 
     async def _named(self, request: HttpRequest) -> str | None:
         """The model named in the body, or None. All other checks of the body are left to the route."""
@@ -103,36 +90,3 @@ class ModelsApi(DocumentedApi):
         if name is not None and not isinstance(name, str):
             raise InvalidInput("model must be a string", param="model")
         return name
-
-    async def openai_models(self, _: HttpRequest) -> Answer:
-        return model_list([model for api in self._apis for model in api.models])
-
-    async def ollama_models(self, tell: Callable[[ModelCard, float], Any], _: HttpRequest) -> Answer:
-        return json_answer({"models": [one for api in self._apis for one in api.ollama_models(tell)]})
-
-    async def load(self, _: HttpRequest) -> Answer:
-        await self._hear()
-        return json_answer({"server_load": sum(router.load for router in self._routers)})
-
-    async def _hear(self) -> None:
-        await asyncio.gather(*(router.hear_replicas() for router in self._routers))
-
-    async def info(self, _: HttpRequest) -> Answer:
-        """The first model's fields, for clients that expect one model, and under `models` those of each by name."""
-        await self._hear()
-        models = {router.card.name: describe(router) for router in self._routers}
-        return json_answer({**describe(self._routers.first), "models": models})
-
-    async def health(self, _: HttpRequest) -> Answer:
-        """Healthy while any model can answer, so that a load balancer does not remove the others with it."""
-        models = {router.card.name: health(router.live_pools) for router in self._routers}
-        if all(one["status"] == "unavailable" for one in models.values()):
-            raise Unavailable(f"no model can answer now: {NO_REPLICA}")
-        all_well = all(one["status"] == "ok" for one in models.values())
-        status: dict[str, Any] = {"status": "ok"}
-        if not all_well:
-            missing = (name for one in models.values() for name in one.get("missing", ()))
-            status = {"status": "degraded", "missing": sorted(set(missing))}
-        if self._api_keys is not None:
-            return json_answer(status)  # callers need no key here, and model names are not public
-        return json_answer({**status, "models": models})

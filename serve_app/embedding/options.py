@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
+from deployments.models.colbert import Role
+from deployments.models.outputs import Outputs
 from deployments.models.text_pairs import NO_BOUNDS, Side, TokenBounds
-from serve_app.embedding.input_types import InputType
 from serve_app.web.fields import Constraint, Fields, Prompt, RequestId, Unsupported
+
+InputType = Literal["search_query", "search_document", "classification", "clustering", "query", "document", "passage"]
+
+_QUERY = ("query", "search_query", "retrieval.query", "retrieval-query")
+_DOCUMENT = ("document", "passage", "search_document", "corpus", "retrieval.passage", "retrieval-document")
+_USUAL: Mapping[InputType, tuple[str, ...]] = {  # names of prompts in models' files, lower case; the first found wins
+    "search_query": _QUERY,
+    "query": _QUERY,
+    "search_document": _DOCUMENT,
+    "document": _DOCUMENT,
+    "passage": _DOCUMENT,
+    "classification": ("classification",),
+    "clustering": ("clustering", "separation"),
+}
 
 PRIORITY = Unsupported((0,), "the header x-windve-priority: bulk lets others go first")
 USER = "clients are told apart by their API keys"
@@ -60,6 +76,16 @@ class AnyOptions(Fields):
         return None
 
     @property
+    def role(self) -> Role:
+        """What the inputs are, for models that encode queries and documents differently."""
+        return "document"
+
+    @property
+    def outputs(self) -> Outputs:
+        """What to compute; empty: what the model's kind gives."""
+        return ()
+
+    @property
     def query_options(self) -> AnyOptions:
         return self
 
@@ -102,3 +128,10 @@ class RoleOptions(AnyOptions):
     @property
     def purpose(self) -> InputType | None:
         return self.input_type if self.prompt_name is None else None
+
+
+def prompt_names(prompts: Mapping[str, str]) -> dict[InputType, str]:
+    """Input type -> the name of its prompt in a model's `prompts`, or empty if the model has none."""
+    known = {name.lower(): name for name in prompts}
+    kinds: tuple[InputType, ...] = get_args(InputType)
+    return {kind: next((known[name] for name in _USUAL[kind] if name in known), "") for kind in kinds}

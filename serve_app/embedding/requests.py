@@ -1,6 +1,6 @@
 """Request bodies of the embedding routes, one type per route: it validates the body and yields its schema. Pure.
 
-`scoring_requests.py` has those of rerankers and classifiers, `ollama_requests.py` Ollama's.
+`scoring_requests.py` has those of rerankers and classifiers, `ollama.py` Ollama's.
 docs/clients.md lists every field of these APIs and how it is handled; a test compares.
 """
 
@@ -12,11 +12,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from deployments.errors import InvalidInput
+from deployments.models.colbert import Role
 from deployments.models.outputs import Output, Outputs
 from deployments.models.text_pairs import NO_BOUNDS, TokenBounds
 from deployments.models.tokenizer import Query
-from serve_app.embedding.input_types import InputType
-from serve_app.embedding.options import PRIORITY, USER, AnyOptions, Options, RoleOptions, VllmOptions
+from serve_app.embedding.options import PRIORITY, USER, AnyOptions, InputType, Options, RoleOptions, VllmOptions
 from serve_app.embedding.vector_types import EmbeddingType, Endianness, FloatType
 from serve_app.web.fields import (
     Constraint,
@@ -139,6 +139,10 @@ class MultiVectorRequest(Options):
     refused: ClassVar = {"embedding_type": Refusal(_NUMBERS, ("base64", "binary", "ubinary"))}
 
     @property
+    def role(self) -> Role:
+        return self.input_type
+
+    @property
     def queries(self) -> Sequence[Query]:
         return one_or_many(self.input)
 
@@ -163,6 +167,10 @@ class PoolingRequest(VllmOptions):
         "encoding_format": Refusal(_NUMBERS, ("base64", "bytes", "bytes_only")),
         "task": Refusal("/v1/embeddings and /classify have it", ("embed", "classify", "token_classify")),
     }
+
+    @property
+    def role(self) -> Role:
+        return self.embedding_mode
 
     @property
     def queries(self) -> Sequence[Query]:

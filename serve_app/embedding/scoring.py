@@ -1,6 +1,4 @@
-"""Scores and labels in the form of each API: request, scores, model card, answer id -> JSON. Pure, except for the time
-of day.
-"""
+"""Scores and labels in the form of each API (see `routes.ModelRoute`). Pure, except for the time of day."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ import numpy as np
 
 from deployments.embedding.request import Embedded
 from deployments.models.model_files import ModelCard
-from serve_app.embedding.dialects import usage, vllm_list
-from serve_app.embedding.output_shapes import Vector, best_first, scores
+from serve_app.embedding.dialects import Named, usage, vllm_list
+from serve_app.embedding.output_shapes import best_first, scores
 from serve_app.embedding.scoring_requests import (
     ClassifyRequest,
     CohereRerankRequest,
@@ -21,7 +19,7 @@ from serve_app.embedding.scoring_requests import (
 )
 
 
-def tei_ranks(asked: RerankRequest, done: Embedded, _: ModelCard, __: str) -> list[dict[str, Any]]:
+def tei_ranks(asked: RerankRequest, done: Embedded, *_: Any) -> list[dict[str, Any]]:
     """TEI's `/rerank`: the best first."""
     return [
         {"index": index, "score": score} | ({"text": asked.texts[index]} if asked.return_text else {})
@@ -29,9 +27,9 @@ def tei_ranks(asked: RerankRequest, done: Embedded, _: ModelCard, __: str) -> li
     ]
 
 
-def infinity_ranks(asked: CohereRerankRequest, done: Embedded, card: ModelCard, name: str) -> dict[str, Any]:
+def infinity_ranks(asked: CohereRerankRequest, done: Embedded, card: ModelCard, named: Named) -> dict[str, Any]:
     """Infinity's `/rerank`: as Cohere's, but its documents are strings."""
-    found = ranks(asked, done, card, name, version="2")
+    found = ranks(asked, done, card, named, version="2")
     for result in found["results"]:
         if "document" in result:
             result["document"] = result["document"]["text"]
@@ -39,7 +37,7 @@ def infinity_ranks(asked: CohereRerankRequest, done: Embedded, card: ModelCard, 
 
 
 def ranks(
-    asked: CohereRerankRequest, done: Embedded, card: ModelCard, name: str, *, version: str, documents: bool = False
+    asked: CohereRerankRequest, done: Embedded, card: ModelCard, named: Named, *, version: str, documents: bool = False
 ) -> dict[str, Any]:
     """The `/rerank` of Cohere and vLLM. `documents`: return them too, unless the request says otherwise."""
     texts = asked.texts if (documents if asked.return_documents is None else asked.return_documents) else None
@@ -48,7 +46,7 @@ def ranks(
         for index, score in best_first(scores(done, raw=asked.raw)[:, 0])[: asked.top_n or None]
     ]
     return {
-        "id": name,
+        "id": named(asked.request_id),
         "model": card.name,
         "results": results,
         "meta": {"api_version": {"version": version}, "tokens": {"input_tokens": done.tokens, "output_tokens": 0}},
@@ -56,7 +54,7 @@ def ranks(
     }
 
 
-def predictions(asked: PredictRequest, done: Embedded, card: ModelCard, _: str) -> list[Any]:
+def predictions(asked: PredictRequest, done: Embedded, card: ModelCard, _: Named) -> list[Any]:
     """TEI's `/predict`: each label with its score, the likeliest first."""
     found = [
         [{"score": score, "label": card.labels[index]} for index, score in best_first(row)]
@@ -65,23 +63,19 @@ def predictions(asked: PredictRequest, done: Embedded, card: ModelCard, _: str) 
     return found[0] if asked.single else found
 
 
-def pair_scores(asked: ScoreRequest, done: Embedded, card: ModelCard, name: str) -> dict[str, Any]:
-    """The `/score` of vLLM: a reranker's scores of the pairs."""
-    return _scored(scores(done, raw=asked.raw)[:, 0], done, card, name)
+def pair_scores(asked: ScoreRequest, done: Embedded, card: ModelCard, named: Named) -> dict[str, Any]:
+    """The `/score` of vLLM: a reranker's scores of pairs, or the cosines of `ScoreRequest.texts`."""
+    if card.kind == "reranker":
+        found = scores(done, raw=asked.raw)[:, 0]
+    else:
+        first, rows = len(asked.sides[0]), np.stack(done.vectors)
+        found = np.clip((rows[:first] * rows[first:]).sum(-1), -1, 1)
+    scored = [{"object": "score", "score": score} for score in found]
+    return vllm_list(f"score-{named(asked.request_id)}", scored, done, card)
 
 
-def pair_cosines(asked: ScoreRequest, done: Embedded, card: ModelCard, name: str) -> dict[str, Any]:
-    """The `/score` of vLLM: cosines of the unit vectors of `ScoreRequest.texts`."""
-    first, rows = len(asked.sides[0]), np.stack(done.vectors)
-    return _scored(np.clip((rows[:first] * rows[first:]).sum(-1), -1, 1), done, card, name)
-
-
-def _scored(found: Vector, done: Embedded, card: ModelCard, name: str) -> dict[str, Any]:
-    return vllm_list(f"score-{name}", [{"object": "score", "score": score} for score in found], done, card)
-
-
-def classes(asked: ClassifyRequest, done: Embedded, card: ModelCard, name: str) -> dict[str, Any]:
+def classes(asked: ClassifyRequest, done: Embedded, card: ModelCard, named: Named) -> dict[str, Any]:
     """The `/classify` of vLLM."""
     rows = scores(done, raw=asked.use_activation is False)
     labels = [{"label": card.labels[row.argmax()], "probs": row, "num_classes": len(row)} for row in rows]
-    return vllm_list(f"classify-{name}", labels, done, card)
+    return vllm_list(f"classify-{named(asked.request_id)}", labels, done, card)

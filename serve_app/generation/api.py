@@ -20,9 +20,9 @@ from serve_app.generation.request_builder import RequestBuilder
 from serve_app.generation.requests import ChatRequest, CompletionOptions, CompletionRequest, CompletionRules
 from serve_app.observe.observer import Observer
 from serve_app.version import VERSION
-from serve_app.web.about import CHATS, COMPLETIONS, ModelApi
+from serve_app.web.about import CHATS, COMPLETIONS, ModelApi, Routes
 from serve_app.web.admission_headers import admission
-from serve_app.web.asgi import Answer, Handler, HttpRequest, dumps, json_answer
+from serve_app.web.asgi import Answer, HttpRequest, dumps
 from serve_app.web.errors import JSON
 from serve_app.web.event_stream import EVENTS, EventStream, StreamBounds
 from serve_app.web.fields import Fields
@@ -84,14 +84,13 @@ class CompletionsApi(ModelApi):
         self.asking = RequestBuilder(router, options.rules, parse_special_tokens=options.parse_special_tokens)
         self._document = document(options.rules, router.card.model.vocab_size, api_keys=api_keys is not None)
 
-    def _own_routes(self) -> dict[tuple[str, str], Handler]:
+    def _own_routes(self) -> Routes:
         card, options = self._router.card, self._options
         tokenizer = _Threaded(Tokenizer(card.model, self._router.tokenizer))
         return {
             **{("POST", path): self.completions for path in COMPLETIONS},
             **{("POST", path): self.chat for path in CHATS},
             **TokenizerRoutes(tokenizer, card.context, options.rules, options.max_body_bytes).handlers,
-            ("GET", "/info"): self.info,
         }
 
     def close(self) -> None:
@@ -149,19 +148,18 @@ class CompletionsApi(ModelApi):
     def _model(self, name: str) -> dict[str, Any]:
         return {**super()._model(name), "max_model_len": self._router.card.context}
 
-    async def info(self, _: HttpRequest) -> Answer:
-        await self._router.hear_replicas()
+    def describe(self) -> dict[str, Any]:
         card = self._router.card
-        about: dict[str, Any] = {
+        ours = {"space": self._router.space, "revision": card.model.revision, **self._router.describe()}
+        return {
             "model_id": card.name,
             "model_sha": self._router.space,
             "served_model_name": card.name,
             "model_type": {"generation": {}},
             "max_input_length": card.context,
             "version": VERSION,
+            "windve": ours,
         }
-        ours = {"space": self._router.space, "revision": card.model.revision, **self._router.describe()}
-        return json_answer({**about, "windve": ours})
 
 
 class _Threaded:

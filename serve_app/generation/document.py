@@ -10,47 +10,26 @@ from typing import Any
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
 from serve_app.web.openapi import (
     ABOUT,
-    NUMBER,
-    STRING,
-    WHOLE,
     Route,
-    Schema,
     admission_parameters,
     build,
     filled,
-    list_of,
-    object_of,
 )
 
-_USAGE = object_of(prompt_tokens=WHOLE, completion_tokens=WHOLE, total_tokens=WHOLE)
-_FINISH: Schema = {"enum": ["stop", "length", None]}
-_LOGPROB: Schema = {"type": ["number", "null"]}
-_TOKEN = object_of(token=STRING, logprob=_LOGPROB, bytes=list_of(WHOLE))
-_CHAT_LOGPROBS: Schema = {
-    "anyOf": [
-        object_of({"refusal": {"type": "null"}}, content=list_of({**_TOKEN, "description": "With `top_logprobs`."})),
-        {"type": "null"},
-    ]
-}
-_TEXT_LOGPROBS: Schema = {
-    "anyOf": [
-        object_of(
-            tokens=list_of(STRING),
-            token_logprobs=list_of(_LOGPROB),
-            top_logprobs=list_of({"type": "object", "additionalProperties": NUMBER}),
-            text_offset=list_of(WHOLE),
-        ),
-        {"type": "null"},
-    ]
-}
-_MESSAGE = object_of({"refusal": {"type": "null"}}, role={"const": "assistant"}, content=STRING)
-_TIMES: Schema = list_of({"anyOf": [list_of(NUMBER), {"type": "null"}]})
+_USAGE = {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int}
+_TOKEN = {"token": str, "logprob": (float, None), "bytes": [int]}  # and its `top_logprobs`
+_MESSAGE = {"role": "assistant", "content": str, "refusal?": None}
+_CHAT_LOGPROBS = ({"content": [_TOKEN], "refusal?": None}, None)
+_TEXT_LOGPROBS = (
+    {"tokens": [str], "token_logprobs": [(float, None)], "top_logprobs": [{str: float}], "text_offset": [int]},
+    None,
+)
 
 
-def _answer(kind: str, **choice: Schema) -> Schema:
-    one = object_of(index=WHOLE, **choice, finish_reason=_FINISH)
-    head = {"id": STRING, "object": {"const": kind}, "created": WHOLE, "model": STRING, "system_fingerprint": STRING}
-    return object_of(**head, choices=list_of(one), usage=_USAGE)
+def _answer(kind: str, **choice: Any) -> dict[str, Any]:
+    one = {"index": int, **choice, "finish_reason": ("stop", "length", None)}
+    head = {"id": str, "object": kind, "created": int, "model": str, "system_fingerprint": str}
+    return {**head, "choices": [one], "usage": _USAGE}
 
 
 _generating = partial(
@@ -69,7 +48,7 @@ _CHAT = _generating(
 _COMPLETION = _generating(
     "completions",
     "Continue a text (OpenAI)",
-    _answer("text_completion", text=STRING, logprobs=_TEXT_LOGPROBS),
+    _answer("text_completion", text=str, logprobs=_TEXT_LOGPROBS),
     CompletionRequest,
 )
 _ROUTES: Mapping[str, Route] = {

@@ -31,7 +31,7 @@ class GenerationFacts:
         return any(streamed.is_late for streamed in self._begun)
 
     def line(self) -> dict[str, Any]:
-        """The request's fields in the access log. Times are in seconds, the worst of all generations."""
+        """Times are the worst of all generations."""
         return {
             "prompts": len(self._wanted),
             "tokens": sum(len(one.ids) for one in self._wanted),
@@ -42,20 +42,6 @@ class GenerationFacts:
             "pools": self._pools,
             "first_token_s": _most(streamed.first_s for streamed in self._begun),
             "pace_s": _most(streamed.pace_s for streamed in self._begun),
-        }
-
-    def attributes(self) -> dict[str, Any]:
-        """The attributes of the request's span."""
-        told = self.line()
-        return {
-            "gen_ai.usage.input_tokens": told["tokens"],
-            "gen_ai.usage.output_tokens": told["answer_tokens"],
-            "windve.prompts": told["prompts"],
-            "windve.bulk": told["bulk"],
-            "windve.deadline_s": told["deadline_s"],
-            "windve.first_token_s": told["first_token_s"],
-            "windve.pace_s": told["pace_s"],
-            "windve.pools": told["pools"],
         }
 
     def phases(self, now: float) -> Iterator[Phase]:

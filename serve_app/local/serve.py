@@ -30,7 +30,7 @@ from serve_app.config.models import ApplicationArgs
 from serve_app.config.overrides import NONE, Overrides
 from serve_app.config.router_autoscaling import follow_load
 from serve_app.local.console import show_application, show_examples, show_machine, show_ports
-from serve_app.local.finish import finish_requests
+from serve_app.local.finish import StopSignal, finish_requests
 from serve_app.local.progress import Reporter, deployment_models, waits
 from serve_app.local.ray_environment import (
     LOOPBACK,
@@ -44,7 +44,6 @@ from serve_app.local.ray_environment import (
     turn_to_start,
 )
 from serve_app.local.service_file import LocalService
-from serve_app.stop_signal import StopSignal
 
 _START_TIMEOUT_S = 600.0  # enough for a large model from a slow disk or hub
 _LAST_WORKERS_S = 0.5  # workers notice within milliseconds that their raylet is gone

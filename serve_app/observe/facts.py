@@ -33,10 +33,7 @@ class Facts(Protocol):
         """Whether the answer was later than promised. `actual_s`: how long it took; `slo_s`: the model's SLO."""
 
     def line(self) -> dict[str, Any]:
-        """The request's fields in the access log."""
-
-    def attributes(self) -> dict[str, Any]:
-        """The attributes of the request's span. Those that are None are left out."""
+        """The request's fields in the access log and, unless they are None, its span's attributes. In seconds."""
 
     def phases(self, now: float) -> Iterator[Phase]:
         """The spans within the request's span, if it ended `now`."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextvars import ContextVar
@@ -13,13 +14,15 @@ from typing import Protocol, TypeVar
 
 from deployments.errors import WindveError
 from serve_app.observe.access_log import Level, LineWriter, is_wanted, line
-from serve_app.observe.arrival import waited_s
 from serve_app.observe.facts import EndedRequest, TracedRequest, trace_id
 from serve_app.observe.tracer import Tracer
 
 T = TypeVar("T")
 U = TypeVar("U")
 
+START = b"x-request-start"  # by HAProxy (haproxy.sh): "t=", Unix time in us, " ", its host, " ", its process
+_HERE = socket.gethostname().encode()
+_DIGITS = 16  # until the year 2286
 REQUEST_ID, TRACEPARENT = "x-request-id", "traceparent"
 _REQUEST_ID, _TRACEPARENT = REQUEST_ID.encode(), TRACEPARENT.encode()
 _AN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # any other id from a client is ignored
@@ -131,6 +134,16 @@ class Observer:
             self._lines.add(line(traced, ended))
         if self._tracer is not None and traced.span is not None:
             self._tracer.end(traced, ended)
+
+
+def waited_s(headers: Mapping[bytes, bytes], clock: Callable[[], float] = time.time) -> float:
+    """Seconds since HAProxy had the whole request; a busy Router reads it later. 0 if HAProxy is on another host, whose
+    clock may differ, and if a client made the header up.
+    """
+    at, _, proxy = headers.get(START, b"").removeprefix(b"t=").partition(b" ")
+    if proxy.partition(b" ")[0] != _HERE or not (at.isdigit() and len(at) <= _DIGITS):
+        return 0.0
+    return max(0.0, clock() - int(at) / 1e6)
 
 
 def request_id(headers: Mapping[bytes, bytes]) -> str | None:

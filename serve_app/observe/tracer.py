@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 _PROPAGATED = ("traceparent", "tracestate")  # W3C Trace Context
+_NAMES = {"tokens": "gen_ai.usage.input_tokens", "answer_tokens": "gen_ai.usage.output_tokens"}
 _OURS = 500  # HTTP: from this status on, the server is at fault
 
 
@@ -108,7 +109,8 @@ def _about(traced: TracedRequest, ended: EndedRequest) -> Attributes:
     if ended.code is not None:
         told["error.type"] = ended.code
     if traced.facts is not None:
-        told |= {"gen_ai.request.model": traced.model, **traced.facts.attributes()}
+        told["gen_ai.request.model"] = traced.model
+        told |= {_NAMES.get(name, f"windve.{name}"): value for name, value in traced.facts.line().items()}
     return {name: value for name, value in told.items() if value is not None}
 
 

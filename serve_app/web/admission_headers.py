@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from deployments.errors import InvalidInput, WrongSpace
-from serve_app.observe.arrival import START, waited_s
+from serve_app.observe.observer import START, waited_s
 
 PRIORITY, TIMEOUT = "x-windve-priority", "x-request-timeout-ms"
 SPACE, EXPECT_SPACE = "x-windve-space", "x-windve-expect-space"

@@ -26,6 +26,7 @@ from serve_app.web.json_values import LARGE, check_values
 
 PROBES = ("/health", "/ping")  # for load balancers: need no key, and are logged only if refused
 _TURN_S = 0.002
+_NESTED = (dict, list, np.ndarray)
 _DEFECT = "the server failed because of a defect of its own; see its log"
 T = TypeVar("T")
 Write = Callable[[bytes], Awaitable[None]]
@@ -259,15 +260,13 @@ async def dumps_in_turns(content: Any) -> bytes:
 
 
 def _pieces(content: Any) -> Iterator[bytes]:
-    """The JSON in pieces; each row of numbers is one piece."""
-    if isinstance(content, dict) and content:
+    """The JSON in pieces: a row of numbers, or an object of numbers, is one piece."""
+    if isinstance(content, dict) and any(isinstance(value, _NESTED) for value in content.values()):
         for at, (key, value) in enumerate(content.items()):
             yield (b"," if at else b"{") + dumps(key) + b":"
             yield from _pieces(value)
         yield b"}"
-    elif (
-        isinstance(content, Sequence | np.ndarray) and len(content) and isinstance(content[0], dict | list | np.ndarray)
-    ):
+    elif isinstance(content, Sequence | np.ndarray) and len(content) and isinstance(content[0], _NESTED):
         for at, item in enumerate(content):
             yield b"," if at else b"["
             yield from _pieces(item)

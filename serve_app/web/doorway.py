@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.serve_adapter.visits import Source, Visits
-from serve_app.observe.arrival import START
+from serve_app.observe.observer import START
 
 _BUSY = 429
 

@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from deployments.errors import EmptyInput, InvalidInput
-from serve_app.config.unknown_model import LATEST, unknown_model
+from serve_app.config.models import LATEST, unknown_model
 
 _SHORT = 20  # characters
 _WRONG_TYPE, _WRONG = "windve_type", "windve_value"  # pydantic requires a name for each kind of error

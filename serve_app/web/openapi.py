@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,7 +18,7 @@ from serve_app.version import VERSION
 from serve_app.web.admission_headers import EXPECT_SPACE, PRIORITY, TIMEOUT
 from serve_app.web.asgi import PROBES
 from serve_app.web.errors import error_shape
-from serve_app.web.tokenizer_requests import DecodeRequest, DetokenizeRequest, TokenizePromptRequest, TokenizeRequest
+from serve_app.web.tokenizer_routes import DecodeRequest, DetokenizeRequest, TokenizePromptRequest, TokenizeRequest
 
 Schema = dict[str, Any]
 
@@ -40,48 +41,42 @@ MEANINGS = {
 }
 
 
-def object_of(optional: Mapping[str, Schema] | None = None, **required: Schema) -> Schema:
-    return {"type": "object", "properties": {**required, **(optional or {})}, "required": list(required)}
+_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", None: "null"}
 
 
-def list_of(item: Schema, description: str | None = None) -> Schema:
-    return {"type": "array", "items": item, **({"description": description} if description else {})}
+def schema(like: Any) -> Schema:
+    """The schema of JSON that is written as a Python value: a type, None, or a constant string; `[item]`;
+    `(one, or_another)`; `{"key": value, "key that may be missing?": value}`; `{str: value}` for all keys.
+    """
+    if isinstance(like, dict):
+        if str in like:
+            return {"type": "object", "additionalProperties": schema(like[str])}
+        properties = {key.removesuffix("?"): schema(value) for key, value in like.items()}
+        return {"type": "object", "properties": properties, "required": [key for key in like if key[-1] != "?"]}
+    if isinstance(like, list):
+        return {"type": "array", "items": schema(like[0])}
+    if isinstance(like, tuple):
+        return {"anyOf": [schema(one) for one in like]}
+    return {"const": like} if isinstance(like, str) else {"type": _TYPES[like]}
 
 
-STRING: Schema = {"type": "string"}
-WHOLE: Schema = {"type": "integer"}
-NUMBER: Schema = {"type": "number"}
-_ERROR_TYPE: Schema = {"enum": ["invalid_request_error", "rate_limit_error", "server_error"]}
-_OPENAI_ERROR = object_of(
-    error=object_of(message=STRING, type=_ERROR_TYPE, param={"type": ["string", "null"]}, code=STRING)
-)
+_ERROR_TYPE = ("invalid_request_error", "rate_limit_error", "server_error")
 ERRORS = {
-    "openai": _OPENAI_ERROR,
-    "cohere": object_of(message=STRING),
-    "ollama": object_of(error=STRING),
-    "tei": object_of(error=STRING, error_type=STRING),
+    "openai": {"error": {"message": str, "type": _ERROR_TYPE, "param": (str, None), "code": str}},
+    "cohere": {"message": str},
+    "ollama": {"error": str},
+    "tei": {"error": str, "error_type": str},
 }
-MODEL = object_of(id=STRING, object={"const": "model"}, created=WHOLE, owned_by=STRING)
-HEALTH = object_of({"missing": list_of(STRING), "models": {"type": "object"}}, status={"enum": ["ok", "degraded"]})
-MODELS = object_of(object={"const": "list"}, data=list_of(MODEL))
-TOKENS = list_of(
-    object_of(
-        id=WHOLE,
-        text=STRING,
-        special={"type": "boolean"},
-        start={"type": ["integer", "null"], "description": "In bytes of the text as UTF-8, its prompt included."},
-        stop={"type": ["integer", "null"]},
-    )
-)
-
-
-PROMPT_TOKENS = object_of(count=WHOLE, max_model_len=WHOLE, tokens=list_of(WHOLE), token_strs={"type": "null"})
+_MODEL = {"id": str, "object": "model", "created": int, "owned_by": str}
+_MODELS = {"object": "list", "data": [_MODEL]}
+_TOKEN = {"id": int, "text": str, "special": bool, "start": (int, None), "stop": (int, None)}
+_PROMPT_TOKENS = {"count": int, "max_model_len": int, "tokens": [int], "token_strs": None}
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """- `name`: the operation's name, for code generators.
-    - `answers`: the schema of the answer; None if its body is empty.
+    - `answers`: the answer, as `schema` reads it; None if its body is empty.
     - `takes`: the type of the request's body; a route with one is a POST. `or_takes`: another accepted type.
     - `statuses`: the statuses of its errors, except 401.
     - `parameters`: the headers that it reads. `headers`: the headers of its answer.
@@ -90,7 +85,7 @@ class Route:
 
     name: str
     summary: str
-    answers: Schema | None
+    answers: Any
     takes: type[BaseModel] | None = None
     statuses: tuple[int, ...] = ()
     tag: str = "about"
@@ -104,56 +99,39 @@ class Route:
         return [one for one in (self.takes, self.or_takes) if one is not None]
 
 
+_tokenizer = partial(Route, tag="tokenizer", statuses=(400, 404, 413, 422))
+_ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 ABOUT: Mapping[str, Route] = {  # the routes of every service
-    "/tokenize": Route(
-        "tokenize",
-        "Texts -> tokens",
-        {"anyOf": [list_of(TOKENS), PROMPT_TOKENS]},
-        TokenizeRequest,
-        (400, 404, 413, 422),
-        "tokenizer",
-        or_takes=TokenizePromptRequest,
+    "/tokenize": _tokenizer(
+        "tokenize", "Texts -> tokens", ([[_TOKEN]], _PROMPT_TOKENS), TokenizeRequest, or_takes=TokenizePromptRequest
     ),
-    "/decode": Route("decode", "Token ids -> texts", list_of(STRING), DecodeRequest, (400, 413, 422), "tokenizer"),
-    "/detokenize": Route(
-        "detokenize",
-        "Token ids -> a text (vLLM)",
-        object_of(prompt=STRING),
-        DetokenizeRequest,
-        (400, 404, 413),
-        "tokenizer",
+    "/decode": _tokenizer("decode", "Token ids -> texts", [str], DecodeRequest),
+    "/detokenize": _tokenizer("detokenize", "Token ids -> a text (vLLM)", {"prompt": str}, DetokenizeRequest),
+    "/v1/models": Route("models", "The model that is served", _MODELS),
+    "/models": Route("models_unprefixed", "The model that is served", _MODELS),
+    "/v1/models/{id}": Route("model", "The model, if it has this name", _MODEL, statuses=(404,), parameters=[_ID]),
+    "/info": Route("info", "Model, limits, pools, counters", dict),
+    "/version": Route("version", "The version of windve (vLLM)", {"version": str}),
+    "/load": Route("load", "Queries or answers in progress at all replicas (vLLM)", {"server_load": int}),
+    "/health": Route(
+        "health",
+        "200 while a pool can answer; degraded while another cannot",
+        {"status": ("ok", "degraded"), "missing?": [str], "models?": dict},
+        statuses=(503,),
     ),
-    "/v1/models": Route("models", "The model that is served", MODELS),
-    "/models": Route("models_unprefixed", "The model that is served", MODELS),
-    "/v1/models/{id}": Route(
-        "model",
-        "The model, if it has this name",
-        MODEL,
-        statuses=(404,),
-        parameters=[{"name": "id", "in": "path", "required": True, "schema": STRING}],
-    ),
-    "/info": Route("info", "Model, limits, pools, counters", {"type": "object"}),
-    "/version": Route("version", "The version of windve (vLLM)", object_of(version=STRING)),
-    "/load": Route("load", "Queries or answers in progress at all replicas (vLLM)", object_of(server_load=WHOLE)),
-    "/health": Route("health", "200 while a pool can answer; degraded while another cannot", HEALTH, statuses=(503,)),
     "/ping": Route("ping", "200 while the Router lives", None),
 }
 
 
 def admission_parameters(bulk: str, timeout: str) -> list[Schema]:
     """The headers of `web.admission_headers`, with their descriptions for this service."""
-    priority: Schema = {"type": "string", "enum": ["normal", "bulk"]}
-    milliseconds: Schema = {"type": "integer", "minimum": 1, "maximum": 999_999_999}
     expected = "The space of the vectors that the client expects. Another one is answered 409."
-    return [
-        header(PRIORITY, priority, bulk),
-        header(TIMEOUT, milliseconds, timeout),
-        header(EXPECT_SPACE, STRING, expected),
+    headers: list[tuple[str, Schema, str]] = [
+        (PRIORITY, {"type": "string", "enum": ["normal", "bulk"]}, bulk),
+        (TIMEOUT, {"type": "integer", "minimum": 1, "maximum": 999_999_999}, timeout),
+        (EXPECT_SPACE, {"type": "string"}, expected),
     ]
-
-
-def header(name: str, schema: Schema, description: str) -> Schema:
-    return {"name": name, "in": "header", "schema": schema, "description": description}
+    return [{"name": name, "in": "header", "schema": kind, "description": about} for name, kind, about in headers]
 
 
 def build(summary: str, routes: Mapping[str, Route], *, api_keys: bool) -> dict[str, Any]:
@@ -183,7 +161,7 @@ def _operations(path: str, route: Route, *, api_keys: bool) -> dict[str, Any]:
         operation["security"] = []
     elif api_keys:
         statuses = (401, *statuses)
-    error = _json(ERRORS[error_shape(path)])
+    error = _json(schema(ERRORS[error_shape(path)]))
     bad = {str(status): {"description": MEANINGS[status], **error} for status in statuses}
     return {"post" if route.takes else "get": {**operation, "responses": {"200": _good(route), **bad}}}
 
@@ -191,14 +169,14 @@ def _operations(path: str, route: Route, *, api_keys: bool) -> dict[str, Any]:
 def _good(route: Route) -> dict[str, Any]:
     if route.answers is None:
         return {"description": "Success; the body is empty."}
-    good: dict[str, Any] = {"description": "The answer.", **_json(route.answers)}
+    good: dict[str, Any] = {"description": "The answer.", **_json(schema(route.answers))}
     if route.events is not None:
         good["content"]["text/event-stream"] = {"schema": route.events}
     return good if route.headers is None else {**good, "headers": route.headers}
 
 
-def _json(schema: Schema) -> dict[str, Any]:
-    return {"content": {"application/json": {"schema": schema}}}
+def _json(content: Schema) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": content}}}
 
 
 class _RequestSchema(GenerateJsonSchema):
@@ -219,12 +197,12 @@ def _request_schemas(types: Sequence[type[BaseModel]]) -> dict[str, Any]:
     return schemas
 
 
-def filled(schema: Any, values: Mapping[str, Any]) -> Any:
+def filled(found: Any, values: Mapping[str, Any]) -> Any:
     """The schema with the server's values in place of their names. A bound whose value is None is left out."""
-    if isinstance(schema, list):
-        return [filled(item, values) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    named = {key: values[name] for key, name in schema.items() if key in _BOUNDS and isinstance(name, str)}
-    all_of_them = {key: filled(item, values) for key, item in schema.items()} | named
+    if isinstance(found, list):
+        return [filled(item, values) for item in found]
+    if not isinstance(found, dict):
+        return found
+    named = {key: values[name] for key, name in found.items() if key in _BOUNDS and isinstance(name, str)}
+    all_of_them = {key: filled(item, values) for key, item in found.items()} | named
     return {key: item for key, item in all_of_them.items() if item is not None or key not in _BOUNDS}

@@ -8,14 +8,14 @@ from typing import get_args
 
 import yaml
 
-from serve_app.embedding import document as embedding
+from serve_app.embedding import ollama, routes
 from serve_app.generation import document as generation
 from serve_app.generation.requests import CompletionRequest
 from serve_app.web.fields import Fields
 
 PAGE = Path(__file__).parents[2] / "docs" / "clients.md"
 PUBLISHED = yaml.safe_load((Path(__file__).parent / "published_fields.yaml").read_text())
-ROUTES = {**generation._ROUTES, **embedding._OLLAMA_ABOUT, **embedding._ROUTES}
+ROUTES = {**generation._ROUTES, **ollama.ABOUT, **routes.ROUTES, "/encode": routes._ENCODE}
 HEAD = """\
 # Clients of other servers
 

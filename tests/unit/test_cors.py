@@ -6,9 +6,8 @@ from deployments.errors import Busy, SettingsError
 from deployments.settings import Settings
 from serve_app.api_keys import ApiKeys
 from serve_app.embedding.api import HttpApi
-from serve_app.ingress import ServiceIngress
+from serve_app.ingress import ServiceIngress, with_cors
 from serve_app.web.asgi import Asgi, ResponseStream
-from serve_app.web.cors import with_cors
 from tests.kit.asgi_client import call, get, post
 from tests.kit.fake_router import FakeRouter
 

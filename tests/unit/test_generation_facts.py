@@ -88,6 +88,7 @@ def test_the_spans_of_a_generation():
         "windve.prompts": 1,
         "windve.bulk": False,
         "windve.deadline_s": 1.0,
+        "windve.offers": 2,
         "windve.pools": ("cpu",),
     }
     inner = [span for span in collector.spans if span.parent]

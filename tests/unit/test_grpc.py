@@ -25,8 +25,9 @@ from deployments.admission.fair_share import Tenant
 from deployments.errors import Busy, EmptyInput, InvalidInput, Unavailable
 from deployments.models.text_pairs import Pair
 from deployments.serve_adapter.grpc_handlers import reader
+from serve_app import rpc as grpc_service
 from serve_app.api_keys import ApiKey, ApiKeys
-from serve_app.embedding import grpc_model
+from serve_app.embedding import grpc_calls, requests
 from serve_app.embedding.api import HttpApi
 from serve_app.embedding.grpc_answers import embed_response, info_response, tokens_response
 from serve_app.grpc_services import METHODS, add_to_server
@@ -34,7 +35,6 @@ from serve_app.proto.generation_pb2 import DESCRIPTOR as GENERATION
 from serve_app.proto.tei_pb2 import (
     DESCRIPTOR,
     DecodeRequest,
-    EmbedAllRequest,
     EmbedRequest,
     EmbedResponse,
     PredictPairRequest,
@@ -42,8 +42,7 @@ from serve_app.proto.tei_pb2 import (
     RerankRequest,
     RerankStreamRequest,
 )
-from serve_app.rpc import service as grpc_service
-from serve_app.rpc.calls import in_order, set_status
+from serve_app.rpc import in_order, set_status
 from tests.kit import tei_wire
 from tests.kit.asgi_client import post
 from tests.kit.fake_router import SPACE, FakeRouter, embedded
@@ -257,7 +256,7 @@ def test_each_call_asks_and_answers_as_its_route(kind, call, path, fields):
         ("reranker", "Rerank", RerankRequest(query="q"), "texts is an empty list"),
         ("reranker", "Rerank", RerankRequest(query="q", texts=["x"] * 4), "texts has 4 items and this server accepts"),
         ("reranker", "Predict", PredictRequest(), "inputs is an empty string"),
-        ("reranker", "PredictPair", PredictPairRequest(), "inputs is a list of 0 strings; send one text, or the"),
+        ("reranker", "PredictPair", PredictPairRequest(), "inputs is an empty list"),
         ("reranker", "PredictPair", PredictPairRequest(inputs=["a"] * 3), "inputs is a list of 3 strings"),
         *(
             ("embedding", call, InvalidInput("these 3 bytes are no message"), "these 3 bytes are no message")
@@ -351,13 +350,13 @@ def test_vectors_are_on_the_wire_bit_for_bit(dimension):
     bits = np.random.default_rng(1).integers(0, 2**32, dimension, dtype=np.uint32)
     vector = bits.view(np.float32)
     vector[~np.isfinite(vector)] = np.float32(1e-45)  # the smallest there is
-    done = embed_response(embedded([vector]), EmbedRequest())
+    done = embed_response(embedded([vector]), requests.EmbedRequest(inputs="a"), None)
     theirs = tei_wire.CLASSES["EmbedResponse"].FromString(done.SerializeToString())
     assert np.array(theirs.embeddings, np.float32).tobytes() == vector.tobytes()
     assert (theirs.metadata.compute_chars, theirs.metadata.compute_tokens) == (3, 7)
     assert (theirs.metadata.total_time_ns, theirs.metadata.tokenization_time_ns) == (6_400_000, 1_000_000)
     assert (theirs.metadata.queue_time_ns, theirs.metadata.inference_time_ns) == (2_000_000, 3_000_000)
-    done = tokens_response(embedded([np.stack([vector, -vector])]), EmbedAllRequest(), None)
+    done = tokens_response(embedded([np.stack([vector, -vector])]))
     theirs = tei_wire.CLASSES["EmbedAllResponse"].FromString(done.SerializeToString())
     assert np.array([row.embeddings for row in theirs.token_embeddings], np.float32).tobytes() == (
         vector.tobytes() + (-vector).tobytes()
@@ -430,7 +429,7 @@ def test_a_stream_s_queries_are_bulk_unless_it_says_otherwise(metadata, bulk):
 
 @pytest.mark.parametrize(("most", "code"), [(3, None), (2, grpc.StatusCode.INVALID_ARGUMENT)])
 def test_token_ids_are_counted_before_they_are_read(monkeypatch, most, code):
-    monkeypatch.setattr(grpc_model, "MOST_VALUES", most)
+    monkeypatch.setattr(grpc_calls, "MOST_VALUES", most)
     _, context = answer(tei_calls(FakeRouter()), "Decode", DecodeRequest(ids=[1, 2, 3]))
     assert context.code == code
     assert code is None or context.details == "ids has 3 token ids, this server accepts 2; send fewer"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve_app.embedding.input_types import prompt_names
+from serve_app.embedding.options import prompt_names
 
 
 @pytest.mark.parametrize(

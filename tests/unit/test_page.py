@@ -19,7 +19,7 @@ from serve_app.embedding.api import HttpApi
 from serve_app.embedding.burst import Bursts
 from serve_app.embedding.models_api import ModelsApi
 from serve_app.ingress import KNOWN_ROUTES
-from serve_app.web import page as page_module
+from serve_app.web import about as page_module
 from tests.kit.asgi_client import call, get, post
 from tests.kit.fake_router import FakeRouter, embedded
 from tests.kit.replica_world import V100, XEON

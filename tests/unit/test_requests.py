@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.errors import EmptyInput, InvalidInput, UnknownModel
-from serve_app.embedding.ollama_requests import OllamaEmbedRequest, OllamaPromptRequest
+from serve_app.embedding.ollama import OllamaEmbedRequest, OllamaPromptRequest
 from serve_app.embedding.requests import (
     CohereEmbedRequest,
     EmbedRequest,
@@ -32,7 +32,7 @@ from serve_app.embedding.scoring_requests import (
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
 from serve_app.web.admission_headers import admission
 from serve_app.web.fields import Rules
-from serve_app.web.tokenizer_requests import DecodeRequest, DetokenizeRequest, TokenizePromptRequest, TokenizeRequest
+from serve_app.web.tokenizer_routes import DecodeRequest, DetokenizeRequest, TokenizePromptRequest, TokenizeRequest
 
 RULES = Rules(model="m", dimension=8, max_inputs=3)
 GENERATION_RULES = CompletionRules("m", 0, 3, default_tokens=100, max_answers=4, most_messages=5)

@@ -215,9 +215,7 @@ def test_ollama_is_told_of_all_models_that_embed(routers):
 
 
 def test_all_models_are_told_of(routers, monkeypatch):
-    monkeypatch.setattr(
-        "serve_app.embedding.models_api.describe", lambda router: {"model_id": router.card.name, "more": 1}
-    )
+    monkeypatch.setattr("serve_app.embedding.api.describe", lambda router: {"model_id": router.card.name, "more": 1})
     api = ModelsApi(routers)
     names = ["a", "org/b", "ranks"]
     assert [model["id"] for model in get(api, "/v1/models").json["data"]] == names

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from serve_app.stop_signal import StopSignal
+from serve_app.local.finish import StopSignal
 
 WAITS = """
 import signal, sys, threading, time
-from serve_app.stop_signal import StopSignal
+from serve_app.local.finish import StopSignal
 
 def to_this_thread(number):
     while not waits:

@@ -76,7 +76,8 @@ async def test_the_spans_of_a_request(monkeypatch):
     assert f"{request.parent.span_id:016x}" == "00f067aa0ba902b7"
     told = dict(request.attributes)
     assert told.pop("windve.predicted_s") == pytest.approx(seconds(request), rel=0.15)
-    assert told == {
+    assert {f"windve.{part}_s" for part in ("tokenization", "queue", "compute")} <= told.keys()
+    assert {name: value for name, value in told.items() if not name.endswith(("ion_s", "queue_s", "compute_s"))} == {
         "http.request.method": "POST",
         "http.route": "/embed",
         "http.response.status_code": 200,
@@ -86,6 +87,7 @@ async def test_the_spans_of_a_request(monkeypatch):
         "windve.queries": 2,
         "windve.bulk": False,
         "windve.deadline_s": 1.0,
+        "windve.offers": 1,
         "windve.pools": ("accelerator",),
     }
     assert [span.name for span in collector.spans] == ["tokenize", "admission", "queue", "run", "POST /embed"]

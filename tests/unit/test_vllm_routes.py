@@ -39,7 +39,7 @@ def sentence(reply):
 def test_a_score_of_each_pair():
     router = FakeRouter("reranker")
     found = told(router, "/score", BODIES["/score"])
-    assert router.asked == [([Pair("q", "a"), Pair("q", "b")], {"kinds": ("reranker",)})]
+    assert router.asked == [([Pair("q", "a"), Pair("q", "b")], {"kinds": ("reranker", "embedding")})]
     assert [list(one) for one in found["data"]] == [["index", "object", "score"]] * 2
     assert [(one["index"], one["object"]) for one in found["data"]] == [(0, "score"), (1, "score")]
     assert [one["score"] for one in found["data"]] == pytest.approx(SCORES[:2])  # in order, not the best first
@@ -78,7 +78,9 @@ def test_the_options_of_a_score():
 def test_a_score_of_an_embedding_model_is_the_cosine():
     router = FakeRouter()
     found = told(router, "/score", {"text_1": "a", "text_2": ["b"], "truncate_prompt_tokens": 9})
-    assert router.asked == [(["a", "b"], {"truncate": True, "bounds": TokenBounds(query=9)})]
+    assert router.asked == [
+        (["a", "b"], {"kinds": ("reranker", "embedding"), "truncate": True, "bounds": TokenBounds(query=9)})
+    ]
     assert [one["score"] for one in found["data"]] == pytest.approx([float(VECTORS[0] @ VECTORS[1])])
 
 

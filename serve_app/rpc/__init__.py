@@ -1,1 +1,0 @@
-"""Code that all gRPC services share."""
