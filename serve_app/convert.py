@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from deployments.models.model_folder import find_folder
 from deployments.models.pickles import make_folder, pickles_of
 from deployments.models.weights import count_parameters, find_weights
 from deployments.settings import ModelSettings
+from serve_app.cli.options import parser_of
 
 _DESCRIPTION = """\
 Write a model into a new FOLDER, with its weights as safetensors and without any pickle, so that a host without a model
@@ -27,12 +27,7 @@ examples:
 
 def main(arguments: Sequence[str]) -> None:
     """Raises SettingsError if the model cannot be found or written."""
-    parser = argparse.ArgumentParser(
-        prog="windve convert",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("convert", _DESCRIPTION, _EPILOG)
     parser.add_argument("model", metavar="MODEL", help="a hub name, a folder, or package:NAME/FOLDER")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it; must not exist yet")
     parser.add_argument("--revision", help="commit of a hub model (default: the newest)")

@@ -4,12 +4,11 @@ this machine computes.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from serve_app.cli.options import add_config
+from serve_app.cli.options import add_config, parser_of
 
 _DESCRIPTION = """\
 Check a Serve config without starting anything: unknown keys at every level, values out of range, settings that
@@ -32,12 +31,7 @@ Nobody has run windve on most devices. Please send the JSON, from an NPU above a
 
 def main(words: Sequence[str]) -> int:
     """Returns 1 if a part of `--devices` failed, else 0. Raises SettingsError that names the file, key or option."""
-    parser = argparse.ArgumentParser(
-        prog="windve check",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("check", _DESCRIPTION, _EPILOG)
     add_config(parser)
     add = parser.add_argument_group("with --devices").add_argument
     add("--devices", action="store_true", help="check this machine's device, not a config")

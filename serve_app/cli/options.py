@@ -12,6 +12,16 @@ from typing import Any
 _PACKAGED = Path(__file__).parents[1] / "config.yaml"
 
 
+def parser_of(command: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """The parser of a subcommand; both texts keep their lines."""
+    return argparse.ArgumentParser(
+        prog=f"windve {command}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add the Serve config. The default is WINDVE_CONFIG, or else the packaged config."""
     default = Path(os.environ.get("WINDVE_CONFIG") or _PACKAGED)

@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from serve_app.cli.options import add_config, add_setting
+from serve_app.cli.options import add_config, add_setting, parser_of
 from serve_app.config.overrides import Overrides
 
 _DESCRIPTION = """\
@@ -34,12 +34,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="windve serve",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("serve", _DESCRIPTION, _EPILOG)
     add_config(parser)
     add = parser.add_argument
     # WINDVE_PORT and WINDVE_SERVICE_HOST are taken: Kubernetes sets them in pods beside a Service named windve.

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from deployments.errors import WindveError
 from serve_app.api_keys import read_keys
-from serve_app.cli.options import seconds_from
+from serve_app.cli.options import parser_of, seconds_from
 
 _TIMEOUT_S = 10.0
 _UNAUTHORIZED = 401
@@ -33,6 +33,12 @@ Watch a service: shows its /info every second until Ctrl-C.
   takes          seconds for C queries
   door           requests that need a Router now, and how many more the Routers take; requests that wait at their
                  HAProxies, and those refused there since each last (re)started"""
+
+_EPILOG = """\
+examples:
+  windve top
+  windve top https://embed.example.org --key env:WINDVE_KEY
+  windve top --once       one table, for a script or a report"""
 
 
 class _NotReached(WindveError):
@@ -99,13 +105,7 @@ def _watch(show: Callable[[], None], every_s: float) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="windve top",
-        description=_DESCRIPTION,
-        epilog="examples:\n  windve top\n  windve top https://embed.example.org --key env:WINDVE_KEY\n"
-        "  windve top --once       one table, for a script or a report",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("top", _DESCRIPTION, _EPILOG)
     add = parser.add_argument
     add("url", nargs="?", type=_url, metavar="URL", default="http://127.0.0.1:8000", help="default: %(default)s")
     add("--key", metavar="WHERE", help="where to read the API key, if the service requires one: file:PATH or env:NAME")

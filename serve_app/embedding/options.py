@@ -28,17 +28,15 @@ _USUAL: Mapping[InputType, tuple[str, ...]] = {  # names of prompts in models' f
 
 PRIORITY = Unsupported((0,), "the header x-windve-priority: bulk lets others go first")
 USER = "clients are told apart by their API keys"
+_NO_CHATS, _ONLY_TEXTS = "only texts are read here, not chats", "only texts are supported"
 _VLLM = {
     "padding": Unsupported(("do_not_pad",), "texts are never padded to the model's length"),
     "priority": PRIORITY,
-    "mm_processor_kwargs": Unsupported(({},), "only texts are supported"),
     "add_special_tokens": Unsupported((True,), "models need the special tokens that they were trained with"),
-    "messages": Unsupported(why="only texts are read here, not chats"),
-    "add_generation_prompt": Unsupported((False,), "only texts are read here, not chats"),
-    "continue_final_message": Unsupported((False,), "only texts are read here, not chats"),
-    "chat_template": Unsupported(why="only texts are read here, not chats"),
-    "chat_template_kwargs": Unsupported(({},), "only texts are read here, not chats"),
-    "media_io_kwargs": Unsupported(({},), "only texts are supported"),
+    **dict.fromkeys(("messages", "chat_template"), Unsupported(why=_NO_CHATS)),
+    **dict.fromkeys(("add_generation_prompt", "continue_final_message"), Unsupported((False,), _NO_CHATS)),
+    "chat_template_kwargs": Unsupported(({},), _NO_CHATS),
+    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), Unsupported(({},), _ONLY_TEXTS)),
 }
 _VLLM_UNUSED = {"user": USER, "cache_salt": "answers are not cached"}
 

@@ -54,11 +54,20 @@ JinaTask = Literal[
 ]  # fmt: skip
 
 
-class OpenAIRequest(RoleOptions, VllmOptions):
-    """OpenAI's `POST /v1/embeddings`, with fields of Jina, NIM, vLLM and Infinity, and TEI's options."""
+class OfInput(AnyOptions):
+    """The fields that OpenAI's routes and those like them share."""
 
     model: Model = None
     input: Inputs
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return one_or_many(self.input)
+
+
+class OpenAIRequest(OfInput, RoleOptions, VllmOptions):
+    """OpenAI's `POST /v1/embeddings`, with fields of Jina, NIM, vLLM and Infinity, and TEI's options."""
+
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Dimensions = None
     embedding_type: EmbeddingType | Literal["base64"] = "float"
@@ -97,10 +106,6 @@ class OpenAIRequest(RoleOptions, VllmOptions):
             return super().purpose
         return self.input_type or _JINA_TASKS[self.task]
 
-    @property
-    def queries(self) -> Sequence[Query]:
-        return one_or_many(self.input)
-
 
 class InfinityRequest(OpenAIRequest):
     """Infinity's `POST /embeddings`: OpenAI's, but its clients mean all by the dimensions 0."""
@@ -125,11 +130,9 @@ class EmbedRequest(EncodeRequest):
     dimensions: Dimensions = None
 
 
-class MultiVectorRequest(Options):
+class MultiVectorRequest(OfInput, Options):
     """Jina's `POST /v1/multi-vector`; the fields of Options are an extension."""
 
-    model: Model = None
-    input: Inputs
     dimensions: Dimensions = None
     embedding_type: Literal["float"] = "float"
     input_type: Literal["query", "document"] = "document"
@@ -142,16 +145,10 @@ class MultiVectorRequest(Options):
     def role(self) -> Role:
         return self.input_type
 
-    @property
-    def queries(self) -> Sequence[Query]:
-        return one_or_many(self.input)
 
-
-class PoolingRequest(VllmOptions):
+class PoolingRequest(OfInput, VllmOptions):
     """vLLM's `POST /pooling`; TEI's options are an extension."""
 
-    model: Model = None
-    input: Inputs
     task: Literal["token_embed"] = "token_embed"
     embedding_mode: Literal["query", "document"] = "document"
     """How to encode the texts: ColBERT models encode queries and documents differently."""
@@ -171,10 +168,6 @@ class PoolingRequest(VllmOptions):
     @property
     def role(self) -> Role:
         return self.embedding_mode
-
-    @property
-    def queries(self) -> Sequence[Query]:
-        return one_or_many(self.input)
 
 
 class SeveralRequest(EncodeRequest):

@@ -11,10 +11,10 @@ from deployments.errors import InvalidInput
 from deployments.models.text_pairs import Pair, TokenBounds
 from deployments.models.tokenizer import Query
 from serve_app.embedding.options import Options, VllmOptions
+from serve_app.embedding.requests import OfInput
 from serve_app.web.fields import (
     Constraint,
     Fields,
-    Inputs,
     Model,
     Refusal,
     TextOrPair,
@@ -145,17 +145,11 @@ class ScoreRequest(ScoringOptions):
         return [*first, *second]
 
 
-class ClassifyRequest(VllmOptions):
+class ClassifyRequest(OfInput, VllmOptions):
     """vLLM's `POST /classify`."""
 
-    model: Model = None
-    input: Inputs
     use_activation: bool | None = None
     """False: logits instead of their sigmoid (one label) or softmax (several)."""
-
-    @property
-    def queries(self) -> Sequence[Query]:
-        return one_or_many(self.input)
 
 
 class PredictRequest(Options):
