@@ -68,7 +68,13 @@ _PARTS: dict[str, list[tuple[Any, str]]] = {
     "tokenize": [(Tokenizer, "encode")],
     "place": [(Placer, "send"), (Placer, "collect")],
     "wire": [(Channel, "_flush"), (Channel, "data_received")],
-    "answer": [(router, "embedded"), (dialects, "shape_vectors"), (dialects, "_encoded"), (api, "dumps"), (api, "_timing")],
+    "answer": [
+        (router, "embedded"),
+        (dialects, "shape_vectors"),
+        (dialects, "_encoded"),
+        (api, "dumps"),
+        (api, "_timing"),
+    ],
     "count": [(Router, "_count")],
 }
 

@@ -142,17 +142,12 @@ class Refusal(NamedTuple):
         return InvalidInput(f"{name} {what} is not supported here: {self.why}", param=name)
 
 
-def check_dimensions(value: Any, largest: int, name: str = "dimensions") -> int | None:
-    """The requested number of dimensions; None for all. Raises InvalidInput."""
-    if value is not None and (type(value) is not int or not 1 <= value <= largest):
-        problem = f"{name} must be a whole number from 1 to {largest} (this model's own), not {_shown(value)}"
-        raise InvalidInput(problem, param=name)
-    return value
-
-
 def _dimensions(value: Any, info: ValidationInfo) -> int | None:
     rules: Any = info.context
-    return check_dimensions(value, rules.dimension, str(info.field_name))
+    if value is not None and (type(value) is not int or not 1 <= value <= rules.dimension):
+        problem = f"must be a whole number from 1 to {rules.dimension} (this model's own), not {_shown(value)}"
+        raise InvalidInput(f"{info.field_name} {problem}", param=info.field_name)
+    return value
 
 
 def _dimensions_or_all(value: Any, info: ValidationInfo) -> int | None:
@@ -230,10 +225,8 @@ class Fields(BaseModel):
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         cls._required = {name: None for name, field in cls.model_fields.items() if field.is_required()}
         bases = [vars(base) for base in reversed(cls.__mro__)]
-        cls.unsupported = {name: one for base in bases for name, one in base.get("unsupported", {}).items()}
-        cls.refused = {name: one for base in bases for name, one in base.get("refused", {}).items()}
-        cls.unused = {name: why for base in bases for name, why in base.get("unused", {}).items()}
-        cls.other_names = {name: of for base in bases for name, of in base.get("other_names", {}).items()}
+        for table in ("unsupported", "refused", "unused", "other_names"):
+            setattr(cls, table, {name: one for base in bases for name, one in base.get(table, {}).items()})
         cls._rare = frozenset((*cls.unsupported, *cls.other_names))
         _NAMES.update(cls.model_fields)
 

@@ -5,8 +5,10 @@ import json
 from typing import get_args
 from unittest.mock import Mock
 
+import jsonschema
 import numpy as np
 import pytest
+from test_requests import GOOD
 
 from calibration.measure import traffic
 from deployments.embedding.request import Wanted
@@ -17,7 +19,7 @@ from deployments.models.text_pairs import Pair
 from deployments.settings import Kind
 from serve_app.embedding.api import HttpApi
 from serve_app.embedding.output_shapes import model_type
-from serve_app.embedding.routes import A_MODEL, ROOT, routes_of
+from serve_app.embedding.routes import A_MODEL, ROOT, ROUTES, SEVERAL, routes_of
 from serve_app.local import console
 from tests.kit import asgi_client
 from tests.kit.fake_router import MULTI, VECTORS, FakeRouter
@@ -199,3 +201,18 @@ def test_the_largest_weight_of_each_token_id():
     weights = np.array([3, 0.5, 0.25, 0.75, 0, 0.125, 1], np.float32)
     assert largest_weights(ids, weights, {0, 2}).tolist() == [5, 9, 0.25, 0.75]
     assert largest_weights(ids, weights * 0, ()).tolist() == []
+
+
+@pytest.mark.parametrize("path", [*ROUTES, SEVERAL, "/"])
+def test_the_document_says_what_each_route_takes_and_answers(path):
+    for kind in ROUTES[path].kinds if path in ROUTES else ["embedding"]:
+        api = HttpApi(m3() if path == SEVERAL else FakeRouter(kind))
+        document = json.loads(asgi_client.get(api, "/openapi.json").body)
+        about = document["paths"][path]["post"]
+        takes = about["requestBody"]["content"]["application/json"]["schema"]
+        route = ROOT[kind] if path == "/" else routes_of(api.served[1].kinds)[path]
+        for body in map(GOOD.get, route.bodies):
+            jsonschema.validate(body, {**takes, "components": document["components"]})
+            reply = asgi_client.post(api, path, body)
+            assert reply.status == 200, reply.body
+            jsonschema.validate(reply.json, about["responses"]["200"]["content"]["application/json"]["schema"])

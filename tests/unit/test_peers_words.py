@@ -142,37 +142,6 @@ def test_jina_s_base64():
 # --- fields that are not ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "sentence"),
-    [
-        ("/v1/embeddings", {"padding": "max_length"}, "padding is not supported here: texts are never padded"),
-        ("/v1/embeddings", {"late_chunking_params": {"chunk_size": 2}}, "late_chunking_params is not supported here"),
-        ("/v1/embeddings", {"late_chunking": True}, "late_chunking is not supported here: each text is embedded by"),
-        ("/v1/embeddings", {"add_special_tokens": False}, "add_special_tokens is not supported here"),
-        ("/v1/embeddings", {"messages": []}, "messages is not supported here: only texts are read here, not chats"),
-        ("/v1/embeddings", {"task": "no-such"}, "task must be 'retrieval.query', 'retrieval.passage', "),
-        ("/v1/embeddings", {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens must be a whole number from 1, or"),
-        ("/v1/embeddings", {"normalize": True, "use_activation": False}, "normalize and use_activation have different"),
-        ("/v2/embed", {"priority": 3}, "priority is not supported here: the header x-windve-priority: bulk"),
-        ("/api/embed", {"options": {"num_ctx": "5"}}, "options.num_ctx must be "),
-    ],
-)
-def test_a_field_that_is_refused(path, fields, sentence):
-    payload = {"input": "a", **({"texts": ["a"]} if path == "/v2/embed" else {}), **fields}
-    status, told = refused(path, payload)
-    assert status == 400
-    assert told.startswith(sentence)
-
-
-@pytest.mark.parametrize(
-    "fields", [{"rank_fields": ["title"]}, {"max_chunks_per_doc": 5}, {"instruction": "x"}, {"relevant_spans": True}]
-)
-def test_a_field_of_a_rerank_that_is_refused(fields):
-    (name,) = fields
-    status, told = refused("/v1/rerank", {**RERANK, **fields}, "reranker")
-    assert (status, told.partition(" is not supported here: ")[0]) == (400, name)
-
-
 def test_values_that_ask_for_what_is_done_anyway_are_taken():
     fields = {"padding": "do_not_pad", "add_special_tokens": True, "late_chunking": False, "priority": 0, "user": "u"}
     asked("/v1/embeddings", {"input": "a", **fields, "mm_processor_kwargs": {}, "cache_salt": "x", "request_id": "y"})

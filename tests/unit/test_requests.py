@@ -174,6 +174,14 @@ EMBEDDINGS = [
     (OpenAIRequest, {"modality": "image"}, "modality 'image' is not supported here: only text can be embedded"),
     (OpenAIRequest, {"modality": ["text", "image"]}, "modality[1] must be 'text', not 'image'"),
     (OpenAIRequest, {"input_type": "image"}, "input_type must be 'search_query', "),
+    (OpenAIRequest, {"padding": "max_length"}, "padding is not supported here: texts are never padded"),
+    (OpenAIRequest, {"late_chunking_params": {"a": 2}}, "late_chunking_params is not supported here: each text is"),
+    (OpenAIRequest, {"late_chunking": True}, "late_chunking is not supported here: each text is embedded by itself"),
+    (OpenAIRequest, {"add_special_tokens": False}, "add_special_tokens is not supported here: models need the spec"),
+    (OpenAIRequest, {"messages": []}, "messages is not supported here: only texts are read here, not chats"),
+    (OpenAIRequest, {"task": "no-such"}, "task must be 'retrieval.query', 'retrieval.passage', "),
+    (OpenAIRequest, {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens must be a whole number from 1, or -1"),
+    (OpenAIRequest, {"normalize": True, "use_activation": False}, "normalize and use_activation have different"),
     (EmbedRequest, {"inputs": None, "input": "a"}, "inputs is missing"),
     (EmbedRequest, {"truncation_direction": "up"}, "truncation_direction must be 'left'"),
     (EmbedRequest, {"prompt_name": 1}, "prompt_name must be a string, not 1"),
@@ -215,6 +223,12 @@ OTHERS = [
     (RerankRequest, {"texts": ["a"] * 4}, "texts has 4 items and this server accepts 3"),
     (RerankRequest, {"raw_scores": 1}, "raw_scores must be true or false"),
     (CohereRerankRequest, {"documents": [{"title": "a"}]}, "documents[0].text is missing; send a string"),
+    *(
+        (CohereRerankRequest, {name: value}, f"{name} is not supported here: ")
+        for name, value in (("rank_fields", ["title"]), ("max_chunks_per_doc", 5), ("relevant_spans", True))
+    ),
+    (OllamaEmbedRequest, {"options": {"num_ctx": "5"}}, "options.num_ctx must be "),
+    (CohereEmbedRequest, {"priority": 3}, "priority is not supported here: the header x-windve-priority: bulk"),
     (CohereRerankRequest, {"top_n": -1}, "top_n must be a whole number from 0, not -1"),
     (PredictRequest, {"inputs": None}, "inputs is missing; send a string, a list of one or two strings or a list of "),
     (PredictRequest, {"inputs": ""}, "inputs is an empty string"),

@@ -88,8 +88,6 @@ def test_a_score_of_an_embedding_model_is_the_cosine():
     ("kind", "body", "words"),
     [
         ("reranker", {"text_1": ["a", "b"], "text_2": "c"}, "text_1 has 2 texts and text_2 has 1; send one in text_1"),
-        ("reranker", {"text_1": "a"}, "text_2 is missing; send a string or a list of strings"),
-        ("reranker", {"queries": "a", "text_1": "b", "documents": "c"}, "text_1 and queries have different values"),
         ("embedding", {"text_1": ["a"], "text_2": ["b"] * 3}, "text_1 and text_2 have 4 texts and this server"),
         ("embedding", {"text_1": "a", "text_2": "b", "max_tokens_per_doc": 4}, "max_tokens_per_doc works only with"),
         ("embedding", {"text_1": "a", "text_2": "b", "model": "n"}, "there is no model 'n' here"),
@@ -143,12 +141,8 @@ def test_tokens_of_a_prompt_and_back():
     ("path", "body", "status", "words"),
     [
         ("/tokenize", {"prompt": "a", "model": "n"}, 404, "there is no model 'n' here"),
-        ("/tokenize", {"prompt": ["a"]}, 422, "prompt must be a string, not a list"),
-        ("/tokenize", {"messages": []}, 422, "messages is not supported here: only texts can be tokenized"),
         ("/tokenize", {}, 422, "inputs is missing"),
         ("/detokenize", {"tokens": [1], "model": "n"}, 404, "there is no model 'n' here"),
-        ("/detokenize", {"tokens": [1], "model": {}}, 400, "model must be a string, not an object"),
-        ("/detokenize", {"tokens": []}, 400, "tokens is an empty list; send at least one item"),
         ("/detokenize", {}, 400, "tokens is missing; send a list of token ids"),
     ],
 )
@@ -201,24 +195,14 @@ def test_a_request_s_name_is_short(path):
     assert (reply.status, sentence(reply)) == (400, "request_id has 129 characters and this server accepts 128")
 
 
-def test_the_document_has_every_form():
+def test_the_document_takes_a_field_under_each_of_its_names():
     api = HttpApi(FakeRouter("reranker"))
     document = get(api, "/openapi.json").json
-    bodies = [
-        *BODIES.items(),
-        ("/score", {"queries": ["q"], "documents": "a"}),
-        ("/score", {"data_1": "q", "items": "a"}),
-    ]
-    for path, body in bodies:
-        about = document["paths"][path]["post"]
-        schema = about["requestBody"]["content"]["application/json"]["schema"]
-        jsonschema.validate(body, {**schema, "components": document["components"]})
-        answer = about["responses"]["200"]["content"]["application/json"]["schema"]
-        jsonschema.validate(post(api, path, body).json, answer)
-        assert "404" in about["responses"]
-    for path in ("/models", "/version", "/load"):
+    score = {**document["components"]["schemas"]["ScoreRequest"], "components": document["components"]}
+    for body in (BODIES["/score"], {"queries": ["q"], "documents": "a"}, {"data_1": "q", "items": "a"}):
+        jsonschema.validate(body, score)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"queries": "q"}, score)
+    for path in ("/models", "/version", "/load", "/health", "/v1/models"):
         schema = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
         jsonschema.validate(get(api, path).json, schema)
-    score = document["components"]["schemas"]["ScoreRequest"]
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"queries": "q"}, {**score, "components": document["components"]})
