@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import logging
-import queue
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from logging.handlers import QueueListener
 from typing import Any, Literal
 
 import orjson
@@ -19,6 +20,7 @@ logger = logging.getLogger("ray.serve")
 Level = Literal["off", "slow", "errors", "all"]
 _LEVELS: Mapping[Level, int] = {"off": 0, "slow": 1, "errors": 2, "all": 3}
 _OURS = 500  # HTTP: from this status on, the server is at fault
+_EVERY_S = 0.25
 _MOST_WAITING = 20_000  # lines, while the disk is slow
 
 
@@ -53,27 +55,43 @@ def line(traced: TracedRequest, ended: EndedRequest) -> dict[str, Any]:
 
 
 class LineWriter:
-    """Writes lines with a logging handler in a thread, so that a slow disk delays no request."""
+    """Writes lines with a logging handler in a thread, a few times a second, so that a slow disk delays no request."""
 
     def __init__(self, handler: logging.Handler) -> None:
-        self._waiting: queue.Queue[logging.LogRecord] = queue.Queue(_MOST_WAITING)
+        self._handler = handler
+        self._lines: list[bytes] = []
         self._dropped = 0
-        self._said = False
+        self._writing = False
+        self._thread = ThreadPoolExecutor(1, "access-log")
         handler.handleError = self._failed  # type: ignore[method-assign, assignment]
-        QueueListener(self._waiting, handler).start()
+        self._said = False
 
     def add(self, told: Mapping[str, Any]) -> None:
         """Write this soon. If too many lines wait, drop it; a separate line reports how many were dropped."""
-        try:
-            if self._dropped:
-                self._put({"dropped": self._dropped})
-                self._dropped = 0
-            self._put(told)
-        except queue.Full:
+        if len(self._lines) >= _MOST_WAITING:
             self._dropped += 1
+            return
+        self._lines.append(orjson.dumps(told))
+        if not self._writing:
+            self._soon()
 
-    def _put(self, told: Mapping[str, Any]) -> None:
-        self._waiting.put_nowait(logging.makeLogRecord({"msg": orjson.dumps(told).decode()}))
+    def _soon(self) -> None:
+        self._writing = True
+        asyncio.get_running_loop().call_later(_EVERY_S, self._write, context=contextvars.Context())
+
+    def _write(self) -> None:
+        lines, self._lines = self._lines, []
+        if self._dropped:
+            lines.append(orjson.dumps({"dropped": self._dropped}))
+            self._dropped = 0
+        record = logging.makeLogRecord({"msg": b"\n".join(lines).decode()})
+        written = asyncio.get_running_loop().run_in_executor(self._thread, self._handler.emit, record)
+        written.add_done_callback(self._written)
+
+    def _written(self, _: Any) -> None:
+        self._writing = False
+        if self._lines:
+            self._soon()
 
     def _failed(self, _: logging.LogRecord) -> None:
         """Log a failed write once, instead of a traceback for each. Called in the writing thread."""
