@@ -14,26 +14,15 @@ import numpy as np
 from deployments.embedding.request import Embedded
 from deployments.models.model_files import ModelCard
 from deployments.models.sparse import unpack
+from serve_app.embedding import requests
 from serve_app.embedding.ollama import OllamaEmbedRequest, OllamaPromptRequest
 from serve_app.embedding.output_shapes import Vector, cut_rows, shape_vectors
-from serve_app.embedding.requests import (
-    CohereEmbedRequest,
-    CohereType,
-    EmbedRequest,
-    MultiVectorRequest,
-    OpenAIRequest,
-    PoolingRequest,
-    RootRequest,
-    Sentences,
-    SeveralRequest,
-    SimilarityRequest,
-)
 from serve_app.embedding.vector_types import Floats, as_base64, narrow, quantize
 
 Named = Callable[[str | None], str]  # `HttpRequest.named`: the end of an answer's id
 
 
-def openai(asked: OpenAIRequest, done: Embedded, card: ModelCard, _: Named) -> dict[str, Any]:
+def openai(asked: requests.OpenAIRequest, done: Embedded, card: ModelCard, _: Named) -> dict[str, Any]:
     """OpenAI's `/v1/embeddings`. `embedding_type` is NIM's; `embed_dtype`, `endianness` and the id are vLLM's."""
     unit = card.normalize if asked.normalize is None else asked.normalize
     vectors = shape_vectors(done, unit=unit, dimensions=asked.dimensions)
@@ -66,7 +55,7 @@ def vllm_list(name: str, items: Sequence[Mapping[str, Any]], done: Embedded, car
     }
 
 
-def _encoded(vectors: Sequence[Vector], asked: OpenAIRequest) -> Sequence[Any]:
+def _encoded(vectors: Sequence[Vector], asked: requests.OpenAIRequest) -> Sequence[Any]:
     in_text = "base64" in {asked.encoding_format, asked.embedding_type}
     if asked.embedding_type != "float" and asked.embedding_type != "base64":  # noqa: PLR1714 - mypy narrows by it
         quantized = quantize(np.stack(vectors), asked.embedding_type)
@@ -76,7 +65,7 @@ def _encoded(vectors: Sequence[Vector], asked: OpenAIRequest) -> Sequence[Any]:
     return [np.ascontiguousarray(vector) for vector in vectors]
 
 
-def tei(asked: EmbedRequest | RootRequest, done: Embedded, *_: Any) -> Sequence[Vector]:
+def tei(asked: requests.EmbedRequest | requests.RootRequest, done: Embedded, *_: Any) -> Sequence[Vector]:
     """TEI's `/embed`."""
     vectors = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
     return [np.ascontiguousarray(vector) for vector in vectors]
@@ -95,19 +84,21 @@ def sparse(_: Any, done: Embedded, *__: Any) -> list[Any]:
     ]
 
 
-def cosines(_: SimilarityRequest | RootRequest, done: Embedded, *__: Any) -> Vector:
+def cosines(_: requests.SimilarityRequest | requests.RootRequest, done: Embedded, *__: Any) -> Vector:
     """TEI's `/similarity`: cosines of the first query's vector with each other vector."""
     source, *others = done.vectors
     found: Vector = np.clip(np.stack(others) @ source, -1, 1)
     return found
 
 
-def root(asked: RootRequest, done: Embedded, *_: Any) -> Sequence[Vector] | Vector:
+def root(asked: requests.RootRequest, done: Embedded, *_: Any) -> Sequence[Vector] | Vector:
     """`/`: answers as `/similarity` if sentences were sent, else as `/embed`."""
-    return (cosines if isinstance(asked.inputs, Sentences) else tei)(asked, done)
+    return (cosines if isinstance(asked.inputs, requests.Sentences) else tei)(asked, done)
 
 
-def cohere(asked: CohereEmbedRequest, done: Embedded, card: ModelCard, _: Named, *, version: str) -> dict[str, Any]:
+def cohere(
+    asked: requests.CohereEmbedRequest, done: Embedded, card: ModelCard, _: Named, *, version: str
+) -> dict[str, Any]:
     """Cohere's `/v2/embed` and `/v1/embed`. Without `embedding_types`, version 1 answers bare floats."""
     vectors = np.stack(shape_vectors(done, unit=card.normalize, dimensions=asked.output_dimension))
     types = asked.embedding_types or (["float"] if version == "2" else [])
@@ -124,7 +115,7 @@ def cohere(asked: CohereEmbedRequest, done: Embedded, card: ModelCard, _: Named,
     }
 
 
-def _typed(vectors: Floats, kind: CohereType) -> Any:
+def _typed(vectors: Floats, kind: requests.CohereType) -> Any:
     return [as_base64(vector) for vector in vectors] if kind == "base64" else quantize(vectors, kind)
 
 
@@ -146,7 +137,7 @@ def ollama_prompt(_: OllamaPromptRequest, done: Embedded, card: ModelCard, __: N
     return {"embedding": vectors[0] if len(vectors) else []}
 
 
-def multi_vectors(asked: MultiVectorRequest, done: Embedded, card: ModelCard, _: Named) -> dict[str, Any]:
+def multi_vectors(asked: requests.MultiVectorRequest, done: Embedded, card: ModelCard, _: Named) -> dict[str, Any]:
     """Jina's `/v1/multi-vector`."""
     vectors = cut_rows(done.vectors, asked.dimensions)
     return {
@@ -157,13 +148,13 @@ def multi_vectors(asked: MultiVectorRequest, done: Embedded, card: ModelCard, _:
     }
 
 
-def pooling(asked: PoolingRequest, done: Embedded, card: ModelCard, named: Named) -> dict[str, Any]:
+def pooling(asked: requests.PoolingRequest, done: Embedded, card: ModelCard, named: Named) -> dict[str, Any]:
     """VLLM's `/pooling`."""
     rows = [{"object": "pooling", "data": one} for one in cut_rows(done.vectors, asked.dimensions)]
     return vllm_list(f"pool-{named(asked.request_id)}", rows, done, card)
 
 
-def several(asked: SeveralRequest, done: Embedded, *_: Any) -> dict[str, Any]:
+def several(asked: requests.SeveralRequest, done: Embedded, *_: Any) -> dict[str, Any]:
     """`/encode`, with the names of FlagEmbedding's bge-m3."""
     found = {asked.outputs[0]: done.vectors, **done.others}
     answer: dict[str, Any] = {}

@@ -19,70 +19,57 @@ from deployments.models.tokenizer import Token
 from serve_app.embedding.output_shapes import Vector, best_first, scores, shape_vectors
 from serve_app.embedding.requests import EmbedRequest
 from serve_app.embedding.scoring_requests import PredictRequest, RerankRequest
-from serve_app.proto.tei_pb2 import (
-    EmbedAllResponse,
-    EmbedResponse,
-    EmbedSparseResponse,
-    EncodeResponse,
-    InfoResponse,
-    Metadata,
-    ModelType,
-    Prediction,
-    PredictResponse,
-    Rank,
-    RerankResponse,
-    SimpleToken,
-    SparseValue,
-    TokenEmbedding,
-)
+from serve_app.proto import tei_pb2 as tei
 
 _MODEL_TYPES = {  # by the one key of `model_type` in /info
-    "embedding": ModelType.MODEL_TYPE_EMBEDDING,
-    "classifier": ModelType.MODEL_TYPE_CLASSIFIER,
-    "reranker": ModelType.MODEL_TYPE_RERANKER,
+    "embedding": tei.ModelType.MODEL_TYPE_EMBEDDING,
+    "classifier": tei.ModelType.MODEL_TYPE_CLASSIFIER,
+    "reranker": tei.ModelType.MODEL_TYPE_RERANKER,
 }
-_Floats = TypeVar("_Floats", EmbedResponse, TokenEmbedding)
+_Floats = TypeVar("_Floats", tei.EmbedResponse, tei.TokenEmbedding)
 
 
-def embed_response(done: Embedded, asked: EmbedRequest, _: ModelCard) -> EmbedResponse:
+def embed_response(done: Embedded, asked: EmbedRequest, _: ModelCard) -> tei.EmbedResponse:
     """A query's vector."""
     (vector,) = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
-    answer = _packed(EmbedResponse, vector)
+    answer = _packed(tei.EmbedResponse, vector)
     _set_metadata(answer.metadata, done)
     return answer
 
 
-def tokens_response(done: Embedded, *_: Any) -> EmbedAllResponse:
+def tokens_response(done: Embedded, *_: Any) -> tei.EmbedAllResponse:
     """The vector of each token of a query."""
-    answer = EmbedAllResponse(token_embeddings=[_packed(TokenEmbedding, row) for row in done.vectors[0]])
+    answer = tei.EmbedAllResponse(token_embeddings=[_packed(tei.TokenEmbedding, row) for row in done.vectors[0]])
     _set_metadata(answer.metadata, done)
     return answer
 
 
-def sparse_response(done: Embedded, *_: Any) -> EmbedSparseResponse:
+def sparse_response(done: Embedded, *_: Any) -> tei.EmbedSparseResponse:
     """The weights of a query's words."""
     indices, weights = unpack(done.vectors[0])
     pairs = zip(indices.tolist(), weights.tolist(), strict=True)
-    answer = EmbedSparseResponse(sparse_embeddings=[SparseValue(index=index, value=value) for index, value in pairs])
-    _set_metadata(answer.metadata, done)
-    return answer
-
-
-def predict_response(done: Embedded, asked: PredictRequest, card: ModelCard) -> PredictResponse:
-    """Each label with its score, the likeliest first."""
-    (row,) = scores(done, raw=asked.raw_scores)
-    answer = PredictResponse(
-        predictions=[Prediction(score=float(score), label=card.labels[index]) for index, score in best_first(row)]
+    answer = tei.EmbedSparseResponse(
+        sparse_embeddings=[tei.SparseValue(index=index, value=value) for index, value in pairs]
     )
     _set_metadata(answer.metadata, done)
     return answer
 
 
-def rerank_response(done: Embedded, asked: RerankRequest, _: ModelCard) -> RerankResponse:
+def predict_response(done: Embedded, asked: PredictRequest, card: ModelCard) -> tei.PredictResponse:
+    """Each label with its score, the likeliest first."""
+    (row,) = scores(done, raw=asked.raw_scores)
+    answer = tei.PredictResponse(
+        predictions=[tei.Prediction(score=float(score), label=card.labels[index]) for index, score in best_first(row)]
+    )
+    _set_metadata(answer.metadata, done)
+    return answer
+
+
+def rerank_response(done: Embedded, asked: RerankRequest, _: ModelCard) -> tei.RerankResponse:
     """The scores of the texts, the best first."""
-    answer = RerankResponse(
+    answer = tei.RerankResponse(
         ranks=[
-            Rank(index=index, text=asked.texts[index] if asked.return_text else None, score=float(score))
+            tei.Rank(index=index, text=asked.texts[index] if asked.return_text else None, score=float(score))
             for index, score in best_first(scores(done, raw=asked.raw_scores)[:, 0])
         ]
     )
@@ -105,21 +92,21 @@ def together(answers: Sequence[Embedded]) -> Embedded:
     )
 
 
-def encode_response(tokens: Sequence[Token]) -> EncodeResponse:
+def encode_response(tokens: Sequence[Token]) -> tei.EncodeResponse:
     """A text's tokens. Special tokens have no `start` and no `stop`."""
-    return EncodeResponse(
+    return tei.EncodeResponse(
         tokens=[
-            SimpleToken(id=token.id, text=token.text, special=token.special, start=token.start, stop=token.stop)
+            tei.SimpleToken(id=token.id, text=token.text, special=token.special, start=token.start, stop=token.stop)
             for token in tokens
         ]
     )
 
 
-def info_response(info: dict[str, Any]) -> InfoResponse:
+def info_response(info: dict[str, Any]) -> tei.InfoResponse:
     """The content of `/info` as TEI's message."""
     shared = ("version", "model_id", "max_concurrent_requests", "max_input_length", "max_batch_tokens",
               "max_client_batch_size", "tokenization_workers")  # fmt: skip
-    return InfoResponse(
+    return tei.InfoResponse(
         **{name: info[name] for name in shared},
         model_sha=info["model_sha"],
         model_dtype=info["model_dtype"] or "",
@@ -135,10 +122,10 @@ def _packed(kind: type[_Floats], vector: Vector) -> _Floats:
 @lru_cache
 def _field_head(numbers: int) -> bytes:
     """The bytes before packed floats in a message's first field: the field number and the size."""
-    return EmbedResponse(embeddings=np.zeros(numbers)).SerializeToString()[: -4 * numbers]
+    return tei.EmbedResponse(embeddings=np.zeros(numbers)).SerializeToString()[: -4 * numbers]
 
 
-def _set_metadata(metadata: Metadata, done: Embedded) -> None:
+def _set_metadata(metadata: tei.Metadata, done: Embedded) -> None:
     """Fill in the tokens, the characters and the times."""
     metadata.compute_chars = done.characters
     metadata.compute_tokens = done.tokens

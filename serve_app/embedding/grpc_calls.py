@@ -31,17 +31,7 @@ from serve_app.embedding.output_shapes import describe
 from serve_app.embedding.routes import ROUTES, routes_of
 from serve_app.grpc_services import METHODS, SERVICES
 from serve_app.observe.observer import Observer, current_request
-from serve_app.proto.tei_pb2 import (
-    DecodeRequest,
-    DecodeResponse,
-    EncodeRequest,
-    EncodeResponse,
-    InfoRequest,
-    InfoResponse,
-    RerankResponse,
-    RerankStreamRequest,
-    TruncationDirection,
-)
+from serve_app.proto import tei_pb2 as tei
 from serve_app.rpc import (
     CallScope,
     GrpcService,
@@ -69,8 +59,8 @@ _ROUTE_OF = {  # the HTTP route of each call that only some kinds of models have
     "Rerank": "/rerank",
 }
 _SIDES: dict[int, dict[str, str]] = {
-    TruncationDirection.TRUNCATION_DIRECTION_RIGHT: {},  # also if a client leaves it out
-    TruncationDirection.TRUNCATION_DIRECTION_LEFT: {"truncation_direction": "left"},
+    tei.TruncationDirection.TRUNCATION_DIRECTION_RIGHT: {},  # also if a client leaves it out
+    tei.TruncationDirection.TRUNCATION_DIRECTION_LEFT: {"truncation_direction": "left"},
 }
 T = TypeVar("T")
 Reply = Callable[[Embedded, Any, ModelCard], Message]  # turns an answer into a message
@@ -173,22 +163,22 @@ class ModelCalls(Asking):
         asked: Any = route.takes.parse(fields, self.rules)
         return asked, await self.ask(route, asked, asked.queries, current_request(), **admission)
 
-    async def info(self, _: InfoRequest) -> InfoResponse:
+    async def info(self, _: tei.InfoRequest) -> tei.InfoResponse:
         await self.router.hear_replicas()
         return info_response(describe(self.router))
 
-    async def tokenize(self, request: EncodeRequest) -> EncodeResponse:
+    async def tokenize(self, request: tei.EncodeRequest) -> tei.EncodeResponse:
         asked = TokenizeRequest.parse(fields_of(request), self.rules)
         (tokens,) = await self.router.tokenize(
             asked.texts, special_tokens=asked.add_special_tokens, prompt_name=asked.prompt_name
         )
         return encode_response(tokens)
 
-    async def decode(self, request: DecodeRequest) -> DecodeResponse:
+    async def decode(self, request: tei.DecodeRequest) -> tei.DecodeResponse:
         if len(request.ids) > MOST_VALUES:
             raise BodyTooLarge(f"ids has {len(request.ids)} token ids, this server accepts {MOST_VALUES}; send fewer")
         (text,) = await self.router.decode([list(request.ids)], skip_special_tokens=request.skip_special_tokens)
-        return DecodeResponse(text=text)
+        return tei.DecodeResponse(text=text)
 
 
 def fields_of(message: Message) -> dict[str, Any]:
@@ -249,15 +239,15 @@ class TeiCalls(GrpcService):
             set_status(grpc_context, error)
             return Empty()
 
-    async def _rank(self, requests: AsyncIterator[Received], model: ModelCalls, context: Context) -> RerankResponse:
+    async def _rank(self, requests: AsyncIterator[Received], model: ModelCalls, context: Context) -> tei.RerankResponse:
         """Rank the texts of a stream. Raises the error of the first bad request."""
         admission = {"bulk": True, **self.asked_by(context, model)}
 
-        async def answer(request: Received) -> tuple[RerankStreamRequest, Any, Embedded]:
+        async def answer(request: Received) -> tuple[tei.RerankStreamRequest, Any, Embedded]:
             sent = self.checked(request)
             return sent, *await model.ask_as("/rerank", {**fields_of(sent), "texts": [sent.text]}, admission)
 
-        found: list[tuple[RerankStreamRequest, Any, Embedded]] = []
+        found: list[tuple[tei.RerankStreamRequest, Any, Embedded]] = []
         size = 0
         async with aclosing(self.each("RerankStream", requests, answer, model, context)) as answers:
             async for one in answers:

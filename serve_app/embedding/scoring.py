@@ -8,18 +8,12 @@ import numpy as np
 
 from deployments.embedding.request import Embedded
 from deployments.models.model_files import ModelCard
+from serve_app.embedding import scoring_requests as requests
 from serve_app.embedding.dialects import Named, usage, vllm_list
 from serve_app.embedding.output_shapes import best_first, scores
-from serve_app.embedding.scoring_requests import (
-    ClassifyRequest,
-    CohereRerankRequest,
-    PredictRequest,
-    RerankRequest,
-    ScoreRequest,
-)
 
 
-def tei_ranks(asked: RerankRequest, done: Embedded, *_: Any) -> list[dict[str, Any]]:
+def tei_ranks(asked: requests.RerankRequest, done: Embedded, *_: Any) -> list[dict[str, Any]]:
     """TEI's `/rerank`: the best first."""
     return [
         {"index": index, "score": score} | ({"text": asked.texts[index]} if asked.return_text else {})
@@ -27,7 +21,9 @@ def tei_ranks(asked: RerankRequest, done: Embedded, *_: Any) -> list[dict[str, A
     ]
 
 
-def infinity_ranks(asked: CohereRerankRequest, done: Embedded, card: ModelCard, named: Named) -> dict[str, Any]:
+def infinity_ranks(
+    asked: requests.CohereRerankRequest, done: Embedded, card: ModelCard, named: Named
+) -> dict[str, Any]:
     """Infinity's `/rerank`: as Cohere's, but its documents are strings."""
     found = ranks(asked, done, card, named, version="2")
     for result in found["results"]:
@@ -37,7 +33,13 @@ def infinity_ranks(asked: CohereRerankRequest, done: Embedded, card: ModelCard, 
 
 
 def ranks(
-    asked: CohereRerankRequest, done: Embedded, card: ModelCard, named: Named, *, version: str, documents: bool = False
+    asked: requests.CohereRerankRequest,
+    done: Embedded,
+    card: ModelCard,
+    named: Named,
+    *,
+    version: str,
+    documents: bool = False,
 ) -> dict[str, Any]:
     """The `/rerank` of Cohere and vLLM. `documents`: return them too, unless the request says otherwise."""
     texts = asked.texts if (documents if asked.return_documents is None else asked.return_documents) else None
@@ -54,7 +56,7 @@ def ranks(
     }
 
 
-def predictions(asked: PredictRequest, done: Embedded, card: ModelCard, _: Named) -> list[Any]:
+def predictions(asked: requests.PredictRequest, done: Embedded, card: ModelCard, _: Named) -> list[Any]:
     """TEI's `/predict`: each label with its score, the likeliest first."""
     found = [
         [{"score": score, "label": card.labels[index]} for index, score in best_first(row)]
@@ -63,7 +65,7 @@ def predictions(asked: PredictRequest, done: Embedded, card: ModelCard, _: Named
     return found[0] if asked.single else found
 
 
-def pair_scores(asked: ScoreRequest, done: Embedded, card: ModelCard, named: Named) -> dict[str, Any]:
+def pair_scores(asked: requests.ScoreRequest, done: Embedded, card: ModelCard, named: Named) -> dict[str, Any]:
     """The `/score` of vLLM: a reranker's scores of pairs, or the cosines of `ScoreRequest.texts`."""
     if card.kind == "reranker":
         found = scores(done, raw=asked.raw)[:, 0]
@@ -74,7 +76,7 @@ def pair_scores(asked: ScoreRequest, done: Embedded, card: ModelCard, named: Nam
     return vllm_list(f"score-{named(asked.request_id)}", scored, done, card)
 
 
-def classes(asked: ClassifyRequest, done: Embedded, card: ModelCard, named: Named) -> dict[str, Any]:
+def classes(asked: requests.ClassifyRequest, done: Embedded, card: ModelCard, named: Named) -> dict[str, Any]:
     """The `/classify` of vLLM."""
     rows = scores(done, raw=asked.use_activation is False)
     labels = [{"label": card.labels[row.argmax()], "probs": row, "num_classes": len(row)} for row in rows]
