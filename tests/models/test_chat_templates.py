@@ -4,6 +4,7 @@ becomes of a template that does not end, takes all memory, or would reach out of
 
 import asyncio
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -63,8 +64,6 @@ def test_texts_and_tokens_are_those_of_transformers(folder, template):
             assert own.render(chat, variables) == text
             ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False, **known)
             assert asyncio.run(ours.of_chat(chat, variables)).ids.tolist() == ids
-        without = tokenizer.apply_chat_template(chat, tokenize=False, chat_template=TEMPLATES[template])
-        assert own.render(chat, prompt=False) == without
     own.close()
     ours.close()
 
@@ -128,8 +127,8 @@ def test_a_chat_has_few_roles_of_its_own():
 def test_a_trial_that_took_too_long_says_nothing_of_the_role(monkeypatch):
     own = ChatTemplate(TEMPLATES["llama-3"], {"bos_token": "<s>"})
     with monkeypatch.context() as patch:
-        patch.setattr(own, "_limit_s", 0)
-        with pytest.raises(InvalidInput, match="took more than 0 s"):
+        patch.setattr(own, "_answered", Mock(side_effect=TimeoutError))
+        with pytest.raises(InvalidInput, match="took more than 5 s"):
             own.check_roles({"tool"})
     own.check_roles({"tool"})
     own.close()

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -49,22 +48,17 @@ class ChatTemplate:
             self.close()
             raise SettingsError("args.model.id", f"the chat template cannot be used: {error}") from None
 
-    def render(
-        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None, *, prompt: bool = True
-    ) -> str:
-        """The text of a chat, followed by the beginning of an answer if `prompt`. `variables`: additional variables for
-        the template.
+    def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
+        """The text of a chat, followed by the beginning of an answer. `variables`: additional ones for the template.
 
         Raises InvalidInput if the template refuses the messages, takes too long, or needs too much memory; and
         EngineFailed if its process dies or cannot be started.
         """
-        answer = self._written(messages, variables or {}, prompt=prompt)
+        answer = self._written(messages, variables or {})
         if "problem" in answer:
-            raise InvalidInput(
-                f"the model's chat template refuses these messages: {answer['problem']}", param="messages"
-            )
-        text: str = answer["text"]
-        return text
+            problem = f"the model's chat template refuses these messages: {answer['problem']}"
+            raise InvalidInput(problem, param="messages")
+        return answer["text"]
 
     def check_roles(self, roles: AbstractSet[str]) -> None:
         """Raises InvalidInput if the template ignores messages of one of these roles that follow a user's message."""
@@ -73,36 +67,25 @@ class ChatTemplate:
             problem = f"the messages have {len(others)} roles besides system, user and assistant"
             raise InvalidInput(f"{problem}, and this server accepts {_MOST_AT_ONCE}; send fewer", param="messages")
         for role in others:
-            self._check_role(role)
+            if role not in self._roles:
+                if len(self._roles) == _MOST_ROLES:
+                    self._roles.clear()
+                trial = self._written([*_FIRST_CHAT, {"role": role, "content": _MARK}], {})
+                self._roles[role] = _MARK in trial.get("text", "")
+            if not self._roles[role]:
+                problem = f"the model's chat template has no role {role!r}"
+                others_are = "use system, user, assistant, or another role that it has"
+                raise InvalidInput(f"{problem}; {others_are}", param="messages")
 
-    def _check_role(self, role: str) -> None:
-        if role not in self._roles:
-            if len(self._roles) == _MOST_ROLES:
-                self._roles.clear()
-            trial = self._written([*_FIRST_CHAT, {"role": role, "content": _MARK}], {})
-            self._roles[role] = _MARK in trial.get("text", "")
-        if not self._roles[role]:
-            raise InvalidInput(
-                f"the model's chat template has no role {role!r}; use system, user, assistant, or another role "
-                "that it has",
-                param="messages",
-            )
-
-    def _written(
-        self, messages: Sequence[Message], variables: Mapping[str, Any], *, prompt: bool = True
-    ) -> Mapping[str, Any]:
+    def _written(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> dict[str, str]:
         """The answer: `text` or `problem`. Raises InvalidInput if it takes too long, or EngineFailed."""
-        self._check(variables)
-        known = {
-            **self._special,
-            **variables,
-            "messages": messages,
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": prompt,
-        }
-        most = _LONGER * sum(_characters(message) for message in messages) + _MORE
-        return self._ask({"variables": known, "most": most})
+        if taken := (_OURS | self._special.keys()) & variables.keys():
+            problem = f"chat_template_kwargs cannot set {min(taken)}; leave it out"
+            raise InvalidInput(problem, param="chat_template_kwargs")
+        ours = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        texts = (value for message in messages for value in message.values() if isinstance(value, str))
+        most = _LONGER * sum(map(len, texts)) + _MORE
+        return self._ask({"variables": {**self._special, **variables, **ours}, "most": most})
 
     def close(self) -> None:
         """End the process."""
@@ -110,14 +93,7 @@ class ChatTemplate:
             self._end()
         self._link = self._end = None
 
-    def _check(self, variables: Mapping[str, Any]) -> None:
-        taken = _OURS.union(self._special).intersection(variables)
-        if taken:
-            raise InvalidInput(
-                f"chat_template_kwargs cannot set {min(taken)}; leave it out", param="chat_template_kwargs"
-            )
-
-    def _ask(self, content: Any) -> dict[str, Any]:
+    def _ask(self, content: Any) -> dict[str, str]:
         for again in (False, True):
             link = self._link or self._start()
             try:
@@ -156,34 +132,15 @@ class ChatTemplate:
         return link
 
     @staticmethod
-    def _answered(link: socket.socket, content: Any, limit_s: float) -> dict[str, Any]:
-        """Send content and wait for the answer. Raises TimeoutError, EOFError or OSError."""
+    def _answered(link: socket.socket, content: Any, limit_s: float) -> dict[str, str]:
+        """Send content and wait for the answer, which comes as a whole. Raises TimeoutError, EOFError or OSError."""
         link.settimeout(limit_s)
-        until = time.monotonic() + limit_s
         template_process.send(link, content)
-        found: dict[str, Any] = template_process.receive(_Until(link, until))  # type: ignore[arg-type]
+        found: dict[str, str] = template_process.receive(link)
         return found
-
-
-class _Until:
-    """A socket that stops receiving at a time of `time.monotonic`."""
-
-    def __init__(self, link: socket.socket, until: float) -> None:
-        self._link, self._until = link, until
-
-    def recv(self, size: int) -> bytes:
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._link.settimeout(left)
-        return self._link.recv(size)
 
 
 def _end(process: subprocess.Popen[bytes], link: socket.socket) -> None:
     link.close()
     process.kill()
     process.wait()
-
-
-def _characters(message: Message) -> int:
-    return sum(len(value) if isinstance(value, str) else 0 for value in message.values())
