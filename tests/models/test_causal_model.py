@@ -12,7 +12,7 @@ from transformers import MistralConfig, Qwen2Config
 from deployments.engines.packed.layers import TorchProducts
 from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation.engine.causal_model import CausalModel, unsupported
-from deployments.generation.engine.factory import ModelSteps
+from deployments.generation.engine.graphed_decoder import ModelSteps
 from deployments.generation.kernels.packed_products import PackedProducts, forms
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.work import Chunk

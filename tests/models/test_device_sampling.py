@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
-from deployments.generation.engine import device_draws, device_sampling
+from deployments.generation.engine import device_sampling
 from deployments.generation.engine.device_sampling import TorchLogits, logits_of
 from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling, pick
 
@@ -112,7 +112,7 @@ def test_nothing_waits_for_the_device_before_the_copy_to_the_host(asked):
     """Fake tensors have no numbers: whoever asks for one fails."""
     with FakeTensorMode():
         logits = TorchLogits(torch.zeros(2, 5000))
-        draws = [device_draws.Draw.of(row, Sampler(asked), 5, 5000) for row in range(2)]
+        draws = [device_sampling.Draw.of(row, Sampler(asked), 5, 5000) for row in range(2)]
         lines = logits._batch_lines(draws, 1024, 5)
         assert lines.shape == (2, 14)
         with pytest.raises(RuntimeError):

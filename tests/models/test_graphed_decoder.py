@@ -17,8 +17,7 @@ from deployments.engines.packed.layers import TorchProducts
 from deployments.engines.packed.tensors import Weights
 from deployments.generation.engine import decode_sizes, graphed_decoder, paged_attention
 from deployments.generation.engine.causal_model import CausalModel
-from deployments.generation.engine.factory import ModelSteps
-from deployments.generation.engine.graphed_decoder import GraphedDecoder, with_graphs
+from deployments.generation.engine.graphed_decoder import GraphedDecoder, ModelSteps, with_graphs
 from deployments.generation.kernels import native
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.work import Chunk

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from deployments.engines.packed.layers import TorchProducts
 from deployments.engines.packed.tensors import Weights
 from deployments.generation.engine.causal_model import CausalModel
-from deployments.generation.engine.causal_stages import CausalStages
+from deployments.generation.engine.causal_stages import CausalStages, Stopwatch
 from deployments.generation.engine.hybrid_steps import HybridSteps
-from deployments.generation.engine.stopwatch import stopwatch_for
 from deployments.generation.kernels.decode_kernel import forms
 from deployments.generation.scheduler.work import Work
 from tests.kit.causal_models import causal, check, prompt_of
@@ -191,7 +190,7 @@ def test_it_says_how_long_accelerator_and_host_computed(own):
 def test_where_submitting_work_takes_no_time_it_is_not_timed():
     """Else the accelerator would be taken for quicker than it is, and the host for slower."""
     for device, is_timed in ((torch.device("cpu"), True), (torch.device("privateuseone"), False)):  # such is an NPU
-        watch = stopwatch_for(device)
+        watch = Stopwatch(device)
         watch.begin()
         watch.end()
         assert (watch.seconds() > 0) == is_timed

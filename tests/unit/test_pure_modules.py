@@ -16,13 +16,9 @@ WITH_RAY = {
 WITH_TORCH = {  # or transformers
     *(f"deployments.engines.{name}" for name in ("cuda_graphs", "graphed_model", "jina_bert", "model_forms")),
     *(f"deployments.engines.{name}" for name in ("packed", "pooled_model", "projection_heads")),
-    *(f"deployments.generation.engine.{name}" for name in ("block_copies", "cache", "causal_batch", "causal_model")),
-    *(f"deployments.generation.engine.{name}" for name in ("causal_stages", "device_draws", "device_sampling")),
-    *(
-        f"deployments.generation.engine.{name}"
-        for name in ("graphed_decoder", "host_attention", "packed_step", "paged_attention")
-    ),
-    "deployments.generation.engine.stopwatch",
+    *(f"deployments.generation.engine.{name}" for name in ("cache", "causal_model")),
+    *(f"deployments.generation.engine.{name}" for name in ("causal_stages", "device_sampling")),
+    *(f"deployments.generation.engine.{name}" for name in ("graphed_decoder", "packed_step", "paged_attention")),
     *(f"deployments.generation.kernels.{name}" for name in ("decode_kernel", "native", "packed_products")),
     "deployments.generation.kernels.row_kernels",
 }

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from deployments.engines.torch_engine import import_torch, open_device
 from deployments.errors import SettingsError
 from deployments.generation.engine.emulated_steps import EmulatedSteps
-from deployments.generation.engine.steps import Computed, DeviceLogits, Logits, Steps
+from deployments.generation.engine.steps import Steps
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.step_time import HostTime, StepTime
-from deployments.generation.scheduler.work import Chunk, Work
 from deployments.generation.settings import EmulatedWithHost, GenerationAcceleratorSettings, GenerationCpuSettings
 from deployments.generation.text.model_card import GenerationCard
 from deployments.hardware.device_detector import quick_cpu_dtype
@@ -80,29 +79,6 @@ def _host_blocks(settings: PoolOfDevices) -> int:
     return settings.num_cpu_blocks if isinstance(settings, GenerationAcceleratorSettings) else 0
 
 
-class _Causal(Protocol):
-    """`causal_model.CausalModel`."""
-
-    cache: Any
-
-    def step(self, chunks: Sequence[Chunk]) -> Any: ...
-
-
-class ModelSteps:
-    """`steps.Steps` with a causal model."""
-
-    def __init__(self, model: _Causal, logits: Callable[[Any], Logits | DeviceLogits]) -> None:
-        """`logits`: from `device_sampling.logits_of` for its device."""
-        self._model, self._logits = model, logits
-
-    def step(self, work: Work) -> Computed:
-        """See `steps.Steps`."""
-        cache = self._model.cache.tensor
-        for copy in work.copies:
-            cache[:, :, copy.target] = cache[:, :, copy.source]
-        return Computed(self._logits(self._model.step(work.chunks)))
-
-
 class _Loaded:
     """Loads a model from its files onto a device."""
 
@@ -122,7 +98,7 @@ class _Loaded:
         from deployments.generation.engine.causal_model import CausalModel, unsupported
         from deployments.generation.engine.causal_stages import CausalStages
         from deployments.generation.engine.device_sampling import logits_of
-        from deployments.generation.engine.graphed_decoder import with_graphs
+        from deployments.generation.engine.graphed_decoder import ModelSteps, with_graphs
         from deployments.generation.engine.hybrid_steps import HybridSteps
         from deployments.generation.engine.paged_attention import block_size_for
 

@@ -17,7 +17,8 @@ from deployments.errors import first_line
 from deployments.generation.engine.causal_model import CausalModel
 from deployments.generation.engine.decode_sizes import DecodeSize, sizes, smallest
 from deployments.generation.engine.packed_step import FixedStep
-from deployments.generation.scheduler.work import Chunk
+from deployments.generation.engine.steps import Computed, DeviceLogits, Logits
+from deployments.generation.scheduler.work import Chunk, Work
 
 logger = logging.getLogger("ray.serve")
 
@@ -92,6 +93,23 @@ class GraphedDecoder:
 
 def _run(graph: Graph[DecodeSize], chunks: Sequence[Chunk]) -> torch.Tensor:
     return graph.run(lambda inputs: graph.size.fill(inputs, chunks))[: len(chunks)]
+
+
+class ModelSteps:
+    """`steps.Steps` with a causal model."""
+
+    def __init__(
+        self, model: CausalModel | GraphedDecoder, logits: Callable[[torch.Tensor], Logits | DeviceLogits]
+    ) -> None:
+        """`logits`: from `device_sampling.logits_of` for its device."""
+        self._model, self._logits = model, logits
+
+    def step(self, work: Work) -> Computed:
+        """See `steps.Steps`."""
+        cache = self._model.cache.tensor
+        for copy in work.copies:
+            cache[:, :, copy.target] = cache[:, :, copy.source]
+        return Computed(self._logits(self._model.step(work.chunks)))
 
 
 def with_graphs(model: CausalModel, context: int) -> CausalModel | GraphedDecoder:
