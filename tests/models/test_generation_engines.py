@@ -15,7 +15,7 @@ from deployments.generation import planned_steps
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.engine import causal_stages, device_sampling, graphed_decoder, paged_attention
 from deployments.generation.engine.device_sampling import TorchLogits
-from deployments.generation.engine.factory import _Loaded, create_step_engine
+from deployments.generation.engine.factory import _quick_dtype, _room, create_step_engine
 from deployments.generation.frames import GenerationOffer, GenerationOffers
 from deployments.generation.planned_steps import PlannedStep, measure, measure_host
 from deployments.generation.scheduler.block_pool import BLOCK
@@ -189,11 +189,9 @@ def test_the_cache_fills_what_memory_is_left_and_says_where_it_is_too_small(tmp_
 @pytest.mark.parametrize(("each", "free", "blocks"), [(1, 800, 680), (2, 800, 425), (2, 400, 340)])
 def test_replicas_that_share_a_device_divide_its_memory(each, free, blocks):
     """Whether the other replicas have loaded yet or not."""
-    loaded = object.__new__(_Loaded)
-    loaded._device, loaded._card = SimpleNamespace(type="cuda"), SimpleNamespace(context=BLOCK)
-    loaded._torch = SimpleNamespace(cuda=SimpleNamespace(mem_get_info=lambda: (free, 1000)))
-    loaded._settings = GenerationAcceleratorSettings(replicas_per_device=each)
-    assert loaded._blocks(BLOCK, 1, 0) == blocks
+    torch = SimpleNamespace(cuda=SimpleNamespace(mem_get_info=lambda: (free, 1000)))
+    settings = GenerationAcceleratorSettings(replicas_per_device=each)
+    assert _room(torch, SimpleNamespace(type="cuda"), settings, 0, 1) == blocks
 
 
 def test_blocks_for_which_the_host_has_no_memory_are_refused(tmp_path, monkeypatch):
@@ -227,18 +225,10 @@ def test_a_device_that_is_emulated_by_its_name_has_its_host(tmp_path):
     assert (alone.num_cpu_blocks, measure_host(alone, card)) == (0, None)
 
 
+@pytest.mark.parametrize("device", ["cuda", "npu"])
 @pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float16"), ((8, 0), "bfloat16")])
-def test_a_gpu_without_bfloat16_computes_in_float16(capability, dtype):
-    loaded = object.__new__(_Loaded)
-    loaded._device = SimpleNamespace(type="cuda")
-    loaded._torch = SimpleNamespace(cuda=SimpleNamespace(get_device_capability=lambda _: capability))
-    assert loaded._quick_dtype()[0] == dtype
-
-
-@pytest.mark.parametrize(("supported", "dtype"), [(False, "float16"), (True, "bfloat16")])
-def test_an_npu_without_bfloat16_computes_in_float16(supported, dtype):
+def test_a_device_without_bfloat16_computes_in_float16(device, capability, dtype):
     """torch-npu says no for those before Ascend910B1: Ascend310P3, for example, and Ascend910A."""
-    loaded = object.__new__(_Loaded)
-    loaded._device = SimpleNamespace(type="npu")
-    loaded._torch = SimpleNamespace(npu=SimpleNamespace(is_bf16_supported=lambda: supported))
-    assert loaded._quick_dtype()[0] == dtype
+    npu = SimpleNamespace(is_bf16_supported=lambda: capability == (8, 0))
+    torch = SimpleNamespace(cuda=SimpleNamespace(get_device_capability=lambda _: capability), npu=npu)
+    assert _quick_dtype(torch, SimpleNamespace(type=device))[0] == dtype

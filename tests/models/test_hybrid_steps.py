@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,26 +95,6 @@ def gate(own, monkeypatch):
     opened.set()
 
 
-def test_two_batches_take_turns(own, gate):
-    """The host computes the first batch's attention of the second layer only when the accelerator has begun the second
-    batch there.
-    """
-    model, opened = gate
-    world, begun = decoding(model, 2), []
-    before = model.layers[1].before
-
-    def and_open(x):
-        begun.append(len(x))
-        if len(begun) == 2:
-            opened.set()
-        return before(x)
-
-    model.layers[1] = SimpleNamespace(before=and_open, after=model.layers[1].after)
-    world.step({0: (1, FIRST), 1: (1, SECOND)})
-    assert begun == [1, 1]
-    assert len(all_right(own, world)) == 2
-
-
 def test_nobody_waits_for_a_row_on_its_way(own, gate):
     model, opened = gate
     world = decoding(model, 4)
@@ -136,17 +115,6 @@ def test_nobody_waits_for_a_row_on_its_way(own, gate):
     for _ in range(LAYERS - 1):
         arrived += world.step({}, joins=True).arrived
     assert arrived == numbers
-    assert len(all_right(own, world)) == 3
-
-
-def test_rows_stay_where_they_are_unless_they_move(own):
-    world = decoding(hybrid(own), 3)
-    world.step({0: (1, PARKING), 1: (1, FIRST)})
-    for _ in range(2 * LAYERS):
-        assert world.step({1: (1, FIRST), 2: (1, SECOND)}).arrived == []
-    arrived = [world.step({}, joins=True).arrived for _ in range(LAYERS)]
-    assert arrived == [[]] * (LAYERS - 1) + [[1]]
-    assert world.step({}, joins=True).arrived == []
     assert len(all_right(own, world)) == 3
 
 

@@ -142,35 +142,6 @@ def test_it_agrees_with_the_benchmarks_device(steps, parked):
         assert ours.compute_s == pytest.approx(theirs.compute_s)
 
 
-def test_rows_that_park_one_after_the_other_join_where_each_of_them_is():
-    alone = HybridWork(SubBatch().with_piece(99, 1, on_host=False), joins=True)
-    device, now, arrived = HybridDevice(StepTime(2.0, 0.0, 0.002, 0.0, 0.0), HostTime(0.0, 0.02, layers=2)), 0.0, []
-    for parking in ([(1, 10)], [(2, 10)], [(3, 10), (4, 10)], [], []):
-        step = device.step(now, alone._replace(parking=parking))
-        now += step.seconds
-        arrived.append(step.arrived)
-    assert arrived == [[], [], [1], [2], [3, 4]]
-
-
-def test_nobody_waits_for_parked_rows():
-    """A step takes what its batch takes, with those that it takes along."""
-    device, chunks = Emulated(), rows(20, 700)
-    slow, quick = rows(1, 9000, on_host=True), rows(2, 100, on_host=True)
-    alone = MODEL.seconds(load_of(chunks))
-    linear = MODEL.linear_s(load_of(rows(22, 1))) - MODEL.linear_s(load_of(rows(20, 1)))
-    parking = list(enumerate(quick))
-    # the first layer's work before its attention, then all that lies between
-    assert device.seconds(Work(chunks, parking=parking)) == pytest.approx(alone + linear / 16)
-    for _ in range(3):
-        assert device.seconds(Work(chunks, joins=True)) == pytest.approx(alone + linear / 4)
-    assert device.seconds(Work(chunks)) == pytest.approx(alone)
-    arrived = device.step(Work(chunks, joins=True)).arrived
-    assert arrived == [0, 1]
-    device.step(Work(chunks, parking=[(2, slow[0])]))
-    quiet = [device.step(Work(rows(1, 10), joins=True)).arrived for _ in range(2)]
-    assert quiet == [[], []]
-
-
 def test_with_nothing_else_to_do_it_waits_for_the_first_row():
     device = Emulated()
     row = rows(1, 4000, on_host=True)
@@ -188,17 +159,6 @@ def test_a_block_takes_its_time_to_the_other_memory():
     assert device.seconds(Work(chunks, copies)) == pytest.approx(
         MODEL.seconds(load_of(chunks)) + 2 * BLOCK * HOST.copy_token_s
     )
-
-
-def test_it_says_how_long_the_host_computed():
-    device, chunks, at_host = Emulated(), rows(1, 100), rows(3, 900, on_host=True)
-    assert device.step(Work(chunks + at_host)).compute_s.host_s == pytest.approx(host_s(at_host))
-    assert device.step(Work(chunks)).compute_s.host_s == 0
-    device = Emulated(HostTime(HOST.row_s, 1.0, layers=4))  # longer than the steps
-    parking = list(enumerate(rows(1, 100, on_host=True)))
-    first = device.step(Work(chunks, parking=parking)).compute_s.host_s
-    assert first == pytest.approx(MODEL.seconds(load_of(chunks)) - MODEL.linear_s(load_of(chunks)) / 16, rel=0.01)
-    assert device.step(Work(chunks)).compute_s.host_s == pytest.approx(MODEL.seconds(load_of(chunks)))
 
 
 def test_what_sleeps_too_long_does_not_add_up():

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from deployments.errors import first_line
 from deployments.generation.engine.steps import DeviceLogits, Logits
 from deployments.generation.text.sampling import LIKELIEST, Picked, RowSamplers, Sampler, Sampling, pick
 
@@ -53,7 +54,7 @@ def logits_of(device: torch.device) -> Callable[[torch.Tensor], Logits | DeviceL
     try:
         problem = _problem(device)
     except Exception as error:  # noqa: BLE001 - whatever it is, the host can draw instead
-        problem = (str(error).strip() or type(error).__name__).splitlines()[0]
+        problem = first_line(error)
     if problem is None:
         return TorchLogits
     logger.warning("sampling tokens on the host, not on %s: %s", device, problem)

@@ -1,8 +1,7 @@
 """Attention of all of a step's chunks to a cache in blocks, in one call of an accelerator's kernel. Imports torch.
 
-Not run on any accelerator yet, because no GPU or NPU was at hand. So when a replica starts, each way is tried on
-made-up chunks and compared with torch's plain operations. A way that fails or is wrong is skipped, with a line in the
-log.
+When a replica starts, each way is tried on made-up chunks and compared with torch's plain operations. A way that fails
+or is wrong is skipped, with a line in the log. Only `gathered` has run on a card; no way has run on an NPU.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from torch.nn import functional
 
 from deployments.engines.packed.attention import HeadLayout, varlen
 from deployments.engines.packed.tensors import Place
+from deployments.errors import first_line
 from deployments.generation.engine.packed_step import StepLayout, sent
 from deployments.generation.kernels.decode_kernel import DecodeRows
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
@@ -52,8 +52,7 @@ def paged_attention(heads: HeadLayout, place: Place, block_size: int, plain: Pag
         try:
             error = _error(way, plain, heads, place, block_size)
         except Exception as problem:  # noqa: BLE001 - whatever it is, there are other ways
-            reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-            logger.info("attention by %s is not used: %s", way.__name__, reason)
+            logger.info("attention by %s is not used: %s", way.__name__, first_line(problem))
             continue
         if error <= _NEAR:
             return way
@@ -144,7 +143,7 @@ def _places(
 
 def by_tables(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
     """Flash attention that reads the blocks in place (`_FLASH_BLOCK`)."""
-    tables, ends = step.once("tables", lambda: (_tables(step), step.ends.int()))
+    tables, ends = step.once("tables", lambda: (step.tables.int(), step.ends.int()))
     by_block = keys.transpose(1, 2), values.transpose(1, 2)
     longest = max(step.lengths), step.longest
     return varlen(q, *by_block, step.bounds, None, *longest, window=(-1, 0), seqused_k=ends, block_table=tables)
@@ -162,7 +161,7 @@ def _by_tables_on_npu(heads: HeadLayout) -> Paged:
         """Ascend's fused attention for inference, packed tokens (TND) over `Cache`'s blocks."""
         import torch_npu
 
-        tables = step.once("tables", lambda: _tables(step))
+        tables = step.once("tables", step.tables.int)
         hidden = step.once("hidden", lambda: torch.ones(2048, 2048, device=q.device).triu(1).bool())  # mode 3's mask
         found: torch.Tensor = torch_npu.npu_fused_infer_attention_score(
             q.contiguous(),
@@ -182,11 +181,6 @@ def _by_tables_on_npu(heads: HeadLayout) -> Paged:
         return found.flatten(1)
 
     return by_tables_on_npu
-
-
-def _tables(step: StepLayout) -> torch.Tensor:
-    """The block tables in the type that kernels take, int32 [chunks, most blocks]."""
-    return step.tables.int()
 
 
 def _all_before(step: StepLayout, block_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
