@@ -112,20 +112,18 @@ def candidates(logits: Numbers, asked: Sampling) -> tuple[npt.NDArray[np.intp], 
     """
     with np.errstate(over="ignore"):  # a temperature near 0: all but the likeliest become -inf
         shares = np.exp((logits.astype(np.float64) - logits.max()) / asked.temperature)
-    if not 0 < asked.top_k < len(shares) and asked.top_p >= 1:
-        return np.arange(len(shares)), shares
     most = asked.top_k if 0 < asked.top_k < len(shares) else len(shares)
-    sorted_tokens = _likeliest(logits, min(most, LIKELIEST))
-    whole = shares.sum() if most == len(shares) else _likeliest_sum(shares, most)
-    if asked.top_p < 1:
-        found = _enough(shares[sorted_tokens], asked.top_p * whole)
-        if found is None and most > LIKELIEST:
-            sorted_tokens = _likeliest(logits, most)
-            found = _enough(shares[sorted_tokens], asked.top_p * whole)
-        sorted_tokens = sorted_tokens[:found]
-    elif most > LIKELIEST:
-        sorted_tokens = _likeliest(logits, most)
-    return sorted_tokens, shares[sorted_tokens]
+    if asked.top_p >= 1:
+        found = _likeliest(logits, most) if most < len(shares) else np.arange(most)
+        return found, shares[found]
+    wanted = asked.top_p * (shares.sum() if most == len(shares) else np.partition(shares, -most)[-most:].sum())
+    for count in (min(most, LIKELIEST), most):
+        found = _likeliest(logits, count)
+        reached = np.cumsum(shares[found]) >= wanted
+        if reached.any():
+            found = found[: reached.argmax() + 1]
+            break
+    return found, shares[found]
 
 
 def log_shares(logits: Numbers) -> Numbers:
@@ -143,14 +141,3 @@ def _likeliest(logits: Numbers, count: int) -> npt.NDArray[np.intp]:
     above = np.flatnonzero(logits > least)
     some = np.sort(np.concatenate([above, np.flatnonzero(logits == least)[: max(0, count - len(above))]]))
     return some[np.argsort(-logits[some], kind="stable")]
-
-
-def _likeliest_sum(shares: npt.NDArray[np.float64], count: int) -> float:
-    return float(np.partition(shares, -count)[-count:].sum())
-
-
-def _enough(shares: npt.NDArray[np.float64], wanted: float) -> int | None:
-    """How many of the first shares reach `wanted` together. None if all do not."""
-    upto = np.cumsum(shares)
-    found = int(np.searchsorted(upto, wanted, side="left"))
-    return found + 1 if found < len(upto) else None
