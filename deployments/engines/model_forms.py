@@ -4,7 +4,6 @@ with its own code. Imports torch.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -18,55 +17,62 @@ from transformers import (
     AutoConfig,
 )
 
-from deployments.engines import TokenBatch, packed
-from deployments.engines.cuda_graphs import NoGraph
+from deployments.engines import TokenBatch, Vectors, packed
 from deployments.engines.graphed_model import GraphedModel, has_graphs
+from deployments.engines.memory import give_back_freed_memory, keep_freed_memory
 from deployments.engines.packed import heads
-from deployments.engines.packed.model import ModelOutput, PackedModel, Parts, Recorded, Shadow
+from deployments.engines.packed.model import ModelOutput, PackedModel, Parts, Shadow
 from deployments.engines.packed.tensors import MissingWeight, Place, Weights
 from deployments.engines.pooled_model import PaddedModel, PooledModel
+from deployments.engines.projection_heads import PooledEncoder
 from deployments.errors import first_line
 from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import bad_model
 
-logger = logging.getLogger("ray.serve")
-
 Encoder = PackedModel | GraphedModel | PaddedModel
 Build = Callable[[], Encoder]
+Run = Callable[[PooledEncoder], Vectors]  # of the probe: its first output
 
 
 class Forms:
-    """The forms of a model whose weights are loaded in float32."""
+    """The forms of a model whose weights are loaded in float32. `reference`: what the model's own code computes."""
+
+    reference: Vectors | None = None
 
     def __init__(self, card: ModelCard) -> None:
         """Load the model. Raises SettingsError if its files cannot be loaded."""
         self._card, self._own = card, PooledModel(card)
         self._recipe = _Recipe(card, self._own.transformer.config, type(self._own.model))
+        self._is_cast = False
 
-    def builds(self, place: Place) -> dict[str, Build]:
-        """A builder for each available form. Call the padded form's last: it casts the loaded weights, so nothing can
-        be built after it.
+    def builds(self, place: Place, run: Run | None = None) -> dict[str, Build]:
+        """A builder for each available form, the best first. Call the padded form's last: it casts the loaded weights.
+        `run`: computes the `reference`.
         """
-        found: dict[str, Build] = {}
+        if self._is_cast:  # the low bits are lost
+            self._own, self._is_cast = PooledModel(self._card), False
+        if run is not None and self.reference is None:
+            self.reference = run(PaddedModel(self._own, torch.float32, place.device))
+        own, found = self._own, dict[str, Build]()
         if self._recipe.why_not() is None:
-            packed = cache(lambda: self._recipe.build(Weights.of_module(self._own.model, place)))
-            found["packed"] = packed
-            if has_graphs(self._card, place.device):
-                found["graphs"] = lambda: GraphedModel(packed(), self._card)
-        found["padded"] = lambda: PaddedModel(self._own, place.dtype, place.device)
-        return found
+            found = _with_graphs(lambda: self._recipe.build(Weights.of_module(own.model, place)), self._card, place)
 
-    def exact(self, device: torch.device) -> PaddedModel:
-        """The reference for comparisons: the model's own code in float32."""
-        return PaddedModel(self._own, torch.float32, device)
+        def padded() -> PaddedModel:
+            self._is_cast = True
+            return PaddedModel(own, place.dtype, place.device)
+
+        return found | {"padded": padded}
 
 
 class LargeForms:
     """The forms of a model that must never be in memory in float32 as a whole: packed from its files, layer by layer,
-    or padded with its own code if it has no packed form.
+    or padded with its own code if it has no packed form. `reference`: what the layers compute in float32, one after the
+    other while the narrow form is built; None if nothing is narrow, or nothing packed.
     """
 
-    def __init__(self, card: ModelCard) -> None:
+    reference: Vectors | None = None
+
+    def __init__(self, card: ModelCard, probe: TokenBatch) -> None:
         """Read the model's config. Raises SettingsError if it cannot be read."""
         config = read_config(card)
         classes = MODEL_MAPPING
@@ -74,50 +80,46 @@ class LargeForms:
             classes = (
                 MODEL_FOR_MASKED_LM_MAPPING if card.kind == "sparse" else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
             )
-        self._card = card
+        self._card, self._probe = card, probe
         self._recipe = _Recipe(card, config, classes[type(config)]) if type(config) in classes else None
 
-    @property
-    def has_packed(self) -> bool:
-        return self._recipe is not None and self._recipe.why_not() is None
+    def builds(self, place: Place, run: Run) -> dict[str, Build]:
+        """As of `Forms`. Building raises SettingsError if a weight is missing."""
+        recipe = self._recipe
+        if recipe is None or recipe.why_not() is not None:
+            return {
+                "padded": lambda: PaddedModel(PooledModel(self._card, dtype=place.dtype), place.dtype, place.device)
+            }
+        return _with_graphs(lambda: self._packed(recipe, place, run), self._card, place)
 
-    def padded(self, place: Place) -> PaddedModel:
-        return PaddedModel(PooledModel(self._card, dtype=place.dtype), place.dtype, place.device)
-
-    def packed(self, place: Place) -> PackedModel:
-        """Build the packed form. Raises SettingsError if a weight is missing."""
-        return self._build(place)
-
-    def packed_beside(self, place: Place, batch: TokenBatch) -> tuple[PackedModel, Recorded]:
-        """Build the packed form, and compute this batch in float32 for comparison. Each layer computes the batch in
-        float32 when its narrow form is built.
-        """
-        assert self._recipe is not None
-        exact = self._recipe.weights(Place(place.device, torch.float32))
-        ids = torch.from_numpy(batch.ids).to(place.device)
-        with torch.inference_mode():
-            shadow = Shadow(self._recipe.parts(exact), ids, batch.lengths, exact.place)
-            model = self._build(place, shadow)
-            return model, shadow.recorded(self._recipe.answer(exact))
-
-    def with_graphs(self, model: Encoder) -> Encoder:
-        """The model with its small passes as CUDA graphs, or the same if that does not pay."""
-        if not isinstance(model, PackedModel) or not has_graphs(self._card, model.place.device):
-            return model
+    def _packed(self, recipe: _Recipe, place: Place, run: Run) -> PackedModel:
+        self.reference = None
+        give_back_freed_memory()
         try:
-            return GraphedModel(model, self._card)
-        except NoGraph as why:
-            logger.info("no pass runs as a CUDA graph: %s", why)
-            return model
-
-    def _build(self, place: Place, shadow: Shadow | None = None) -> PackedModel:
-        assert self._recipe is not None
-        try:
-            return self._recipe.build(self._recipe.weights(place), shadow)
+            if place.dtype == torch.float32:
+                return recipe.build(recipe.weights(place))
+            exact = recipe.weights(Place(place.device, torch.float32))
+            ids = torch.from_numpy(self._probe.ids).to(place.device)
+            with torch.inference_mode():
+                shadow = Shadow(recipe.parts(exact), ids, self._probe.lengths, exact.place)
+                model = recipe.build(recipe.weights(place), shadow)
+                self.reference = run(shadow.recorded(recipe.answer(exact)))
+                return model
         except MissingWeight as error:
             raise bad_model(
                 f"a {self._card.model_type} model's weight {error.args[0]} is missing in {self._card.folder}"
             ) from None
+        finally:
+            keep_freed_memory()
+
+
+def _with_graphs(build: Callable[[], PackedModel], card: ModelCard, place: Place) -> dict[str, Build]:
+    """Builders of the packed form, and of the same with graphs before it."""
+    packed = cache(build)
+    graphs: dict[str, Build] = {}
+    if has_graphs(card, place.device):
+        graphs["graphs"] = lambda: GraphedModel(packed(), card)
+    return graphs | {"packed": packed}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import astuple, dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,9 @@ import numpy as np
 
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed, probe
 from deployments.engines.matmul_race import quickest_cpu_dtype
-from deployments.engines.memory import bound_prepared_operations, give_back_freed_memory, keep_freed_memory
+from deployments.engines.memory import bound_prepared_operations, keep_freed_memory
 from deployments.engines.micro_batches import cut_batch, window_tokens
-from deployments.engines.race_cache import RaceCache
-from deployments.engines.throughput import Speed, measured_throughput
+from deployments.engines.throughput import measured_throughput
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import quick_cpu_dtype
 from deployments.models.model_files import ModelCard
@@ -30,7 +28,7 @@ from deployments.models.model_folder import bad_model
 from deployments.settings import EngineSettings
 
 if TYPE_CHECKING:
-    from deployments.engines.model_forms import Encoder, Forms, LargeForms
+    from deployments.engines.model_forms import Encoder
 
 logger = logging.getLogger("ray.serve")
 
@@ -40,19 +38,9 @@ _LARGE_QUERIES = 2  # queries on which such a model is timed, since each takes s
 _CPU_PASS_TOKENS = 1024  # fits into a core's caches; larger passes were slower on each CPU measured
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tried:
-    """A form of the model that was tried: how well it agrees with float32, and how fast it is."""
-
-    form: str
-    encoder: Encoder
-    agreed: float
-    speed: Speed
-
-
 class TorchEngine:
-    """A transformer and its pooling on one device, in the fastest form and dtype that agree with float32: packed, if
-    the model has a packed form, on CUDA also with graphs; or padded.
+    """A transformer and its pooling on one device, in the quickest dtype that agrees with float32: packed, if the model
+    has a packed form that agrees, on CUDA with graphs where these are quicker; or padded.
     """
 
     def __init__(self, card: ModelCard, settings: EngineSettings, device: str, threads: int) -> None:
@@ -75,17 +63,16 @@ class TorchEngine:
         self._encoder: Encoder
         from deployments.engines.pooled_model import one_sentence
 
-        self._results = RaceCache.of(f"forms on {self._describe_device(threads)}", card, settings, threads)
         with one_sentence("computed", card):
-            choose = self._choose_large if card.parameters > LARGE else self._choose
-            self._encoder, dtype, why, agreed, self.speed = choose(settings.dtype)
+            dtype, why, agreed = self._choose(settings.dtype)
+            self.speed = measured_throughput(self, card, _LARGE_QUERIES if card.parameters > LARGE else None)
         self.info = EngineInfo(
             engine="torch",
             device=self._describe_device(threads),
             dtype=dtype,
             dimension=card.dimension,
             emulated=False,
-            why=why,
+            why=f"{why}; {self.speed}",
             agreement=agreed,
             queries_per_s=round(self.speed.queries_per_s, 1),
         )
@@ -164,127 +151,46 @@ class TorchEngine:
         """See `Engine`. If the device hangs, so does this call."""
         probe(self, self._card)
 
-    def _choose(self, wanted: str) -> tuple[Encoder, str, str, float | None, Speed]:
-        """The fastest form and dtype that agree: (encoder, dtype, why, agreement with float32 on the probe, speed)."""
-        from deployments.engines.model_forms import Forms
-        from deployments.engines.pooled_model import probe_batch, tolerance
-
-        if (before := self._as_before()) is not None:
-            return before
-        forms = Forms(self._card)
-        like = tolerance(self._card)
-        candidate, reason = (wanted, "set by hand") if wanted != "auto" else self._quick_dtype()
-        self._encoder = forms.exact(self._device)
-        reference = embed(self, probe_batch(self._card), threading.Event())
-        for dtype in dict.fromkeys((candidate, "float32")):
-            tried = self._try(forms, dtype, reference)
-            found = [one for one in tried if one.agreed >= like.least or (dtype == wanted and one is tried[-1])]
-            if found:
-                best = min(found, key=lambda one: one.speed.seconds)
-                others = "".join(f", {one.form} {one.speed}" for one in found if one is not best)
-                quick = f"{best.form} {best.speed}{others}"
-                agreed = None if dtype == "float32" else best.agreed
-                self._results.keep(f"{best.form} {dtype}", f"{reason}; {quick}", astuple(best.speed))
-                return best.encoder, dtype, f"{reason}; {quick}; {like.describe(best.agreed)}", agreed, best.speed
-            # NaN counts as disagreement
-            reason = f"{dtype} differs too much from float32 here ({like.describe(tried[-1].agreed)})"
-            forms = Forms(self._card)  # reload the exact weights, since the cast ones have lost their low bits
-        raise bad_model(f"{self._card.name} does not agree with itself: {reason}")
-
-    def _as_before(self) -> tuple[Encoder, str, str, float | None, Speed] | None:
-        """The winner of earlier starts, as `_choose` returns it. None if there is none, or it no longer agrees."""
-        from deployments.engines.cuda_graphs import NoGraph
-        from deployments.engines.model_forms import Forms
+    def _choose(self, wanted: str) -> tuple[str, str, float | None]:
+        """Take the first form, in the quickest number format, that agrees with float32: (dtype, why, its agreement on
+        the probe). The last form is taken in a format that was set by hand even if it disagrees.
+        """
+        from deployments.engines.model_forms import Forms, LargeForms
         from deployments.engines.packed.tensors import Place
         from deployments.engines.pooled_model import probe_batch, tolerance
+        from deployments.engines.projection_heads import PooledEncoder
 
-        known = self._results.recall()
-        if known is None:
-            return None
-        form, dtype = known.winner.split()
-        forms, like, probe = Forms(self._card), tolerance(self._card), probe_batch(self._card)
-        self._encoder = forms.exact(self._device)
-        reference = embed(self, probe, threading.Event())
-        try:
-            self._encoder = forms.builds(Place(self._device, getattr(self._torch, dtype)))[form]()
-        except NoGraph as reason:
-            logger.info("%s was fastest on %s, but there is no graph now: %s", known.winner, known.day, reason)
-            return None
-        agreed = like.of(reference, embed(self, probe, threading.Event()))
-        if not agreed >= like.least:
-            return None
-        logger.info("%s was fastest on %s; delete %s to compare again", known.winner, known.day, self._results.file)
-        why = f"{known.told} (on {known.day}); {like.describe(agreed)}"
-        return self._encoder, dtype, why, None if dtype == "float32" else agreed, Speed(*known.seconds)
+        card, probe, like = self._card, probe_batch(self._card), tolerance(self._card)
 
-    def _choose_large(self, wanted: str) -> tuple[Encoder, str, str, float | None, Speed]:
-        """As `_choose`, for a model that is never in memory in float32 as a whole, unless its narrow form disagrees."""
-        from deployments.engines.model_forms import LargeForms
-        from deployments.engines.pooled_model import tolerance
-
-        forms = LargeForms(self._card)
-        candidate, reason = (wanted, "set by hand") if wanted != "auto" else self._narrow_dtype()
-        for dtype in dict.fromkeys((candidate, "float32")):
-            agreed, compared = self._load_large(forms, dtype)
-            if agreed is not None and not agreed >= tolerance(self._card).least and wanted == "auto":  # also for NaN
-                reason = f"{dtype} differs too much from float32 here ({compared})"
-                del self._encoder  # free its memory for the next one
-                continue
-            self._encoder = forms.with_graphs(self._encoder)
-            speed = measured_throughput(self, self._card, _LARGE_QUERIES)
-            why = f"{reason}; {self.form} {speed}; a large model; {compared}"
-            return self._encoder, dtype, why, agreed, speed
-        raise AssertionError("float32 is not compared")
-
-    def _load_large(self, forms: LargeForms, dtype: str) -> tuple[float | None, str]:
-        """Load the model; how well it agrees with float32 on the probe, if that is computed, and the same in words."""
-        from deployments.engines.packed.tensors import Place
-        from deployments.engines.pooled_model import probe_batch, tolerance
-
-        place = Place(self._device, getattr(self._torch, dtype))
-        probe = probe_batch(self._card)
-        give_back_freed_memory()
-        try:
-            if not forms.has_packed:
-                self._encoder = forms.padded(place)
-                return None, "not compared with float32: it has no packed form"
-            if dtype == "float32":
-                self._encoder = forms.packed(place)
-                return None, "nothing to compare"
-            self._encoder, recorded = forms.packed_beside(place, probe)
-        finally:
-            keep_freed_memory()
-        with self._torch.inference_mode():
+        def run(encoder: PooledEncoder) -> Vectors:
             ids = self._torch.from_numpy(probe.ids).to(self._device)
-            exact = self._heads(recorded, ids, probe.lengths, probe.outputs)[0].cpu().numpy()
-        like = tolerance(self._card)
-        agreed = like.of(exact, embed(self, probe, threading.Event()))
-        return agreed, like.describe(agreed)
+            with self._torch.inference_mode():
+                rows: Vectors = self._heads(encoder, ids, probe.lengths, probe.outputs)[0].cpu().numpy()
+            return rows
 
-    def _narrow_dtype(self) -> tuple[str, str]:
-        """The narrow dtype that this device has instructions for: halving the memory matters more than a race."""
-        return quick_cpu_dtype() if self._device.type == "cpu" else self._quick_dtype()
-
-    def _try(self, forms: Forms, dtype: str, reference: Vectors) -> list[_Tried]:
-        """Try each form in that number format, the model's own code last. `reference`: float32 vectors of the probe."""
-        from deployments.engines.packed.tensors import Place
-        from deployments.engines.pooled_model import probe_batch, tolerance
-
-        tried = []
-        builds = forms.builds(Place(self._device, getattr(self._torch, dtype)))
-        for form, build in builds.items():
-            try:
-                self._encoder = build()
-                vectors = embed(self, probe_batch(self._card), threading.Event())
-                speed = measured_throughput(self, self._card)
-            except Exception as error:
-                if form == list(builds)[-1]:
-                    raise
-                # An older library or driver may lack something. The padded form needs only the model's own code.
-                logger.warning("the %s form in %s is left out: %s: %s", form, dtype, type(error).__name__, error)
-                continue
-            tried.append(_Tried(form, self._encoder, tolerance(self._card).of(reference, vectors), speed))
-        return tried
+        forms = LargeForms(card, probe) if card.parameters > LARGE else Forms(card)
+        candidate, reason = (wanted, "set by hand") if wanted != "auto" else self._quick_dtype()
+        for dtype in dict.fromkeys((candidate, "float32")):
+            builds = forms.builds(Place(self._device, getattr(self._torch, dtype)), run)
+            for form, build in builds.items():
+                is_last = form == list(builds)[-1]
+                try:
+                    self._encoder = build()
+                    found = embed(self, probe, threading.Event())
+                except Exception as error:
+                    if is_last:
+                        raise
+                    # An older library or driver may lack something. The last form needs only what all have.
+                    logger.warning("the %s form in %s is left out: %s: %s", form, dtype, type(error).__name__, error)
+                    continue
+                if forms.reference is None:
+                    return dtype, f"{reason}; {form}; not compared with float32", None
+                agreed = like.of(forms.reference, found)
+                if agreed >= like.least or (is_last and dtype == wanted):  # NaN is neither
+                    return dtype, f"{reason}; {form}; {like.describe(agreed)}", None if dtype == "float32" else agreed
+            reason = f"{dtype} differs too much from float32 here ({like.describe(agreed)})"
+            del self._encoder, build, builds  # free its memory for the next one
+        raise bad_model(f"{card.name} does not agree with itself: {reason}")
 
     def _quick_dtype(self) -> tuple[str, str]:
         """The dtype that this device computes fastest, and the reason."""
@@ -294,7 +200,8 @@ class TorchEngine:
             return "float16", "the GPU predates bfloat16"
         if self._device.type == "npu":
             return "float16", "Ascend NPUs compute float16 natively"
-        return quickest_cpu_dtype()
+        # Of a large model, half the memory matters more than a race.
+        return quick_cpu_dtype() if self._card.parameters > LARGE else quickest_cpu_dtype()
 
     def _describe_device(self, threads: int) -> str:
         from deployments.engines.pooled_model import describe_threads

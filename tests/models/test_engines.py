@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import Sequence
 
-from deployments.engines import Stopped, TokenBatch, create_engine, embed, pooled_model, race_cache, torch_engine
+from deployments.engines import Stopped, TokenBatch, create_engine, embed, race_cache
 from deployments.engines.emulated import EmulatedEngine, run_seconds
 from deployments.engines.micro_batches import window_tokens
 from deployments.engines.packed.families import bert
@@ -96,7 +96,7 @@ def test_auto_says_why(request, card, engine):
     info = made.info
     assert info.engine.startswith("" if engine == "auto" else engine)
     assert "queries/s" in info.why
-    assert ("packed" in info.why and "padded" in info.why) == (engine != "openvino")
+    assert ("packed" in info.why) == (engine != "openvino")
     assert ("openvino" in info.why or "openvino" in info.engine) == (engine != "torch")
     assert info.dtype in {"bfloat16", "float32"}
     assert info.agreement is None or info.agreement >= 0.999
@@ -413,27 +413,3 @@ def test_a_tokenizer_without_special_tokens_takes_any_ids(card, tmp_path):
     assert tokenizer.encode(["hello world"], Cuts(truncate=True))[0].tolist() == [7592, 2088]
     assert tokenizer.check([7592, 2088], 0, Cuts(truncate=True)).tolist() == [7592, 2088]
     assert tokenizer.check([5] * 300, 0, Cuts(truncate=True)).tolist() == [5] * 256
-
-
-def test_the_form_that_won_is_taken_at_the_next_start_if_it_still_agrees(card, queries, monkeypatch, tmp_path):
-    monkeypatch.setattr(race_cache, "KEPT_S", 3_600)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
-    first = engine_of(card, dtype="auto")
-    (file,) = (tmp_path / "windve" / "races").iterdir()
-    file.write_text(json.dumps({**json.loads(file.read_text()), "wins": 2}))
-
-    def no_race(*_):
-        raise AssertionError("it races again")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch_engine, "measured_throughput", no_race)
-        patch.setattr(torch_engine, "quickest_cpu_dtype", no_race)
-        second = engine_of(card, dtype="auto")
-    assert (second.form, second.info.dtype, second.speed) == (first.form, first.info.dtype, first.speed)
-    assert "(on 20" in second.info.why
-    assert np.array_equal(rows_of(first, queries), rows_of(second, queries))
-    answers = iter([0.5])  # what won does not agree any more
-    like = pooled_model.tolerance(card)
-    doubtful = dataclasses.replace(like, of=lambda *vectors: next(answers, None) or like.of(*vectors))
-    monkeypatch.setattr(pooled_model, "tolerance", lambda _: doubtful)
-    assert "(on 20" not in engine_of(card, dtype="auto").info.why

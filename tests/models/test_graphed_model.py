@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from benchmarks.kit.launches import launches
-from deployments.engines import graphed_model
+from deployments.engines import graphed_model, torch_engine
 from deployments.engines.cuda_graphs import NoGraph
 from deployments.engines.graph_sizes import GraphSize
 from deployments.engines.graphed_model import GraphedModel, has_graphs
-from deployments.engines.model_forms import Forms, LargeForms
+from deployments.engines.model_forms import Forms
 from deployments.engines.packed.fixed_layout import FixedLayout
 from deployments.engines.packed.tensors import Place
 from deployments.engines.torch_engine import TorchEngine
@@ -167,21 +167,24 @@ def test_scores_near_zero_may_be_off_by_their_own_size(tmp_path):
     assert len(GraphedModel(packed, card, Noisy())._graphs) == 6
 
 
-def test_without_a_single_graph_the_form_is_left_out(bert, monkeypatch, caplog):
+@pytest.mark.parametrize("large", [10**9, 1000])
+def test_without_a_single_graph_the_form_is_left_out(bert, monkeypatch, caplog, large):
     monkeypatch.setattr("deployments.engines.model_forms.has_graphs", lambda *_: True)
-    monkeypatch.setattr(graphed_model, "CudaGraphs", lambda _: Failing(0))
-    engine = TorchEngine(bert, CpuSettings(dtype="float32"), "cpu", 1)
-    assert engine.form in {"packed", "padded"}
+    monkeypatch.setattr(torch_engine, "LARGE", large)
+    tapes = [Failing(0), TapeGraphs()]
+    monkeypatch.setattr(graphed_model, "CudaGraphs", lambda _: tapes.pop(0))
+    assert TorchEngine(bert, CpuSettings(dtype="float32"), "cpu", 1).form == "packed"
     assert "the graphs form in float32 is left out: NoGraph: not of 16: RuntimeError: operation not" in caplog.text
+    assert TorchEngine(bert, CpuSettings(dtype="float32"), "cpu", 1).form == "graphs"
 
 
-def test_the_engine_takes_the_form_that_is_fastest(bert, monkeypatch, caplog):
-    """Also if a pass of several is computed ahead of the one before, and after the next start."""
+def test_the_engine_computes_by_graphs(bert, monkeypatch):
+    """Also if a pass of several is computed ahead of the one before."""
     tape = TapeGraphs()
     monkeypatch.setattr("deployments.engines.model_forms.has_graphs", lambda *_: True)
     monkeypatch.setattr(graphed_model, "CudaGraphs", lambda _: tape)
     engine = TorchEngine(bert, CpuSettings(dtype="float32"), "cpu", 1)
-    assert "graphs " in engine.info.why
+    assert "graphs; " in engine.info.why
     queries = [np.arange(length, dtype=np.int32) for length in (5, 90, 12, 300, 7)]
     engine.use("packed", "float32")
     wanted = rows_of(engine, queries)
@@ -191,14 +194,3 @@ def test_the_engine_takes_the_form_that_is_fastest(bert, monkeypatch, caplog):
     np.testing.assert_allclose(rows_of(engine, queries), wanted, atol=1e-4)
     np.testing.assert_allclose(rows_of(engine, queries[:1]), wanted[:1], atol=1e-4)
     assert tape.replayed
-
-
-def test_a_large_model(bert, monkeypatch, caplog):
-    monkeypatch.setattr("deployments.engines.model_forms.has_graphs", lambda *_: True)
-    forms, tapes = LargeForms(bert), [Failing(0), TapeGraphs()]
-    monkeypatch.setattr(graphed_model, "CudaGraphs", lambda _: tapes.pop(0))
-    packed = forms.packed(Place(CPU, torch.float32))
-    with caplog.at_level(logging.INFO, logger="ray.serve"):
-        assert forms.with_graphs(packed) is packed
-    assert "no pass runs as a CUDA graph: not of 16: RuntimeError" in caplog.text
-    assert forms.with_graphs(packed).form == "graphs"
