@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.kit.environments import binaries
 from benchmarks.kit.serving import answers, application, config_of, free_port, running, serving
 from benchmarks.kit.texts import model_folder
-from deployments.engines.matmul_race import quickest_cpu_dtype
+from deployments.engines.races import quickest_cpu_dtype
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.settings import Dtype
 

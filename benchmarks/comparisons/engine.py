@@ -19,7 +19,7 @@ from benchmarks.kit.shapes import bge_large_folder
 from benchmarks.kit.sheet import Sheet, table
 from benchmarks.kit.texts import model_folder
 from deployments.engines import Engine, TokenBatch, create_engine, embed
-from deployments.engines.matmul_race import quickest_cpu_dtype
+from deployments.engines.races import quickest_cpu_dtype
 from deployments.engines.torch_engine import TorchEngine
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.hardware.device_detector import quick_cpu_dtype

@@ -24,7 +24,7 @@ from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet, table
 from calibration.devices.shapes import SHAPES, FamilyShape, write_family
 from deployments.engines import TokenBatch, embed
-from deployments.engines.matmul_race import quickest_cpu_dtype
+from deployments.engines.races import quickest_cpu_dtype
 from deployments.engines.torch_engine import TorchEngine, import_torch
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.models.model_files import ModelCard, read_model_card

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.comparisons.contestants import Peer
 from benchmarks.kit.serving import serving, shipped
 from benchmarks.kit.texts import model_folder
-from deployments.engines.matmul_race import quickest_cpu_dtype
+from deployments.engines.races import quickest_cpu_dtype
 
 Setting = Mapping[str, int | float]  # option -> value; empty: the server's defaults
 BATCH = 64  # of the peers, as in their own examples

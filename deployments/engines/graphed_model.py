@@ -15,7 +15,7 @@ from deployments.engines.graph_sizes import GraphSize, sizes, smallest
 from deployments.engines.micro_batches import Lengths
 from deployments.engines.packed.fixed_layout import FixedLayout
 from deployments.engines.packed.model import PackedModel
-from deployments.engines.packed.race import is_quicker
+from deployments.engines.races import is_quicker
 from deployments.errors import first_line
 from deployments.models.model_files import ModelCard
 from deployments.models.model_kind import SCORING

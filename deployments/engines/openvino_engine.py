@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed, probe
-from deployments.engines.matmul_race import quickest_cpu_dtype
 from deployments.engines.micro_batches import cut_batch, window_tokens
-from deployments.engines.throughput import measured_throughput
+from deployments.engines.races import measured_throughput, quickest_cpu_dtype
 from deployments.engines.torch_engine import import_torch
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard

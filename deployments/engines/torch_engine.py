@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed, probe
-from deployments.engines.matmul_race import quickest_cpu_dtype
 from deployments.engines.memory import bound_prepared_operations, keep_freed_memory
 from deployments.engines.micro_batches import cut_batch, window_tokens
-from deployments.engines.throughput import measured_throughput
+from deployments.engines.races import measured_throughput, quickest_cpu_dtype
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import quick_cpu_dtype
 from deployments.models.model_files import ModelCard

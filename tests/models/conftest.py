@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from deployments.engines import race_cache
+from deployments.engines import auto_select
 
-RACED = "deployments.engines.throughput"
+RACED = "deployments.engines.races"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def short_races():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(race_cache, "KEPT_S", -1)
+        patch.setattr(auto_select, "KEPT_S", -1)
         patch.setattr(f"{RACED}._TIMES", 1)
         for name, lengths in {"_SHORT": (16,) * 8, "_EQUAL": (75,) * 2, "_MIXED": (11, 198, 36)}.items():
             patch.setattr(f"{RACED}.{name}", lengths)

@@ -12,11 +12,11 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import Sequence
 
-from deployments.engines import Stopped, TokenBatch, create_engine, embed, race_cache
+from deployments.engines import Stopped, TokenBatch, auto_select, create_engine, embed
+from deployments.engines.auto_select import RaceCache
 from deployments.engines.emulated import EmulatedEngine, run_seconds
 from deployments.engines.micro_batches import window_tokens
 from deployments.engines.packed.families import bert
-from deployments.engines.race_cache import RaceCache
 from deployments.engines.torch_engine import LARGE
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
 from deployments.models.text_pairs import Cuts
@@ -120,10 +120,10 @@ def test_what_openvino_cannot_compile_is_served_by_torch(card, monkeypatch, capl
 
 
 def test_an_openvino_that_won_and_fails_now_is_left_out(card, monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(race_cache, "KEPT_S", 3600.0)
+    monkeypatch.setattr(auto_select, "KEPT_S", 3600.0)
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
     for _ in range(2):
-        RaceCache.of("engines", card, CpuSettings(), 1).keep("openvino 1", "torch: slower")
+        RaceCache(card, CpuSettings(), 1).keep("openvino 1", "torch: slower")
     monkeypatch.setattr("openvino.convert_model", lambda *_: 1 / 0)
     with caplog.at_level(logging.INFO, logger="ray.serve"):
         assert create_engine(card, CpuSettings(), "cpu", 1).info.engine == "torch"

@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from deployments.engines.packed.fixed_layout import FixedLayout
 from deployments.engines.packed.layout import Layout
-from deployments.engines.packed.race import is_quicker
 from deployments.engines.packed.tensors import Place
+from deployments.engines.races import is_quicker
 
 _DENSE_LENGTHS = (75, 128, 256, 512)  # tokens; the scores of longer queries would not stay in the caches
 _DENSE_TOKENS = 1024  # tokens in a pass of the race

@@ -19,8 +19,8 @@ from torch.nn import functional
 from deployments.engines.packed.attention import Attention, HeadLayout
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.positions import Rotary
-from deployments.engines.packed.race import is_quicker
 from deployments.engines.packed.tensors import Weights
+from deployments.engines.races import is_quicker
 from deployments.errors import first_line
 
 logger = logging.getLogger("ray.serve")

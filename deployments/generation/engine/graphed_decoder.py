@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from deployments.engines.cuda_graphs import CudaGraphs, Graph, NoGraph, Recorder, off_by
-from deployments.engines.packed.race import is_quicker
+from deployments.engines.races import is_quicker
 from deployments.errors import first_line
 from deployments.generation.engine.causal_model import CausalModel
 from deployments.generation.engine.decode_sizes import DecodeSize, sizes, smallest

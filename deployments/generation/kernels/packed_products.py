@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional
 
 from deployments.engines.packed.layers import ACTIVATIONS, Layer, Product, Products, TorchProducts, weight_and_bias
-from deployments.engines.packed.race import is_quicker
 from deployments.engines.packed.tensors import Place, Weights
+from deployments.engines.races import is_quicker
 from deployments.generation.kernels import native
 
 logger = logging.getLogger("ray.serve")

@@ -4,12 +4,11 @@ import dataclasses
 import json
 import os
 import time
-from functools import partial
 
 import pytest
 
-from deployments.engines import race_cache
-from deployments.engines.race_cache import RaceCache
+from deployments.engines import auto_select
+from deployments.engines.auto_select import RaceCache
 from deployments.models.model_files import read_model_card
 from deployments.settings import CpuSettings, Settings
 
@@ -27,37 +26,37 @@ def card(tmp_path):
 
 @pytest.fixture
 def of(tmp_path, monkeypatch):
-    monkeypatch.setattr(race_cache, "KEPT_S", 30 * 86_400)
+    monkeypatch.setattr(auto_select, "KEPT_S", 30 * 86_400)
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
-    return partial(RaceCache.of, "engines")
+    return RaceCache
 
 
-def keep_twice(results, winner="torch", told="openvino: slower"):
-    for _ in range(2):
-        results.keep(winner, told)
+def keep(results):
+    results.keep("torch", "openvino: slower")
 
 
-def test_who_won_twice_in_a_row_is_known_at_the_next_start(card, of):
-    for winner in ("openvino", "torch", "openvino", "torch", "torch"):
-        assert of(card, CpuSettings(), 2).recall() is None
-        of(card, CpuSettings(), 2).keep(winner, "openvino: slower")
-    known = of(card, CpuSettings(), 2).recall()
-    assert (known.winner, known.told) == ("torch", "openvino: slower")
-    assert known.day == time.strftime("%Y-%m-%d")
+def test_wins_in_a_row_are_counted(card, of):
+    wins = []
+    for winner in ("openvino", "torch", "openvino", "openvino", "torch", "torch"):
+        of(card, CpuSettings(), 2).keep(winner, "told")
+        known = of(card, CpuSettings(), 2).last()
+        assert (known.winner, known.told, known.day) == (winner, "told", time.strftime("%Y-%m-%d"))
+        wins.append(known.wins)
+    assert wins == [1, 1, 1, 2, 1, 2]
 
 
 def test_whatever_may_change_who_wins_makes_them_race_again(card, of, monkeypatch):
-    keep_twice(of(card, CpuSettings(), 2))
-    assert of(card, CpuSettings(), 4).recall() is None
-    assert of(card, CpuSettings(dtype="float32"), 2).recall() is None
-    assert of(dataclasses.replace(card, pooling="cls"), CpuSettings(), 2).recall() is None
-    for name, other in (("cpu_model", "another"), ("_version", "9"), ("_digest", "changed")):
+    keep(of(card, CpuSettings(), 2))
+    assert of(card, CpuSettings(), 4).last() is None
+    assert of(card, CpuSettings(dtype="float32"), 2).last() is None
+    assert of(dataclasses.replace(card, pooling="cls"), CpuSettings(), 2).last() is None
+    for name, other in (("cpu_model", "another"), ("_version", "9"), ("state_of_files", [])):
         with monkeypatch.context() as patch:
-            patch.setattr(race_cache, name, lambda *_, other=other: other)
-            assert of(card, CpuSettings(), 2).recall() is None, name
-    assert of(card, CpuSettings(), 2).recall() is not None
+            patch.setattr(auto_select, name, lambda *_, other=other: other)
+            assert of(card, CpuSettings(), 2).last() is None, name
+    assert of(card, CpuSettings(), 2).last() is not None
     (card.folder / "model.safetensors").write_bytes(b"new weights")
-    assert of(card, CpuSettings(), 2).recall() is None
+    assert of(card, CpuSettings(), 2).last() is None
 
 
 @pytest.mark.parametrize(
@@ -65,28 +64,28 @@ def test_whatever_may_change_who_wins_makes_them_race_again(card, of, monkeypatc
 )
 def test_a_damaged_file_is_none(card, of, content):
     results = of(card, CpuSettings(), 2)
-    keep_twice(results)
+    keep(results)
     results.file.write_text(content)
-    assert results.recall() is None
+    assert results.last() is None
 
 
 def test_a_result_is_kept_for_a_month(card, of):
     results = of(card, CpuSettings(), 2)
     for age_s, known in ((0, True), (29 * 86_400, True), (31 * 86_400, False), (-3_600, False)):
-        keep_twice(results)
+        keep(results)
         told = json.loads(results.file.read_text())
         results.file.write_text(json.dumps({**told, "raced": told["raced"] - age_s}))
-        assert (results.recall() is not None) == known, age_s
+        assert (results.last() is not None) == known, age_s
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(card, of, tmp_path):
     (tmp_path / "cache").write_text("a file where the folder should be")
-    keep_twice(of(card, CpuSettings(), 2))
-    assert of(card, CpuSettings(), 2).recall() is None
+    keep(of(card, CpuSettings(), 2))
+    assert of(card, CpuSettings(), 2).last() is None
 
 
 def test_another_users_file_is_not_read(card, of, monkeypatch):
     results = of(card, CpuSettings(), 2)
-    keep_twice(results)
+    keep(results)
     monkeypatch.setattr(os, "getuid", lambda: 12_345)
-    assert results.recall() is None
+    assert results.last() is None
