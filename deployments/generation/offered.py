@@ -1,15 +1,20 @@
-"""A replica's generations: which Router offered each, and where its tokens go."""
+"""A replica's generations: which Router offered each, where its tokens go, and the steps that compute them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from deployments.errors import EngineFailed
 from deployments.generation.frames import GenerationOffer
 from deployments.generation.request import Finish
-from deployments.generation.scheduler.sequences import Generation, Row, ScheduledChunk
-from deployments.generation.text.sampling import Sampler
+from deployments.generation.scheduler.scheduler import StepScheduler
+from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row, ScheduledChunk
+from deployments.generation.scheduler.work import Chunk, Work
+from deployments.generation.step_work import Found, StepWork
+from deployments.generation.text.sampling import RowSamplers, Sampler
 from deployments.models.tokenizer import TokenIds
+from deployments.serving.planned_runs import Timed
 from deployments.serving.sessions import RouterSession
 
 
@@ -67,3 +72,64 @@ def offered(row: Row) -> OfferedGeneration:
     """The row's generation. Only generations of this class are offered."""
     assert isinstance(row.generation, OfferedGeneration)
     return row.generation
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A step that runs, or waits for the engine.
+
+    - `wanted`: chunks that yield a token; `parked`: rows that may yield one, by their numbers.
+    - `tell`: set for a probe or a planned step, which belongs to no generation; called with its time.
+    - `found`: its result, once it has ended.
+    - `forgotten`: ignore the result, because the generations were lost meanwhile.
+    """
+
+    chunks: Sequence[ScheduledChunk]
+    work: StepWork
+    began: float
+    planned_s: float
+    wanted: Sequence[ScheduledChunk] = ()
+    parked: Mapping[int, ScheduledChunk] = field(default_factory=dict)
+    tell: Callable[[Timed | EngineFailed], None] | None = None
+    found: Found | BaseException | None = None
+    forgotten: bool = False
+
+    @classmethod
+    def of(cls, schedule: StepScheduler, chunks: Sequence[ScheduledChunk], at: float) -> Step:
+        """A step of these chunks that begins at `at`, with what the scheduler has to tell the engine."""
+        work = Work(
+            [_chunk_of(chunk) for chunk in chunks if chunk.batch == FIRST],
+            schedule.copies(),
+            [_chunk_of(chunk) for chunk in chunks if chunk.batch == SECOND],
+            [(chunk.row.parked, _chunk_of(chunk)) for chunk in chunks if chunk.row.parked is not None],
+            schedule.called_off(),
+            schedule.joins,
+        )
+        parked_rows = schedule.parked.items()
+        parked = {number: ScheduledChunk(row, row.computed, 1, True, PARKING) for number, row in parked_rows}
+        wanted = [chunk for chunk in chunks if chunk.wanted and chunk.batch != PARKING]
+        samplers = [_samplers_of(chunk) for chunk in wanted]
+        parked_samplers = {number: _samplers_of(chunk) for number, chunk in parked.items()}
+        planned_s = schedule.planned_s  # without the learned slowdown, so that metrics show drift
+        return cls(chunks, StepWork(work, samplers, parked_samplers), at, planned_s, wanted, parked)
+
+    def computed(self, found: Found) -> tuple[list[ScheduledChunk], bool]:
+        """The chunks that were computed, and whether the step's time can be compared with its plan, which holds if no
+        chunk of a prompt was left out.
+        """
+        left_out = [chunk for chunk, picked in zip(self.wanted, found.picked, strict=False) if picked == []]
+        computed = [chunk for chunk in self.chunks if chunk.batch != PARKING and chunk not in left_out]
+        computed += [self.parked[number] for number in found.arrived]
+        return computed, not left_out or (bool(computed) and all(chunk.tokens == 1 for chunk in left_out))
+
+
+def _chunk_of(chunk: ScheduledChunk) -> Chunk:
+    """A scheduled chunk in the engine's terms."""
+    row = chunk.row
+    return Chunk(offered(row).ids(chunk), chunk.start, tuple(row.table), chunk.wanted, row.generation.on_host)
+
+
+def _samplers_of(chunk: ScheduledChunk) -> RowSamplers:
+    """The samplers that draw from a chunk: at the end of a prompt, one for each answer."""
+    generation = offered(chunk.row)
+    return RowSamplers([answer.sampler for answer in generation.drawn_from(chunk)], generation.offer.logprobs)

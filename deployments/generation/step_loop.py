@@ -1,8 +1,9 @@
 """The main loop of a generating replica: admits generations that Routers offer, runs step after step, and sends tokens.
 
-`StepScheduler` decides; `compute`, an argument, runs the engine (`pipeline`). While a step runs, the loop admits
-offers, and drops what is called off. Nothing is stored outside the replica. If it dies, its generations end. If a
-Router's connection ends, the replica drops the Router's generations.
+`StepScheduler` decides; `compute`, an argument, runs the engine. While a step runs, the loop admits offers, and drops
+what is called off. Shortly before the step ends, it composes the next one, so that the engine begins that without a
+pause. Nothing is stored outside the replica. If it dies, its generations end. If a Router's connection ends, the
+replica drops the Router's generations.
 
     a step fails        answers that already have tokens end with its error; a probe runs a few meaningless tokens
                         through the model. The same happens to a generation without finite numbers
@@ -26,12 +27,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from deployments.errors import EngineFailed
 from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
-from deployments.generation.offered import Answer, GenerationSession, OfferedGeneration, offered
-from deployments.generation.pipeline import Pipeline, Step
+from deployments.generation.offered import Answer, GenerationSession, OfferedGeneration, Step, offered
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepState
@@ -47,25 +47,17 @@ logger = logging.getLogger("ray.serve")
 
 _MOST_UNSENT = 2**24  # unread bytes after which a Router's connection is closed
 _READS_S = 0.005  # how long it decides on offers at a time; while hundreds wait, steps and reports go on in between
+_AVERAGED = 0.1  # weight of the latest step in the mean time to compose one
+_WAKES_S = 0.0015  # the most by which an idle event loop's timers are late
 _SOONER_S = 0.02  # a Router gets a new report if there is room this much earlier than it was told
 _PAUSED = "a calibration is measuring this device"
 _NO_NUMBERS = "the engine gave no finite numbers"
 
 
-class _Failed(NamedTuple):
-    """A prompt without a first token, after a failed step. `is_bad`: if the engine works, it broke the step."""
-
-    prompt: OfferedGeneration
-    sentence: str
-    is_bad: bool
-
-
 class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
     """Runs the engine for Routers. All methods are called on the event loop.
 
-    `_compose` commits rows and blocks to a step, and `_account` sends its tokens and frees ended rows. After an error
-    that leaves the scheduler's state unknown, `_start_over` fails all generations and ignores the results of the steps
-    that are under way.
+    `_compose` commits rows and blocks to a step, and `_account` sends its tokens and frees ended rows.
     """
 
     session_type = GenerationSession
@@ -85,13 +77,15 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         self._measured = schedule.model
         self._measured_host = None if schedule.host is None else schedule.host.time
         self._on_step, self._on_failure = on_step, on_failure
-        self._pipeline = Pipeline(
-            schedule, compute, clock, compose=self._compose, ended=self._ended, start_over=self._start_over
-        )
+        self._compute = compute
+        self._steps: deque[Step] = deque()  # at most two: one runs, and the next waits in the engine
+        self._compose_s = 0.0  # mean time to compose a step
         self._stopped: list[Row] = []  # rows that end with the next step of generations
         self._inbox: deque[tuple[GenerationSession, Callable[[], None]]] = deque()  # what is left to do for frames
         self.planned = PlannedRuns[StepWork](self, self._time_planned)
-        self._failed: list[_Failed] = []  # until the probe has ended
+        # Prompts without a first token, after a failed step, until the probe has ended: the error, and whether they
+        # broke the step, if the engine works.
+        self._failed: list[tuple[OfferedGeneration, str, bool]] = []
         self._probe_limit: asyncio.TimerHandle | None = None  # of the probe that runs after a failed step
 
     @property
@@ -106,8 +100,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
     @property
     def running_s(self) -> float:
         """Seconds that the engine has been in its current step; 0 while it is idle."""
-        steps = self._pipeline.steps
-        return self.now() - steps[0].began if steps else 0.0
+        return self.now() - self._steps[0].began if self._steps else 0.0
 
     def state(self) -> StepState:
         """The replica's state now, as it reports it to Routers."""
@@ -117,7 +110,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
     @property
     def is_busy(self) -> bool:
         """Whether an offer is undecided, a generation has not ended, or a step runs."""
-        return bool(self._inbox or self.in_flight or self._pipeline.steps)
+        return bool(self._inbox or self.in_flight or self._steps)
 
     # --- frames from Routers ------------------------------------------------------------------------------------------
 
@@ -159,7 +152,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         if self._inbox:
             asyncio.get_running_loop().call_soon(self._read, context=contextvars.Context())
         self._idle.set()
-        self._pipeline.look()
+        self._look()
 
     @staticmethod
     def _have_read(session: GenerationSession, offers: GenerationOffers) -> None:
@@ -286,22 +279,73 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
     def _run_step(self, work: StepWork, tell: Callable[[Timed | EngineFailed], None]) -> None:
         """Begin a step that belongs to no generation. `tell` is called when it has ended."""
         self.schedule.lend(now := self.now(), load_of(work.work.chunks))
-        self._pipeline.begin(Step((), work, now, 0.0, tell=tell))
+        self._begin(Step((), work, now, 0.0, tell=tell))
 
-    def _compose(self, at: float) -> Step | None:
-        chunks = self.schedule.next_step(at)
-        if not chunks and (self._pipeline.steps or not self.schedule.joins):
-            return None
-        return Step.of(self.schedule, chunks, at)
+    def _look(self) -> None:
+        """Begin the next step if none runs and there is work."""
+        if not self._steps:
+            self._compose(self.now())
 
-    def _ended(self, now: float, step: Step) -> None:
-        assert step.found is not None
-        if step.tell is not None:
-            step.tell(self._timed(step, step.found))
-        elif not step.forgotten:
-            self._account(now, step, step.found)
+    def _compose(self, at: float) -> None:
+        """Compose the next step, which begins `at`, and hand it to the engine, if there is anything to do, and anything
+        that can be known while another step runs.
+        """
+        began = self.now()
+        try:
+            chunks = self.schedule.next_step(at)
+            if not chunks and (self._steps or not self.schedule.joins):
+                return
+            step = Step.of(self.schedule, chunks, at)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its generations must end
+            self._start_over(error)
+            return
+        self._begin(step)
+        self._compose_s += _AVERAGED * (self.now() - began - self._compose_s)
+
+    def _begin(self, step: Step) -> None:
+        """Hand a step to the engine, which computes it after the one that runs."""
+
+        def ended(found: Found | BaseException) -> None:
+            step.found = found
+            while self._steps and self._steps[0].found is not None:
+                self._step_ended(self._steps[0], self._steps[0].found)
+
+        def begin() -> None:
+            try:
+                self._compute(step.work, ended)
+            except Exception as error:  # noqa: BLE001 - whatever it is, its generations must end
+                asyncio.get_running_loop().call_soon(ended, error)
+
+        self._steps.append(step)
+        contextvars.Context().run(begin)  # an empty context, so that the step is not tied to the current call
+        if len(self._steps) == 1:
+            self._look_ahead_soon(step)
+
+    def _look_ahead_soon(self, step: Step) -> None:
+        """Compose the next step as late as possible: later offers have to wait for one more step."""
+        if step.chunks:
+            later(self.schedule.ends_at - self.now() - 2 * self._compose_s - _WAKES_S, partial(self._look_ahead, step))
+
+    def _look_ahead(self, step: Step) -> None:
+        if len(self._steps) == 1 and self._steps[0] is step and not step.forgotten:
+            self._compose(max(self.now(), self.schedule.ends_at))
+
+    def _step_ended(self, step: Step, found: Found | BaseException) -> None:
+        now = self.now()
+        try:
+            if step.tell is not None:
+                step.tell(self._timed(step, found))
+            elif not step.forgotten:
+                self._account(now, step, found)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its generations must end
+            self._start_over(error)
+        self._steps.popleft()
         self._idle.set()
         self.report_soon()
+        if self._steps:
+            self._steps[0].began = now
+            self._look_ahead_soon(self._steps[0])
+        self._look()
 
     def _timed(self, step: Step, found: Found | BaseException) -> Timed | EngineFailed:
         if isinstance(found, BaseException):
@@ -361,7 +405,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         every = list(self._admitted)
         for generation in every:
             generation.rows = []
-        for step in self._pipeline.steps:
+        for step in self._steps:
             step.forgotten = True
         self.schedule.clear()
         self._fail(every, self._on_failure(error))
@@ -381,7 +425,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         self._fail([one for one in generations if one not in prompts], sentence)
         self._drop(prompts, cut_off=True)
         suspects = [one for one in prompts if one in in_step]
-        self._failed += [_Failed(one, sentence, suspects == [one]) for one in prompts]
+        self._failed += [(one, sentence, suspects == [one]) for one in prompts]
         if self._probe_limit is not None:
             return
         if (work := self._probe_work()) is None:

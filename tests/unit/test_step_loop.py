@@ -111,9 +111,9 @@ async def test_tokens_come_with_as_many_alternatives_as_are_asked_for():
 async def test_a_step_is_composed_while_the_one_before_runs_and_begins_as_that_ends():
     stepper, device = world()
     router = Router(stepper)
-    began, composed, step, compute = [], [], device.steps.step, stepper._pipeline._compute
+    began, composed, step, compute = [], [], device.steps.step, stepper._compute
     device.steps.step = lambda work: began.append(device.time()) or step(work)
-    stepper._pipeline._compute = lambda *step: composed.append(stepper.now()) or compute(*step)
+    stepper._compute = lambda *step: composed.append(stepper.now()) or compute(*step)
     number = router.ask(prompt(10, 1), 40)
     await stepper.drained()
     assert all(0.0005 < at - when < 0.005 for at, when in zip(began[1:], composed[1:], strict=True))
@@ -385,7 +385,7 @@ async def test_an_answer_that_is_stopped_while_tokens_of_nobodys_run_ends_with_t
     async with asyncio.timeout(1):
         while not router.tokens.get((kept, 0)):  # noqa: ASYNC110 - virtual time
             await asyncio.sleep(0.001)
-    assert [step.tell is not None for step in stepper._pipeline.steps] == [True]
+    assert [step.tell is not None for step in stepper._steps] == [True]
     router.tell(stopped=[(kept, 0)])
     await asyncio.sleep(0.1)
     assert stepper.state().rows == 1
