@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 from deployments.errors import (
     Busy,
@@ -28,15 +27,12 @@ from deployments.errors import (
 from deployments.generation.channel import PendingGeneration
 from deployments.generation.charge import GenerationCharge
 from deployments.generation.frames import GenerationOffer, NewToken, RefusedOffer
-from deployments.generation.link import GenerationLink
 from deployments.generation.metrics import Streamed
-from deployments.generation.pool import GenerationPool
-from deployments.generation.record import Outcome
-from deployments.generation.request import WantedGeneration
+from deployments.generation.pool import GenerationLink, GenerationPool, GenerationView
+from deployments.generation.request import OfferRecord, Outcome, WantedGeneration
 from deployments.generation.settings import GenerationRouterConfig
 from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard
-from deployments.generation.view import GenerationView
 from deployments.serving.ejections import Ejections
 from deployments.serving.replica_set import ASKED
 from deployments.serving.replica_view import hangs_after_s
@@ -63,6 +59,8 @@ class GenerationRequest:
     streamed: Streamed
     charge: GenerationCharge | None
     link: GenerationLink | None = None  # the replica that has admitted it
+    pending: PendingGeneration | None = None  # its generation there
+    offered_at: float = 0.0
     offered: list[GenerationLink] = field(default_factory=list)  # replicas that it was offered to
     is_second: bool = False  # it was admitted before, by a replica that died, failed or hung
     broken: GenerationLink | None = None  # that replica, if it failed or hung
@@ -86,6 +84,11 @@ class GenerationRequest:
         """
         return not self.begun and self.streamed.first_at is not None
 
+    def call_off(self) -> None:
+        """Free its slot at the replica that has admitted it."""
+        if self.link is not None and self.pending is not None:
+            self.link.call_off(self.pending)
+
     def over(self, error: BaseException | None) -> None:
         """Note its end, with the error if there is one."""
         device_s = 0.0 if self.charge is None else self.charge.device_s
@@ -102,14 +105,6 @@ class GenerationRequest:
             self.streamed.arrived(asyncio.get_running_loop().time(), token.answer, 1)
 
 
-class Placed(NamedTuple):
-    """Where a generation is admitted."""
-
-    link: GenerationLink
-    pending: PendingGeneration
-    offered_at: float
-
-
 class GenerationPlacer:
     """A Router's placer. It asks `pools` in their order. `refused` counts the generations answered busy."""
 
@@ -119,38 +114,38 @@ class GenerationPlacer:
         self.config: GenerationRouterConfig  # set by the Router
         self.refused = 0
 
-    async def place(self, request: GenerationRequest) -> Placed:
+    async def place(self, request: GenerationRequest) -> None:
         """Have a replica admit it. Raises Busy, InvalidInput, DeadlineExceeded or Unavailable."""
-        if (placed := await self._placed(request)) is None:
+        if not await self._placed(request):
             raise self._refusal(request)
-        return placed
 
-    async def _placed(self, request: GenerationRequest) -> Placed | None:
-        """Where a replica has admitted it. None: all refuse or do not answer, or another has sent its first token."""
+    async def _placed(self, request: GenerationRequest) -> bool:
+        """Whether a replica admits it. If not, all refuse or do not answer, or another has sent its first token."""
         for pool, link in self.candidates(request):
-            record, clock = request.wanted.record, asyncio.get_running_loop().time
+            clock = asyncio.get_running_loop().time
             now = clock()
-            offered = None if record is None else record.offer(pool.name, link.view.replica, now)
+            offered = OfferRecord(pool.name, link.view.replica, now)
+            request.wanted.record.offers.append(offered)
             first_s = link.view.first_s(now, len(request.wanted.ids))
             request.predicted_s = now - request.started + first_s
             request.offered.append(link)
             found = await self._ask(request, pool, link)
             if request.is_overtaken and isinstance(found, PendingGeneration):
                 link.call_off(found)
-                return None
-            if offered is not None:
-                offered.ends(clock(), _outcome(found))
+                return False
+            offered.decided, offered.outcome = clock(), _outcome(found)
             if isinstance(found, PendingGeneration):
                 self._admitted(request, pool, link)
+                request.pending, request.offered_at = found, now
                 request.overdue_at = now + hangs_after_s(first_s, request.due - request.started)
-                return Placed(link, found, now)
+                return True
             if found is None:
                 request.hurried = True
                 continue
             request.refusals.append(found)
             if not found.never:
                 request.retry_s = min(request.retry_s, found.opens_s)
-        return None
+        return False
 
     def _came(self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink, token: NewToken) -> None:
         """Take a token, unless the first one came from another replica. It may come in the same turn of the loop as the
@@ -223,52 +218,51 @@ class GenerationPlacer:
         request.link, request.streamed.predicted_s = link, request.predicted_s
         request.streamed.admitted(pool.name)
 
-    async def place_again(
-        self, request: GenerationRequest, placed: Placed, error: ReplicaLost | EngineBroken
-    ) -> Placed:
+    async def place_again(self, request: GenerationRequest, error: ReplicaLost | EngineBroken) -> None:
         """Place a generation elsewhere whose replica died or has a broken engine, before any token had come. This
         happens once, and only before the first token is due. Raises `error`, or one of its type that says why no other
         replica admits it.
         """
-        if isinstance(error, EngineBroken):
-            self.ejections.note_failed(placed.link)
-            request.broken = placed.link
+        if isinstance(error, EngineBroken) and request.link is not None:
+            self.ejections.note_failed(request.link)
+            request.broken = request.link
         if request.is_second or asyncio.get_running_loop().time() > request.due:
             raise error
         request.is_second = True
         request.refusals.clear()
         request.offered.clear()
         try:
-            return await self.place(request)
+            await self.place(request)
         except WindveError as refusal:
             raise type(error)(f"{error}; no other replica takes this: {refusal}") from None
 
-    async def place_beside(self, request: GenerationRequest, placed: Placed) -> tuple[GenerationRequest, Placed]:
+    async def place_beside(self, request: GenerationRequest) -> GenerationRequest:
         """Have another replica admit a generation whose first token is overdue, and call it off where it was. If no
         other admits it, or the first token comes meanwhile, it stays. Tokens of a replica that was called off are not
-        counted. Returns where it is now.
+        counted. Returns the request where it is now.
         """
-        request.overdue_at, other = math.inf, None
+        request.overdue_at, is_placed = math.inf, False
         if request.is_second or request.begun:
-            return request, placed
-        self._note_overdue(placed)
-        beside = replace(request, broken=placed.link, is_second=True, offered=[], refusals=[])
+            return request
+        self._note_overdue(request)
+        beside = replace(request, broken=request.link, is_second=True, offered=[], refusals=[])
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None) as request.asking:
-                other = await self._placed(beside)
+                is_placed = await self._placed(beside)
         request.asking = None
-        if other is None:
-            return request, placed
-        placed.link.call_off(placed.pending)
+        if not is_placed:
+            return request
+        request.call_off()
         beside.overdue_at = math.inf
-        return beside, other
+        return beside
 
-    def _note_overdue(self, placed: Placed) -> None:
+    def _note_overdue(self, request: GenerationRequest) -> None:
         """Count an overdue first token as a failure of its replica, if another replica has room now."""
-        now, late = asyncio.get_running_loop().time(), placed.link.view
+        assert request.link is not None
+        now, late = asyncio.get_running_loop().time(), request.link.view
         has_room = any(view is not late and view.opens_s(now) <= 0 and not view.is_out(now) for view in self._views)
-        if has_room and late.outlier.count_overdue(now, placed.offered_at):
-            self.ejections.note_failed(placed.link)
+        if has_room and late.outlier.count_overdue(now, request.offered_at):
+            self.ejections.note_failed(request.link)
 
     def candidates(self, request: GenerationRequest) -> Iterator[tuple[GenerationPool, GenerationLink]]:
         for pool in self.pools.values():

@@ -1,13 +1,88 @@
-"""A pool of generating replicas as a Router sees it: a link to each, ordered by predicted first token."""
+"""A pool of generating replicas as a Router sees it: what it knows about each, its connection, and their order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from deployments.generation.channel import GenerationChannel
-from deployments.generation.link import GenerationLink
+from deployments.generation.channel import GenerationChannel, PendingGeneration
+from deployments.generation.frames import GenerationOffer, GenerationReport, NewToken
+from deployments.generation.scheduler.state import MODES, HostState, StepState
+from deployments.serving.replica_link import ReplicaLink, learned
 from deployments.serving.replica_set import ReplicaSet
+from deployments.serving.replica_view import ReplicaView
+
+
+@dataclass(slots=True, eq=False)
+class GenerationView(ReplicaView[StepState]):
+    """One generating replica as a Router sees it. Its unseen work is in prompt tokens."""
+
+    routers: int = 1  # connected to it, including this one
+
+    def first_s(self, now: float, tokens: int) -> float:
+        """Seconds until a prompt of `tokens` tokens would have its first token there, if it were sent now."""
+        if self.state is None:
+            return math.inf
+        waits_s = max(0.0, self.heard_at + self.state.first_s - now)
+        return waits_s + self.state.prompt_token_s * (self._unseen_work + tokens)
+
+    def opens_s(self, now: float) -> float:
+        """Seconds until it would admit a typical generation, by its last state. 0: now."""
+        return 0.0 if self.state is None else max(0.0, self.heard_at + self.state.opens_s - now)
+
+
+class GenerationLink(ReplicaLink[GenerationView, GenerationChannel]):
+    """A link to a generating replica. When the connection breaks, its generations fail at once, and the replica drops
+    them at its end.
+    """
+
+    view_type = GenerationView
+    may_run_on = False
+    at_work = "it generated this answer"
+
+    @property
+    def streams(self) -> int:
+        """How many generations of this Router the replica has."""
+        return 0 if self._channel is None else len(self._channel.pending)
+
+    def offer(
+        self, offer: GenerationOffer, most_unread: int, on_token: Callable[[NewToken], None]
+    ) -> PendingGeneration:
+        """Send the offer. Call it only while `is_live`."""
+        assert self._channel is not None
+        pending = self._channel.offer(offer, most_unread, on_token)
+        self.view.sent(self._channel.frames, 1, len(offer.ids))
+        if not self._watching:
+            self._watch()
+        return pending
+
+    def stop(self, pending: PendingGeneration, answer: int) -> None:
+        """Tell the replica to stop that answer."""
+        if self._channel is not None:
+            self._channel.stop(pending, answer)
+
+    def describe(self) -> dict[str, Any]:
+        """The replica as `/info` shows it."""
+        state = self.view.state
+        assert state is not None
+        return {
+            **super().describe(),
+            "rows": state.rows,
+            "waiting": state.waiting,
+            "blocks": state.blocks,
+            "free_blocks": state.free_blocks,
+            "steps": state.steps,
+            **learned(state),
+            "refusals": list(state.refusals),
+            **({} if state.host is None else {"host": _host(state.host)}),
+        }
+
+    def _hear(self, report: GenerationReport) -> None:
+        super()._hear(report)
+        self.view.routers = report.routers
+        self.view.outlier.count(worked=len(report.tokens) + len(report.suspect), failed=len(report.broken))
 
 
 class GenerationPool(ReplicaSet[GenerationLink]):
@@ -40,3 +115,21 @@ class GenerationPool(ReplicaSet[GenerationLink]):
             "blocks": min((state.blocks for state in states), default=None),  # of the replica with the fewest
             "replicas": {link.view.replica: link.describe() for link in self.live},
         }
+
+
+def _host(host: HostState) -> dict[str, Any]:
+    """A replica's host as `/info` shows it."""
+    to_accelerator, to_host = host.moved
+    share = host.gained_share
+    return {
+        "rows": host.rows,
+        "parked": host.parked,
+        "blocks": host.blocks,
+        "free_blocks": host.free_blocks,
+        "steps": dict(zip(MODES, host.steps, strict=True)),
+        "tokens": host.tokens,
+        "moved": {"to_accelerator": to_accelerator, "to_host": to_host},
+        "gained_tokens": round(host.gained),
+        "gained_share": None if share is None else round(share, 4),
+        "slowdown": host.slowdown,
+    }

@@ -1,16 +1,47 @@
-"""A generation as the API asks the Router for it, and the pieces of its answers. Pure."""
+"""A generation as the API asks the Router for it, what happened to it, and the pieces of its answers. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from deployments.admission.quota import Client
-from deployments.generation.record import GenerationRecord
+from deployments.generation.metrics import Streamed
 from deployments.generation.text.sampling import Picked, Sampling
 from deployments.models.tokenizer import TokenIds
 
 Finish = Literal["stop", "length"]
+Outcome = Literal["admitted", "refused", "never", "lost", "cancelled"]
+
+
+@dataclass(slots=True, eq=False)
+class OfferRecord:
+    """An offer to one replica. Times are the loop's, s.
+
+    Outcomes: "never", even an idle device would be late; "lost", the replica died, failed or did not answer;
+    "cancelled", the request ended before the replica decided, or its first token came from another replica.
+    """
+
+    pool: str
+    replica: str
+    at: float
+    decided: float | None = None
+    outcome: Outcome = "cancelled"
+
+
+@dataclass(slots=True, eq=False)
+class GenerationRecord:
+    """What happened to a generation, for the access log and traces. `streamed`: when its tokens came; None until the
+    Router begins the generation.
+    """
+
+    streamed: Streamed | None = None
+    offers: list[OfferRecord] = field(default_factory=list)
+
+    @property
+    def admitted(self) -> OfferRecord | None:
+        """The last offer that was admitted."""
+        return next((one for one in reversed(self.offers) if one.outcome == "admitted"), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +62,7 @@ class WantedGeneration:
       there. None: from when the Router gets it.
     - `tokenizing_s`: how much of the time since then its request's own tokenizing took.
     - `let_in`: an earlier generation of its request passed its client's quota, which is not checked again.
-    - `record`: where the Router records what happens to it, for the access log and traces; None: nowhere.
+    - `record`: where the Router records what happens to it.
     """
 
     ids: TokenIds
@@ -47,7 +78,7 @@ class WantedGeneration:
     received: float | None = None
     tokenizing_s: float = 0.0
     let_in: bool = False
-    record: GenerationRecord | None = None
+    record: GenerationRecord = field(default_factory=GenerationRecord, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from deployments.errors import EngineBroken, ReplicaLost, TimedOut
-from deployments.generation.channel import PendingGeneration
 from deployments.generation.charge import GenerationCharge
 from deployments.generation.frames import NewToken
 from deployments.generation.metrics import GenerationPoolState, GenerationRouterMetrics, Promise, Streamed
-from deployments.generation.placer import GenerationPlacer, GenerationRequest, Placed
+from deployments.generation.placer import GenerationPlacer, GenerationRequest
 from deployments.generation.pool import GenerationPool
 from deployments.generation.request import Finish, Piece, WantedGeneration
 from deployments.generation.settings import GenerationRouterConfig, GenerationSettings
@@ -80,7 +79,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
         try:
             if request.charge is not None:
                 self._placer.charge(request.charge, let_in=wanted.let_in)
-            placed = await self._placer.place(request)
+            await self._placer.place(request)
         except BaseException as error:
             if request.charge is not None:
                 request.charge.failed(error)
@@ -88,7 +87,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
             raise
         is_first = not wanted.let_in  # a request counts once, whatever number of prompts it has
         self.placed += is_first
-        pieces = self._pieces(request, placed, is_first=is_first)
+        pieces = self._pieces(request, is_first=is_first)
         await anext(pieces)  # start it, so that closing it always frees the slot
         return pieces
 
@@ -109,60 +108,58 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
         ends = now + config.request_timeout_s
         due = ends if promise.ttft_s is None else now + promise.ttft_s
         charge = None if wanted.client is None else GenerationCharge(wanted.client.quota, prompt_tokens=len(wanted.ids))
-        if wanted.record is not None:
-            wanted.record.streamed = streamed
+        wanted.record.streamed = streamed
         return GenerationRequest(wanted, texts, now, due, ends, streamed, charge)
 
-    async def _pieces(
-        self, request: GenerationRequest, placed: Placed, *, is_first: bool
-    ) -> AsyncGenerator[Piece, None]:
+    async def _pieces(self, request: GenerationRequest, *, is_first: bool) -> AsyncGenerator[Piece, None]:
         problem: BaseException | None = None
         try:
             yield _BEGUN
             while not request.is_over:
                 try:
-                    new = await self._next(request, placed.pending)
+                    new = await self._next(request)
                     if not new:
-                        request, placed = await self._placer.place_beside(request, placed)
+                        request = await self._placer.place_beside(request)
                 except (ReplicaLost, EngineBroken) as error:
                     if request.begun:
                         raise
-                    placed = await self._placer.place_again(request, placed, error)
+                    await self._placer.place_again(request, error)
                     continue
                 for piece in _spoken(request, new):
                     if piece.finish is not None:
-                        self._ended(request, placed, piece)
+                        self._ended(request, piece)
                     yield piece
         except BaseException as error:
             problem = asyncio.CancelledError() if isinstance(error, GeneratorExit) else error
             raise
         finally:
             self.placed -= is_first
-            placed.link.call_off(placed.pending)
+            request.call_off()
             over = None if request.is_over else problem
             if request.charge is not None:
                 request.charge.failed(over)
             request.over(over)
 
-    async def _next(self, request: GenerationRequest, pending: PendingGeneration) -> list[NewToken]:
+    async def _next(self, request: GenerationRequest) -> list[NewToken]:
         """Wait for new tokens. Empty: the first one is overdue. Raises EngineFailed, ReplicaLost or TimedOut."""
+        assert request.pending is not None
         is_watched = not request.begun and request.overdue_at < request.due
         try:
             async with asyncio.timeout_at(request.overdue_at if is_watched else request.ends):
-                return await pending.tokens()
+                return await request.pending.tokens()
         except TimeoutError:
             if is_watched:
                 return []
             timeout_s = self.config.request_timeout_s
             raise TimedOut(f"the answer has not ended within {timeout_s:g} s (request_timeout_s)") from None
 
-    def _ended(self, request: GenerationRequest, placed: Placed, piece: Piece) -> None:
+    def _ended(self, request: GenerationRequest, piece: Piece) -> None:
         """Note that an answer has ended. At a stop string, which the replica does not know, stop it there as well."""
         assert piece.finish is not None
         request.ended.add(piece.answer)
         request.streamed.ended(piece.answer, piece.finish)
-        if request.texts[piece.answer].stopped:
-            placed.link.stop(placed.pending, piece.answer)
+        if request.texts[piece.answer].stopped and request.link is not None and request.pending is not None:
+            request.link.stop(request.pending, piece.answer)
 
     # --- status -------------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from deployments.generation.metrics import Streamed
-from deployments.generation.record import GenerationRecord, OfferRecord
-from deployments.generation.request import WantedGeneration
+from deployments.generation.request import GenerationRecord, OfferRecord, WantedGeneration
 from serve_app.observe.facts import Attributes, Phase
 
 
@@ -19,7 +18,7 @@ class GenerationFacts:
     def __init__(self, model: str, wanted: Sequence[WantedGeneration], sent: Callable[[], int]) -> None:
         self.model = model
         self._wanted, self._sent = wanted, sent
-        self._records = [one.record for one in wanted if one.record is not None]
+        self._records = [one.record for one in wanted]
 
     @property
     def tenant(self) -> str | None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from deployments.errors import WindveError
-from deployments.generation.record import GenerationRecord
 from deployments.generation.request import Piece, WantedGeneration
 from deployments.generation.router import GenerationRouter
 from serve_app.generation.facts import GenerationFacts
@@ -27,7 +25,6 @@ class Generations:
     async def begin(self, wanted: Sequence[WantedGeneration]) -> None:
         """Returns once all are admitted. If one is refused, ends the others and raises the same error."""
         if self._traced is not None:
-            wanted = [replace(one, record=GenerationRecord()) for one in wanted]
             self._traced.facts = GenerationFacts(self._router.card.name, wanted, lambda: self.tokens)
         try:
             for one in wanted:

@@ -7,8 +7,7 @@ from test_generation_metrics import BULK, PROMISE, Told
 from test_tracer import Collector, seconds
 
 from deployments.errors import Busy, EngineFailed
-from deployments.generation.record import GenerationRecord
-from deployments.generation.request import WantedGeneration
+from deployments.generation.request import GenerationRecord, OfferRecord, WantedGeneration
 from deployments.generation.text.sampling import Sampling
 from serve_app.generation.facts import GenerationFacts
 from serve_app.observe.facts import EndedRequest, TracedRequest
@@ -18,10 +17,10 @@ ROUTE = "POST /v1/completions"
 
 def recorded(times, *, promise=PROMISE, error=None, lost=False, over=20.0):
     """A generation that arrived at 10.0; the first replica refused it, or was `lost`; tokens come at these times."""
-    record = GenerationRecord(Told().begin(promise))
-    record.offer("accelerator", "a", 10.1).ends(10.2, "lost" if lost else "refused")
+    offers = [OfferRecord("accelerator", "a", 10.1, 10.2, "lost" if lost else "refused")]
+    record = GenerationRecord(Told().begin(promise), offers)
     if times is not None:
-        record.offer("cpu", "c", 10.2).ends(10.3, "admitted")
+        offers.append(OfferRecord("cpu", "c", 10.2, 10.3, "admitted"))
         record.streamed.admitted("cpu")
     for at in times or ():
         record.streamed.arrived(at, 0, 1)

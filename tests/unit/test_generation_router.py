@@ -28,9 +28,8 @@ from deployments.generation import pool as pool_module
 from deployments.generation.channel import GenerationChannel
 from deployments.generation.engine.steps import Computed
 from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.record import GenerationRecord
 from deployments.generation.replica import Generator
-from deployments.generation.request import WantedGeneration
+from deployments.generation.request import GenerationRecord, WantedGeneration
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.scheduler.work import Chunk, load_of
