@@ -45,7 +45,7 @@ MODULES = {
     "deployments/generation/scheduler/composer.py": "test_composer",
     "deployments/generation/scheduler/hybrid/host_cache.py": "test_host_cache",
     "deployments/generation/scheduler/hybrid/planner.py": "test_planner",
-    "deployments/generation/scheduler/hybrid/strategy.py": "test_host_cache test_step_scheduler",
+    "deployments/generation/scheduler/host_part.py": "test_host_cache test_step_scheduler",
     "deployments/generation/scheduler/kept_room.py": "test_kept_room",
     "calibration/generation/overlap.py": "test_overlap",
     "deployments/generation/scheduler/sequences.py": "test_block_manager test_step_scheduler",

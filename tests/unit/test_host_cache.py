@@ -4,11 +4,11 @@ from itertools import chain
 
 import pytest
 
+from deployments.generation.scheduler import host_part
 from deployments.generation.scheduler.block_manager import BlockManager
 from deployments.generation.scheduler.forecast import HostShare
 from deployments.generation.scheduler.hybrid.host_cache import HostCache, ParkedRows
 from deployments.generation.scheduler.hybrid.planner import HybridPlan, HybridPlanner
-from deployments.generation.scheduler.hybrid.strategy import HybridHost
 from deployments.generation.scheduler.kept_room import KeptRoom
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Generation, Row
@@ -356,7 +356,7 @@ def test_a_step_that_was_short_in_vain_is_composed_anew_without_rows_of_the_host
             self.was_short_in_vain = in_vain
             return self.number
 
-    assert HybridHost(schedule.host).compose(Composer, schedule) == 1 + in_vain
+    assert host_part.compose(Composer, schedule) == 1 + in_vain
     assert begun == [[there], ()][: 1 + in_vain]
 
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from deployments.admission.fair_share import Account
 from deployments.admission.probe import IdleProbe
 from deployments.generation.scheduler.forecast import Forecast, Pace, Prediction, Prompt
-from deployments.generation.scheduler.hybrid.strategy import HostStrategy
+from deployments.generation.scheduler.host_part import shares
 from deployments.generation.scheduler.kept_room import KeptRoom
 from deployments.generation.scheduler.queue import StepQueue
 from deployments.generation.scheduler.sequences import Generation
@@ -56,7 +56,6 @@ class StepAdmission:
     """Decides on offered generations. `mean_gap_s`: the mean time between the ends of two generations."""
 
     queue: StepQueue
-    host_strategy: HostStrategy
     reserve: KeptRoom = field(default_factory=KeptRoom)
     probe: IdleProbe = field(default_factory=IdleProbe)
     mean_gap_s: float = 0.0
@@ -131,11 +130,12 @@ class StepAdmission:
         first_s = float(prediction.first_s[0])
         prompt_token_s = learning.slowdown * queue.model.prompt_token_s
         opens_s = 0.0 if prediction.kept and on_host is not None else self._opens_s(now, typical, prediction)
+        host = None if queue.host is None else queue.host.state(sum(row.generation.on_host for row in queue.running))
         return StepState(
             opens_s, max(0.0, first_s - prompt_token_s * typical.prompt_tokens), prompt_token_s,
             max(0, queue.block_count - queue.room.reserved), queue.block_count, len(queue.running), len(queue.waiting),
             queue.steps, astuple(queue.model), learning.slowdown, learning.margin,
-            (self._refused_full, self._refused_never), self.host_strategy.state(queue),
+            (self._refused_full, self._refused_never), host,
         )  # fmt: skip
 
     # --- room ---------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class StepAdmission:
         prompts = [_prompt(one, one.due - now) for one in waiting]
         left = [prompt for prompt in prompts if prompt.tokens]
         forecast = self._forecast(self._slow, queue.until_free(now), self._paces(now), left)
-        for share in self.host_strategy.shares(queue, generation):
+        for share in shares(queue, generation):
             prediction = replace(forecast, host=share).look()
             if prediction.kept:
                 break

@@ -29,7 +29,7 @@ class CountedStep:
 
 @dataclass(slots=True, repr=False, eq=False)
 class StepQueue:
-    """Only `StepScheduler` changes it. `StepAdmission` and `HostStrategy` read it.
+    """Only `StepScheduler` changes it. `StepAdmission` and `host_part` read it.
 
     `model`: the time of a step; `block_count`: blocks of the accelerator's cache, of `block_size` tokens each.
     `caches`: the accelerator's and, with a `host`, the host's, so that `caches[generation.on_host]` holds a generation.

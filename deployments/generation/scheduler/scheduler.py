@@ -20,11 +20,11 @@ tokens they hold. A generation goes through these states:
                 logits yield the first token of each answer. The other rows then share the blocks that the prompt fills,
                 and copy its last block if that is only partly filled.
     runs        Each of its rows gets a token in every step. Exceptions: rows that wait for a block, bulk rows without
-                room in the step, and host rows (`hybrid/strategy`).
+                room in the step, and host rows (`host_part`).
     ended       It has no rows left. A row ends when it has all tokens that it may get, when `ended` names it, or when
                 `remove` is called. Its blocks are then free.
 
-`admission` decides who is admitted, `composer` what a step holds, and `hybrid/strategy` what the host computes of it.
+`admission` decides who is admitted, `composer` what a step holds, and `host_part` what the host computes of it.
 `StepComposer` and `BlockPlan` only plan a step. `StepScheduler._commit` carries out the plan, so that rows, caches and
 parked rows change in one place.
 
@@ -40,11 +40,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 
+from deployments.generation.scheduler import host_part
 from deployments.generation.scheduler.admission import Decision, StepAdmission
 from deployments.generation.scheduler.block_manager import BlockPlan
 from deployments.generation.scheduler.composer import ComposedStep, StepComposer
 from deployments.generation.scheduler.hybrid.planner import HybridPlan
-from deployments.generation.scheduler.hybrid.strategy import EndedStep, HostStrategy, HybridHost
 from deployments.generation.scheduler.learning import Learning
 from deployments.generation.scheduler.queue import CountedStep, StepQueue
 from deployments.generation.scheduler.sequences import PARKING, Generation, Row, ScheduledChunk
@@ -61,7 +61,6 @@ class StepScheduler(StepQueue):
     """The scheduler: `offer` admits, `next_step` composes, `ended` learns."""
 
     admission: StepAdmission = field(init=False)
-    _host_strategy: HostStrategy = field(init=False)
     _copies: list[Copy] = field(default_factory=list)
     _plan: HybridPlan | None = None  # of the last composed step, until it counts as ended
     # The current consecutive steps: predicted seconds, actual seconds, slowdown before them.
@@ -69,8 +68,7 @@ class StepScheduler(StepQueue):
 
     def __post_init__(self) -> None:
         StepQueue.__post_init__(self)
-        self._host_strategy = HostStrategy() if self.host is None else HybridHost(self.host)
-        self.admission = StepAdmission(self, self._host_strategy)
+        self.admission = StepAdmission(self)
 
     def offer(self, now: float, generation: Generation) -> Decision:
         """Admit a generation, or refuse it, which changes nothing else here."""
@@ -95,10 +93,10 @@ class StepScheduler(StepQueue):
         """
         if self.step:
             self._count(now)
-        copies, copied_s = self._host_strategy.move(now, self)
+        copies, copied_s = host_part.move(now, self)
         self._copies += copies
         blocks = BlockPlan(self.caches)
-        composed = self._host_strategy.compose(partial(self._begin, now, blocks), self)
+        composed = host_part.compose(partial(self._begin, now, blocks), self)
         self._commit(now, composed, blocks, copied_s)
         return self.step
 
@@ -165,7 +163,9 @@ class StepScheduler(StepQueue):
             generation.first_at = now
         if whole and counted.planned_s > 0:
             self._learn(seconds, counted)
-        rows = self._host_strategy.ended(EndedStep(counted.plan, seconds, compute_s, arrived, whole))
+        rows = self.parked.arrive(arrived)
+        if self.host is not None:
+            self.host.ended(counted.plan, seconds, compute_s, len(rows), whole=whole)
         for row in rows:
             self._goes_on(row, 1)
         self.began = self.since = now
@@ -267,7 +267,8 @@ class StepScheduler(StepQueue):
         from it if the host takes part, nor from a step before it that still runs.
         """
         other_model = (model, calibrated) != (self.model, self.learning.calibrated)
-        self._host_strategy.configure(host, calibrated=calibrated, other_model=other_model)
+        if self.host is not None:
+            self.host.configure(host, calibrated=calibrated, other_model=other_model)
         if other_model:
             self.model, self.learning, self.scatter = model, Learning(calibrated), Learning(calibrated)
             self._in_a_row = 0.0, 0.0, 1.0

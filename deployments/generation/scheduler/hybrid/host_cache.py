@@ -92,6 +92,13 @@ class HostCache:
     def __post_init__(self) -> None:
         self.room = BlockManager(self.block_count)
 
+    def configure(self, time: HostTime | None, *, calibrated: bool, other_model: bool) -> None:
+        """Use this time, if given. `other_model`: the accelerator's model has changed, too."""
+        if time is not None and time != self.time:
+            self.time, self.learning = time, Learning(calibrated)
+        if other_model:
+            self.accelerator_slowdown = 1.0
+
     # --- predictions --------------------------------------------------------------------------------------------------
 
     @property

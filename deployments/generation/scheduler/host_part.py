@@ -1,0 +1,64 @@
+"""How a host takes part in its accelerator's steps. Without one, it computes everything by itself. Pure.
+
+Each generation is on the accelerator or on the host, with all its rows, and may move between two steps
+(`hybrid/host_cache`). A host row takes part in the steps in which it yields most (`hybrid/planner`), and in those that
+its pace requires. A row of a bulk generation may park in one step and get its token in a later one. It takes part in no
+other step meanwhile. Only `move` changes the `queue`: the cache in which a generation lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from deployments.generation.scheduler.composer import ComposedStep, StepComposer, by_pace
+from deployments.generation.scheduler.forecast import NO_HOST, HostShare
+from deployments.generation.scheduler.queue import StepQueue
+from deployments.generation.scheduler.sequences import Generation, Row
+from deployments.generation.scheduler.work import Copy
+
+_COPIES = 0.1  # of the longest step: the most time for moves to the accelerator, unless all rows have slack for more
+
+Compose = Callable[[Sequence[Row]], StepComposer]
+"""Begins a step: composes the accelerator's part, with room left for these host rows."""
+
+
+def shares(queue: StepQueue, generation: Generation) -> Sequence[HostShare]:
+    """What a forecast may assume for answers on the host, with this generation running. Promises that hold with any one
+    of these are kept.
+    """
+    host = queue.host
+    if host is None or not (generation.on_host or host.room.reserved):
+        return (NO_HOST,)
+    rows = [(row.generation.on_host, row.length) for row in queue.running]
+    rows += [(generation.on_host, generation.prompt_tokens)] * generation.answers
+    return host.shares(queue.model, rows, max(1, generation.row_blocks(host.room.block_size)))
+
+
+def move(now: float, queue: StepQueue) -> tuple[list[Copy], float]:
+    """Move generations that wait for a block to the host. Move others to the accelerator, but only while nobody else
+    needs room there. Returns the copies, and the seconds that they take.
+    """
+    host = queue.host
+    if host is None:
+        return [], 0.0
+    share, longest_s = queue.policy.bulk_share, queue.policy.longest_step_s
+    crowded = queue.crowded or any(not row.generation.on_host for row in queue.stalled)
+    copies = host.to_host(queue.stalled, queue.room, share)
+    if not crowded:
+        ordered = sorted(queue.running, key=by_pace)
+        waits = any(not one.bulk for one in queue.waiting)
+        slack_s = by_pace(ordered[0])[1] - now - longest_s if ordered and not waits else 0.0
+        within_s = min(longest_s, max(_COPIES * longest_s, slack_s))
+        copies += host.to_accelerator(ordered, queue.room, share, within_s)
+    return copies, len(copies) * host.room.block_size * host.time.copy_token_s
+
+
+def compose(begin: Compose, queue: StepQueue) -> ComposedStep:
+    """Compose a step, with host rows if there is a host. Changes nothing."""
+    host = queue.host
+    if host is None:
+        return begin(()).alone()
+    planner = host.planner(queue.model)
+    composer = begin([row for row in queue.running if row.generation.on_host and row.parked is None])
+    composed = composer.with_host(host, planner, queue.waiting)
+    return begin(()).with_host(host, planner, queue.waiting) if composer.was_short_in_vain else composed
