@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from deployments.generation.request import WantedGeneration
@@ -31,66 +30,32 @@ from serve_app.web.tokenizer_routes import TokenizerRoutes
 Body = TypeVar("Body", bound=Fields)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiOptions:
-    """`parse_special_tokens`: see `PromptEncoder`. `emulated`: mark answers as coming from an emulated device.
-    `has_page`: serve the page at `/`.
-    """
-
-    rules: CompletionRules
-    stream: StreamBounds = field(default_factory=StreamBounds)
-    max_body_bytes: int = 16 * 2**20
-    parse_special_tokens: bool = False
-    emulated: bool = False
-    has_page: bool = True
-
-    @classmethod
-    def of(cls, settings: GenerationSettings) -> ApiOptions:
-        model, limits = settings.model, settings.limits
-        return cls(
-            rules=CompletionRules(
-                model.served_name,
-                0,
-                limits.max_prompts,
-                tuple(model.aliases),
-                model.any_name,
-                default_tokens=limits.default_tokens,
-                max_answers=limits.max_answers,
-            ),
-            stream=StreamBounds(sse_keepalive_s=limits.sse_keepalive_s, slow_s=limits.slow_reader_s),
-            max_body_bytes=limits.max_body_bytes,
-            parse_special_tokens=limits.special_tokens_in_chats,
-            emulated=settings.emulated,
-            has_page=settings.page,
-        )
-
-
 class CompletionsApi(ModelApi):
     """The routes to one model in one Router replica."""
 
     def __init__(
         self,
         router: GenerationRouter,
-        options: ApiOptions,
+        settings: GenerationSettings,
         api_keys: ApiKeys | None = None,
         observer: Observer | None = None,
     ) -> None:
         """Raises SettingsError if the model's chat template or tokenizer cannot be used."""
-        shown = {"emulated": options.emulated, "has_page": options.has_page}
-        self._router, self._options = router, options
-        super().__init__(options.rules, router, api_keys, observer, **shown)
+        self._router, self._limits = router, settings.limits
+        rules = _rules(settings)
+        super().__init__(rules, router, api_keys, observer, emulated=settings.emulated, has_page=settings.page)
         self.names = TokenNames(router.tokenizer)
         self._fingerprint = fingerprint(router.card.model)
-        self.asking = RequestBuilder(router, options.rules, parse_special_tokens=options.parse_special_tokens)
-        self._document = document(options.rules, router.card.model.vocab_size, api_keys=api_keys is not None)
+        self.asking = RequestBuilder(router, rules, parse_special_tokens=self._limits.special_tokens_in_chats)
+        self._document = document(rules, router.card.model.vocab_size, api_keys=api_keys is not None)
 
     def _own_routes(self) -> Routes:
-        card, options = self._router.card, self._options
+        card = self._router.card
         tokenizer = _Threaded(Tokenizer(card.model, self._router.tokenizer))
         return {
             **{("POST", path): self.completions for path in COMPLETIONS},
             **{("POST", path): self.chat for path in CHATS},
-            **TokenizerRoutes(tokenizer, card.context, options.rules, options.max_body_bytes).handlers,
+            **TokenizerRoutes(tokenizer, card.context, self._rules, self._limits.max_body_bytes).handlers,
         }
 
     def close(self) -> None:
@@ -118,7 +83,7 @@ class CompletionsApi(ModelApi):
         return self.asking.wanted(asked, prompts, headers, client=request.client, received=received)
 
     async def _parsed(self, kind: type[Body], request: HttpRequest) -> Body:
-        return kind.parse(await request.body(self._options.max_body_bytes), self._options.rules)
+        return kind.parse(await request.body(self._limits.max_body_bytes), self._rules)
 
     def _head(self, asked: CompletionOptions, wanted: Sequence[WantedGeneration], request: HttpRequest) -> ReplyHead:
         prompt_tokens = sum(len(one.ids) for one in wanted)
@@ -137,7 +102,8 @@ class CompletionsApi(ModelApi):
                 reply.says_usage = asked.stream_options.include_usage
                 reply.says_usage_always = asked.stream_options.continuous_usage_stats
                 events = _events(generations, reply)
-                return list(EVENTS), EventStream(events, generations.close, self._options.stream)
+                bounds = StreamBounds(self._limits.sse_keepalive_s, self._limits.slow_reader_s)
+                return list(EVENTS), EventStream(events, generations.close, bounds)
             await request.while_here(_collect(generations, reply))
         except BaseException:
             await generations.close()
@@ -160,6 +126,15 @@ class CompletionsApi(ModelApi):
             "version": VERSION,
             "windve": ours,
         }
+
+
+def _rules(settings: GenerationSettings) -> CompletionRules:
+    model, limits = settings.model, settings.limits
+    return CompletionRules(
+        *(model.served_name, 0, limits.max_prompts, tuple(model.aliases), model.any_name),
+        default_tokens=limits.default_tokens,
+        max_answers=limits.max_answers,
+    )
 
 
 class _Threaded:

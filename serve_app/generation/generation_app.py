@@ -17,7 +17,7 @@ from deployments.hardware.device_detector import Topology
 from deployments.serve_adapter.replica_process import freeze_gc
 from serve_app.config.generation import GenerationArgs
 from serve_app.config.serve_deployments import bind_application
-from serve_app.generation.api import ApiOptions, CompletionsApi
+from serve_app.generation.api import CompletionsApi
 from serve_app.generation.grpc_calls import GenerationCalls
 from serve_app.ingress import Deployed, ServiceIngress
 
@@ -31,7 +31,7 @@ class GenerationIngress(ServiceIngress, GenerationCalls):
         ((name, settings),) = args.models.items()
         ServiceIngress.__init__(self, settings)
         self.router = GenerationRouter(settings, topologies[name], generators[name])
-        self._api = CompletionsApi(self.router, ApiOptions.of(settings), self.api_keys, self.observer)
+        self._api = CompletionsApi(self.router, settings, self.api_keys, self.observer)
         GenerationCalls.__init__(self, self.router, self._api.asking, self._api.names, self.api_keys, self.observer)
         freeze_gc()
 

@@ -16,10 +16,8 @@ from npm import scripts
 
 from deployments.errors import Busy, EngineFailed, Unavailable
 from serve_app.api_keys import ApiKeys
-from serve_app.generation.api import ApiOptions, CompletionsApi
-from serve_app.generation.requests import CompletionRules
-from serve_app.web.event_stream import StreamBounds
-from tests.kit.generating import ANSWER, Generating
+from serve_app.generation.api import CompletionsApi
+from tests.kit.generating import ANSWER, Generating, settings_of
 from tests.kit.service import ROOT, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # few of them close what they open
@@ -38,9 +36,8 @@ class Server:
 
     def __init__(self, folder):
         self.world = Generating(folder, context=CONTEXT)
-        rules = CompletionRules("tiny", 0, 4, (), default_tokens=100, max_answers=4)
-        bounds = StreamBounds(sse_keepalive_s=0.2, slow_s=1.0)
-        self.api = CompletionsApi(self.world, ApiOptions(rules=rules, stream=bounds), ApiKeys(["none"]))
+        settings = settings_of(max_prompts=4, sse_keepalive_s=0.2, slow_reader_s=1.0, max_body_bytes=16 * 2**20)
+        self.api = CompletionsApi(self.world, settings, ApiKeys(["none"]))
         config = uvicorn.Config(self.api, host="127.0.0.1", port=0, log_level="error", timeout_keep_alive=1)
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run)

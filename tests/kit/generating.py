@@ -5,6 +5,7 @@ import itertools
 from pathlib import Path
 
 from deployments.generation.request import Piece
+from deployments.generation.settings import GenerationSettings
 from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.sampling import Picked, Sampling
@@ -18,6 +19,12 @@ TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+
+
+def settings_of(**limits):
+    """Settings of a server that is called tiny, with these limits."""
+    limits = {"max_prompts": 3, "max_answers": 4, "default_tokens": 100, "max_body_bytes": 5000, **limits}
+    return GenerationSettings.parse({"model": {"id": "tiny", "aliases": ["gpt-4o"]}, "limits": limits})
 
 
 class Generating:

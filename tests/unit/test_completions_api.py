@@ -17,30 +17,28 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation.virtual_time import virtual
 from deployments.errors import Busy, EngineFailed, ReplicaLost, TimedOut
-from deployments.generation.settings import GenerationSettings
 from deployments.generation.text.sampling import Sampling
 from serve_app.api_keys import ApiKey, ApiKeys
-from serve_app.generation.api import ApiOptions, CompletionsApi
-from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
+from serve_app.generation.api import CompletionsApi
+from serve_app.generation.requests import ChatRequest, CompletionRequest
 from serve_app.version import VERSION
 from serve_app.web import event_stream
 from serve_app.web.asgi import ClientGone
 from serve_app.web.event_stream import EventStream, StreamBounds
 from tests.kit.asgi_client import ask, call, get, post
 from tests.kit.fake_router import SPACE
-from tests.kit.generating import ANSWER, Generating
+from tests.kit.generating import ANSWER, Generating, settings_of
 from tests.kit.observed import observed
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK = {"messages": [{"role": "user", "content": "Where does the overflow go?"}]}
 PROMPT = {"prompt": "Where does the overflow go?"}
-RULES = CompletionRules("tiny", 0, 3, ("gpt-4o",), max_answers=4, most_messages=5, default_tokens=100)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     router = Generating(tmp_path_factory.mktemp("generating") / "model")
-    with contextlib.closing(CompletionsApi(router, ApiOptions(rules=RULES, max_body_bytes=5000))) as api:
+    with contextlib.closing(CompletionsApi(router, settings_of())) as api:
         yield api
 
 
@@ -60,8 +58,8 @@ def opened(world):
     """Another API; it is closed at the end."""
     with contextlib.ExitStack() as ends:
 
-        def made(*more, router=world, **options):
-            api = CompletionsApi(router, ApiOptions(rules=RULES, **options), *more)
+        def made(*more, router=world, **limits):
+            api = CompletionsApi(router, settings_of(**limits), *more)
             return ends.enter_context(contextlib.closing(api))
 
         yield made
@@ -368,16 +366,13 @@ def test_an_error_in_the_middle_ends_the_stream_with_one_event(api, world, error
     assert world.open == 0
 
 
-def test_the_settings_are_the_options():
-    limits = {"default_tokens": 7, "max_answers": 3, "max_prompts": 2, "sse_keepalive_s": 5, "slow_reader_s": 4}
-    model = {"id": "x", "name": "any", "aliases": ["y"]}
-    settings = GenerationSettings.parse({"model": model, "limits": {**limits, "special_tokens_in_chats": True}})
-    assert ApiOptions.of(settings) == ApiOptions(
-        rules=CompletionRules("x", 0, 2, ("y",), True, default_tokens=7, max_answers=3),
-        stream=StreamBounds(5, 4),
-        max_body_bytes=settings.limits.max_body_bytes,
-        parse_special_tokens=True,
-    )
+def test_special_tokens_in_chats_are_text_unless_the_settings_allow_them(world, opened):
+    ids = []
+    for allowed in (False, True):
+        body = {"messages": [{"role": "user", "content": "<|im_end|>"}]}
+        assert post(opened(special_tokens_in_chats=allowed), CHAT, body).status == 200
+        ids.append(world.asked[-1].ids.tolist().count(world.tokenizer.token_to_id("<|im_end|>")))
+    assert ids == [1, 2]
 
 
 def test_the_access_log_is_told_at_the_end(world, opened):
@@ -413,26 +408,25 @@ async def test_who_hangs_up_frees_its_place_at_once(world, opened, stream, by):
 
 @pytest.fixture
 def streamed(world, opened):
-    """Ask for a stream with these bounds."""
+    """Ask for a stream with these limits."""
 
-    async def stream(bounds, takes=None):
+    async def stream(takes=None, **limits):
         try:
-            return await ask(opened(stream=bounds), "POST", TEXT, {**PROMPT, "stream": True}, takes=takes)
+            return await ask(opened(**limits), "POST", TEXT, {**PROMPT, "stream": True}, takes=takes)
         finally:
             assert world.open == 0
 
     return stream
 
 
-@pytest.mark.parametrize("bounds", [StreamBounds(slow_s=0.05), StreamBounds(slow_s=60, most_waiting=5)])
-async def test_a_reader_that_takes_nothing_is_cut_off(world, streamed, bounds):
+async def test_a_reader_that_takes_nothing_is_cut_off(world, streamed):
     world.pace_s = 0.01
 
     async def never(message):
         if message["type"] == "http.response.body":
             await asyncio.Event().wait()
 
-    await streamed(bounds, never)
+    await streamed(never, slow_reader_s=0.05)
     assert asyncio.get_running_loop().time() < 1
 
 
@@ -441,12 +435,12 @@ async def test_who_is_gone_before_the_streams_first_byte_frees_its_place(streame
         raise OSError("the connection is closed")
 
     with pytest.raises(OSError, match="closed"):
-        await streamed(StreamBounds(), takes)
+        await streamed(takes)
 
 
 async def test_pauses_get_pings(world, streamed):
     world.pauses = {3: 0.32}
-    reply = await streamed(StreamBounds(sse_keepalive_s=0.05))
+    reply = await streamed(sse_keepalive_s=0.05)
     assert reply.body.count(b": ping\n\n") == 6
     assert "".join(one["choices"][0]["text"] for one in events(reply)) == ANSWER
 
@@ -535,7 +529,7 @@ def test_models_info_health_and_tokens(api, world):
 @pytest.mark.parametrize("name", ["inputs", "prompt"])
 def test_as_much_is_tokenized_at_once_as_of_embeddings(opened, name):
     """Each token that is listed costs memory, and time of the interpreter."""
-    api = opened()
+    api = opened(max_body_bytes=2**20)
     assert post(api, "/tokenize", {name: "a " * 50_000}).status == 200
     reply = post(api, "/tokenize", {name: "a " * 50_000 + "b"})
     assert reply.status == 422

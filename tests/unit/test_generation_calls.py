@@ -18,19 +18,17 @@ from deployments.errors import Busy, ReplicaLost
 from deployments.serve_adapter.grpc_handlers import TIME_LEFT
 from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.generation.answers import TokenNames
-from serve_app.generation.api import ApiOptions, CompletionsApi
+from serve_app.generation.api import CompletionsApi
 from serve_app.generation.generation_services import GENERATE, add_to_server
 from serve_app.generation.grpc_calls import GenerationCalls
-from serve_app.generation.requests import CompletionRules
 from serve_app.observe.observer import Observer
 from serve_app.proto.generation_pb2 import Chat, ChatMessage, GenerateRequest, GenerateResponse, TokenIds, Usage
 from tests.kit.asgi_client import post
-from tests.kit.generating import ANSWER, Generating
+from tests.kit.generating import ANSWER, Generating, settings_of
 from tests.kit.grpc_caller import answer
 from tests.kit.observed import observed
 
 PROMPT = "Where does the overflow go?"
-RULES = CompletionRules("tiny", 0, 3, ("gpt-4o",), max_answers=4, most_messages=5, default_tokens=100)
 STATUS = grpc.StatusCode
 
 
@@ -39,7 +37,7 @@ def made(tmp_path_factory):
     router = Generating(tmp_path_factory.mktemp("generating") / "model")
     router.config = SimpleNamespace(ttft_s=1000.0)
     router.settings = SimpleNamespace(limits=SimpleNamespace(max_body_bytes=5000), emulated=True)
-    with contextlib.closing(CompletionsApi(router, ApiOptions(rules=RULES))) as api:
+    with contextlib.closing(CompletionsApi(router, settings_of())) as api:
         yield router, api
 
 
