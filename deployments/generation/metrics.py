@@ -3,16 +3,8 @@
 Metrics with the same meaning have the same name (`serving.metrics`), so that alerts and panels serve both kinds: a
 generation counts as a query, a step as a run, and a row as a query of that run. docs/operations.md explains each one.
 
-The Router has one `GenerationRouterMetrics`. For each generation it calls::
-
-    streamed = Streamed(metrics, arrived_at, Promise(ttft_s, tpot_s), prompt_tokens=..., answers=..., client=...)
-    streamed.admitted("cpu")                # a replica has admitted it
-    streamed.arrived(now, answer, tokens)   # for each frame with tokens of an answer (0 .. answers - 1)
-    streamed.ended(answer, "stop")          # an answer has its last token
-    streamed.over(now)                      # once, at the end; with the error, if any, and its device seconds
-
-A replica has one `GeneratorMetrics`. It calls `ran` after each step, `failed` after a failed one, and `publish` every
-two seconds. Pure: the clock and Ray's instruments are arguments.
+The Router has one `GenerationRouterMetrics`, and a `Streamed` for each generation. A replica has one
+`GeneratorMetrics`. Pure: the clock and Ray's instruments are arguments.
 """
 
 from __future__ import annotations
@@ -105,9 +97,9 @@ class GenerationRouterMetrics:
         count("ttft_missed", "Generations of these whose first token was late, or missing because of a server error")
         count("tpot_promised", "Answers with a promised time per output token that got a second token or broke off")
         count("tpot_missed", "Answers of these that were slower, or that a server error broke off")
-        self._first_token = measure("time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_S)
-        self._pace = measure("time_per_output_token_seconds", "Mean seconds per token after an answer's first", _PACE_S)
-        self._gap = measure("worst_gap_seconds", "The longest gap in an answer after its first token", _GAP_S)
+        self.first_token = measure("time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_S)
+        self.pace = measure("time_per_output_token_seconds", "Mean seconds per token after an answer's first", _PACE_S)
+        self.gap = measure("worst_gap_seconds", "The longest gap in an answer after its first token", _GAP_S)
         self.tenants = TenantMetrics(instruments)
         self._gauges = pool_gauges(instruments, REACHED)
         self.recent = Recent()
@@ -117,16 +109,6 @@ class GenerationRouterMetrics:
     def count(self, name: str, step: float, *tags: str) -> None:
         """Add to the counter windve_NAME. `tags`: the pool, then its other tags."""
         self._tallies[name].add(step, *tags)
-
-    def first_token(self, pool: str, seconds: float, allowed_s: float) -> None:
-        """Count the first token of a generation with a promise."""
-        self._first_token.observe(seconds, pool)
-        self.judge("ttft", pool, late=seconds > allowed_s)
-
-    def pace(self, pool: str, seconds: float, gap_s: float) -> None:
-        """Count the pace, and the longest gap, of an answer with a promise."""
-        self._pace.observe(seconds, pool)
-        self._gap.observe(gap_s, pool)
 
     def judge(self, name: str, pool: str, *, late: bool) -> None:
         """Count a promise, kept or not."""
@@ -138,7 +120,7 @@ class GenerationRouterMetrics:
         self.tenants.publish()
         for counted in self._tallies.values():
             counted.publish()
-        for histogram in (self._first_token, self._pace, self._gap):
+        for histogram in (self.first_token, self.pace, self.gap):
             histogram.publish()
         for gauge, seconds in zip((self._slo, self._tpot), promise, strict=True):
             if seconds is not None:
@@ -172,8 +154,9 @@ class _Answer:
 
 
 class Streamed:
-    """A generation while it is streamed. Times are the Router's clock when a frame arrives, not when a client, which
-    may be slow, reads it. `client`: the name of its API key, if it has one.
+    """A generation while it is streamed: call `admitted`, then `arrived` for each frame, `ended` for each answer (0 ..
+    answers - 1), and `over` once. Times are the Router's clock when a frame arrives, not when a client, which may be
+    slow, reads it. `client`: the name of its API key, if it has one.
     """
 
     def __init__(
@@ -231,9 +214,10 @@ class Streamed:
         if self.first_at is None:
             self.first_at = now
             if (allowed_s := self.promise.ttft_s) is not None:
-                self._metrics.first_token(self._pool, now - self.arrived_at, allowed_s)
+                took_s = now - self.arrived_at
+                self._metrics.first_token.observe(took_s, self._pool)
+                self._metrics.judge("ttft", self._pool, late=took_s > allowed_s)
                 if self.predicted_s is not None:
-                    took_s = now - self.arrived_at
                     self._metrics.recent.finished(self.predicted_s, took_s, self._pool, late=took_s > allowed_s)
         self._answers[answer].more(now, tokens)
         self._metrics.count("answer_tokens", tokens, self._pool)
@@ -246,7 +230,8 @@ class Streamed:
         if (allowed_s := self.promise.tpot_s) is None:
             return
         if found.tokens > 1:
-            self._metrics.pace(self._pool, found.pace_s, found.gap_s)
+            self._metrics.pace.observe(found.pace_s, self._pool)
+            self._metrics.gap.observe(found.gap_s, self._pool)
         broken = why == "failed" and found.tokens > 0
         if found.tokens > 1 or broken:
             self._metrics.judge("tpot", self._pool, late=broken or found.pace_s > allowed_s)
@@ -262,7 +247,10 @@ class Streamed:
             for answer, found in enumerate(self._answers):
                 if found.ended is None:
                     self.ended(answer, "failed" if outcome == ERROR else "cancelled")
-        never_came = self.first_at is None and self._breaks_promise(now, outcome)
+        allowed_s = self.promise.ttft_s
+        is_overdue = self._pool != NO_POOL and allowed_s is not None and now - self.arrived_at > allowed_s
+        breaks = outcome == ERROR or (outcome == CANCELLED and is_overdue)
+        never_came = self.first_at is None and breaks
         if never_came:
             self._metrics.judge("ttft", self._pool, late=True)
         self._metrics.count("queries", 1, self._pool if outcome == OK else NO_POOL, outcome)
@@ -273,75 +261,57 @@ class Streamed:
         ):
             if holds:
                 self._metrics.recent.add(name)
-        if self._client is not None:
-            self._charge(self._client, error, device_s)
-
-    def _breaks_promise(self, now: float, outcome: str) -> bool:
-        allowed_s = self.promise.ttft_s
-        late = self._pool != NO_POOL and allowed_s is not None and now - self.arrived_at > allowed_s
-        return outcome == ERROR or (outcome == CANCELLED and late)
-
-    def _charge(self, client: str, error: BaseException | None, device_s: float) -> None:
-        if error is None:
-            self._metrics.tenants.used(client, 1, tokens=self._prompt_tokens + self.tokens, device_s=device_s)
-        else:
-            self._metrics.tenants.refused(client, error, 1)
+        if self._client is not None and error is None:
+            self._metrics.tenants.used(self._client, 1, tokens=self._prompt_tokens + self.tokens, device_s=device_s)
+        elif self._client is not None and error is not None:
+            self._metrics.tenants.refused(self._client, error, 1)
 
 
 class GeneratorMetrics(ReplicaMetrics):
     """A replica's metrics. `ran(rows, tokens, seconds, planned_s)` counts a step, with its rows and their tokens."""
 
     def __init__(self, instruments: Instruments, pool: str, info: Mapping[str, str]) -> None:
+        def count(name: str, about: str, *tags: str) -> None:
+            self._of_host[name] = tally(instruments, f"windve_{name}", about, (*_POOL, *tags))
+
         blocks = {
             "kv_blocks_used": "Blocks of the cache that hold keys and values",
             "kv_blocks_free": "Blocks of the cache that are free",
         }
         super().__init__(instruments, pool, info, {**REPLICA_GAUGES, **blocks}, REFUSED_BECAUSE)
-        self._host = _HostMetrics(instruments, pool)
-
-    def publish(self, state: GeneratorState) -> None:
-        """See the base. Also publishes what the host did, if it has a part of the cache."""
-        super().publish(state)
-        if state.host is not None:
-            self._host.publish(state.host)
-
-
-class _HostMetrics:
-    """The metrics of a replica's host that has a part of its cache."""
-
-    def __init__(self, instruments: Instruments, pool: str) -> None:
-        def count(name: str, about: str, *tags: str) -> Tally:
-            return tally(instruments, f"windve_{name}", about, (*_POOL, *tags))
-
-        self._pool = pool
-        self._steps = count("mode_steps", "Steps by what the host did in them", "mode")
-        self._moved = count("moved_generations", "Generations that moved between the caches", "to")
-        self._tokens = count("host_tokens", "Tokens of answers whose attention the host computed")
-        self._hybrid = count(
-            "hybrid_tokens", "Tokens that accelerator and host made; a prompt counts as the answers' tokens of its time"
-        )
-        self._alone = count(
-            "alone_tokens", "What the accelerator alone would have made in the same time, counted likewise"
-        )
+        self._of_host: dict[str, Tally] = {}
+        count("mode_steps", "Steps by what the host did in them", "mode")
+        count("moved_generations", "Generations that moved between the caches", "to")
+        count("host_tokens", "Tokens of answers whose attention the host computed")
+        made = "Tokens that accelerator and host made; a prompt counts as the answers' tokens of its time"
+        count("hybrid_tokens", made)
+        count("alone_tokens", "What the accelerator alone would have made in the same time, counted likewise")
         gauges = {
             "cpu_blocks_used": "Blocks of the host's cache that hold keys and values",
             "cpu_blocks_free": "Blocks of the host's cache that are free",
             "parked_rows": "Answers whose next token takes several steps",
             "host_slowdown_ratio": "What the host's attention takes now, as a share of what its model says",
         }
-        self._gauges = pool_gauges(instruments, gauges)
+        self._host_gauges = pool_gauges(instruments, gauges)
 
-    def publish(self, host: HostState) -> None:
-        """Publish what was counted since the last call, and the gauges, to Ray."""
-        for mode, steps in zip(MODES, host.steps, strict=True):
-            self._steps.reached(steps, self._pool, mode)
-        for to, moved in zip(("accelerator", "host"), host.moved, strict=True):
-            self._moved.reached(moved, self._pool, to)
-        self._tokens.reached(host.tokens, self._pool)
-        self._hybrid.reached(host.alone + host.gained, self._pool)
-        self._alone.reached(host.alone, self._pool)
-        for counted in (self._steps, self._moved, self._tokens, self._hybrid, self._alone):
+    def publish(self, state: GeneratorState) -> None:
+        """See the base. Also publishes what the host did, if it has a part of the cache."""
+        super().publish(state)
+        if (host := state.host) is None:
+            return
+        moved = zip(("accelerator", "host"), host.moved, strict=True)
+        counts: dict[str, dict[tuple[str, ...], float]] = {
+            "mode_steps": {(mode,): steps for mode, steps in zip(MODES, host.steps, strict=True)},
+            "moved_generations": {(to,): count for to, count in moved},
+            "host_tokens": {(): host.tokens},
+            "hybrid_tokens": {(): host.alone + host.gained},
+            "alone_tokens": {(): host.alone},
+        }
+        for name, totals in counts.items():
+            for tags, total in totals.items():
+                self._of_host[name].reached(total, self._pool["pool"], *tags)
+        for counted in self._of_host.values():
             counted.publish()
         figures = host.blocks - host.free_blocks, host.free_blocks, host.parked, host.slowdown
-        for gauge, figure in zip(self._gauges.values(), figures, strict=True):
-            gauge.set(float(figure), {"pool": self._pool})
+        for gauge, figure in zip(self._host_gauges.values(), figures, strict=True):
+            gauge.set(float(figure), self._pool)

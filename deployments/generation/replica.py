@@ -79,14 +79,8 @@ class Generator(Replica[GenerationSettings]):
         state = self._worker.state()
         self._metrics.publish(
             GeneratorState(
-                in_flight=self._worker.in_flight,
-                waiting=state.waiting,
-                slowdown=state.slowdown,
-                margin=state.margin,
-                kv_blocks_used=state.blocks - state.free_blocks,
-                kv_blocks_free=state.free_blocks,
-                refusals=state.refusals,
-                host=state.host,
+                *(self._worker.in_flight, state.waiting, state.slowdown, state.margin),
+                *(state.blocks - state.free_blocks, state.free_blocks, state.refusals, state.host),
             )
         )
 
