@@ -19,7 +19,6 @@ from deployments.generation.text.sampling import Picked, Sampling
 from deployments.serving.frames import Head, encode_head, frame_of, head_of, known
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
-_SILENT = StepState(0.0, 0.0, 0.0, 0, 0, 0, 0, 0, (), 1.0, 0.0, (0, 0))  # a placeholder until the report is sent
 
 
 class GenerationOffer(Head):
@@ -114,7 +113,7 @@ class GenerationReport(Head):
     of offers. `failed`, `broken`, `suspect`: see `Failures`. `routers`: how many are connected.
     """
 
-    state: Any = _SILENT  # StepState
+    state: Any = None  # StepState, from when the report is sent
     seen: int = 0
     refused: list[RefusedOffer] = msgspec.field(default_factory=list)
     admitted: list[int] = msgspec.field(default_factory=list)

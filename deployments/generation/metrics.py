@@ -41,9 +41,7 @@ REFUSED_BECAUSE = (  # a replica's reasons, in the order of `GeneratorState.refu
 
 # Ray's agent keeps one set of bounds per name and node, and sorts all processes' counts into it. So the bounds do not
 # depend on the promise. They include the usual promises, for which the share of kept ones is then exact.
-_FIRST_TOKEN_S = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0]
-_PACE_S = [0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.5, 1.0]
-_GAP_S = [0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 3.0, 5.0, 10.0]
+_BOUNDS_S = [round(step * 10.0**power, 6) for power in range(-3, 2) for step in (1, 2, 3, 5, 7.5)]
 _POOL = ("pool",)
 
 
@@ -85,8 +83,8 @@ class GenerationRouterMetrics:
         def count(name: str, about: str, tags: tuple[str, ...] = _POOL) -> None:
             self._tallies[name] = tally(instruments, f"windve_{name}", about, tags)
 
-        def measure(name: str, about: str, bounds: Sequence[float]) -> Histogram:
-            return Histogram(instruments, f"windve_{name}", about, bounds, _POOL)
+        def measure(name: str, about: str) -> Histogram:
+            return Histogram(instruments, f"windve_{name}", about, _BOUNDS_S, _POOL)
 
         self._tallies: dict[str, Tally] = {}
         count("queries", "Queries by pool and by the outcome of their request", ("pool", "outcome"))
@@ -97,9 +95,9 @@ class GenerationRouterMetrics:
         count("ttft_missed", "Generations of these whose first token was late, or missing because of a server error")
         count("tpot_promised", "Answers with a promised time per output token that got a second token or broke off")
         count("tpot_missed", "Answers of these that were slower, or that a server error broke off")
-        self.first_token = measure("time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_S)
-        self.pace = measure("time_per_output_token_seconds", "Mean seconds per token after an answer's first", _PACE_S)
-        self.gap = measure("worst_gap_seconds", "The longest gap in an answer after its first token", _GAP_S)
+        self.first_token = measure("time_to_first_token_seconds", "From arrival to the first token")
+        self.pace = measure("time_per_output_token_seconds", "Mean seconds per token after an answer's first")
+        self.gap = measure("worst_gap_seconds", "The longest gap in an answer after its first token")
         self.tenants = TenantMetrics(instruments)
         self._gauges = pool_gauges(instruments, REACHED)
         self.recent = Recent()

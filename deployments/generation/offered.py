@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deployments.errors import EngineFailed
+from deployments.generation.engine_thread import Found, StepWork
 from deployments.generation.frames import GenerationOffer
 from deployments.generation.request import Finish
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.work import Chunk, Work
-from deployments.generation.step_work import Found, StepWork
 from deployments.generation.text.sampling import RowSamplers, Sampler
 from deployments.models.tokenizer import TokenIds
 from deployments.serving.planned_runs import Timed

@@ -12,10 +12,10 @@ import numpy as np
 
 from deployments.generation.engine.factory import StepEngine
 from deployments.generation.engine.steps import Steps
+from deployments.generation.engine_thread import StepWork
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.scheduler.work import Chunk, Copy, Work
-from deployments.generation.step_work import StepWork
 from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.sampling import RowSamplers, Sampler
 

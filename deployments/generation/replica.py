@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from deployments.generation.engine.factory import StepEngine, create_step_engine
+from deployments.generation.engine_thread import StepWork, steps_in
 from deployments.generation.frames import GenerationOffers
 from deployments.generation.metrics import GeneratorMetrics, GeneratorState
 from deployments.generation.planned_steps import PlannedStep, measure, measure_host
@@ -15,7 +16,6 @@ from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.settings import GenerationSettings
 from deployments.generation.step_loop import StepLoop
-from deployments.generation.step_work import StepWork, steps_in
 from deployments.generation.text.model_card import GenerationCard, read_generation_card
 from deployments.hardware.device_detector import CPU
 from deployments.models.space import space_of

@@ -30,6 +30,7 @@ from itertools import chain
 from typing import Any
 
 from deployments.errors import EngineFailed
+from deployments.generation.engine_thread import Compute, Found, StepWork, probe_work
 from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
 from deployments.generation.offered import Answer, GenerationSession, OfferedGeneration, Step, offered
 from deployments.generation.scheduler.scheduler import StepScheduler
@@ -37,7 +38,6 @@ from deployments.generation.scheduler.sequences import Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.scheduler.work import UNTIMED, load_of
-from deployments.generation.step_work import Compute, Found, StepWork, probe_work
 from deployments.generation.text.sampling import Picked, Sampler
 from deployments.serving.frames import FailureKind, add_failure, known
 from deployments.serving.planned_runs import PlannedRuns, Timed

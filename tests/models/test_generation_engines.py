@@ -16,6 +16,7 @@ from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.engine import causal_stages, device_sampling, graphed_decoder, paged_attention
 from deployments.generation.engine.device_sampling import TorchLogits
 from deployments.generation.engine.factory import _quick_dtype, _room, create_step_engine
+from deployments.generation.engine_thread import StepWork, probe_work
 from deployments.generation.frames import GenerationOffer, GenerationOffers
 from deployments.generation.planned_steps import PlannedStep, measure, measure_host
 from deployments.generation.scheduler.block_pool import BLOCK
@@ -26,7 +27,6 @@ from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepT
 from deployments.generation.scheduler.work import UNTIMED, Chunk, Work
 from deployments.generation.settings import GenerationAcceleratorSettings, GenerationCpuSettings
 from deployments.generation.step_loop import StepLoop
-from deployments.generation.step_work import StepWork, probe_work
 from deployments.generation.text.model_card import read_generation_card
 from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling
 from deployments.settings import ModelSettings

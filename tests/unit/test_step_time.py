@@ -72,10 +72,10 @@ def test_a_fit_looks_for_the_knee_more_and_more_closely(monkeypatch):
     model = replace(ACCELERATOR, row_s=1e-4, knee=100)
     assert StepTime.fit([(load, model.seconds(load)) for load in loads()]).knee == 100
     assert tried == [
-        0, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512,
-        72, 80, 88, 104, 112, 120,  # eight parts of what lies between 64 and 128
-        98, 100, 102, 106, 108, 110,  # and between 96 and 112
-        99, 101,
+        0, 4, 8, 16, 32, 64, 128, 256, 512,
+        88, 112, 136, 160, 184, 208, 232,  # eight parts of what lies between 64 and 256
+        93, 98, 103, 108, 113, 118, 123,  # and between 88 and 128
+        94, 95, 96, 97, 99, 100, 101, 102,
     ]  # fmt: skip
 
 

@@ -22,7 +22,7 @@ _BIN = 32  # tokens in a bin of lengths
 _BINS = 128  # an answer beyond the last bin is assumed to reach its maximum
 _REMEMBERED = 100.0  # answers that are remembered; the latest count most
 _DOUBT = 20.0  # prior: additional answers in each bin that are assumed to have gone on
-_AHEAD = np.array([0, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096])  # tokens from now
+_AHEAD = np.array([0, *np.geomspace(_BIN, _BIN * _BINS, 15)])  # tokens from now
 _SURE = 3.5  # standard deviations that are added to the mean
 
 

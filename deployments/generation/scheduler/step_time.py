@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from deployments.admission.least_squares import non_negative
 
-_KNEES = (0, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # knees that the fit tries first
+_KNEES = (0, *(2**power for power in range(2, 10)))  # knees that the fit tries first
 _FINER = 8  # then it divides the range between the best one's neighbors by 8, again and again down to single rows
 
 
