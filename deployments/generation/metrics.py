@@ -142,17 +142,17 @@ class _Answer:
     def pace_s(self) -> float:
         return (self.last_s - self.first_s) / max(1, self.tokens - 1)
 
-    def more(self, now: float, tokens: int) -> None:
+    def more(self, now: float) -> None:
         if self.tokens:
             self.gap_s = max(self.gap_s, now - self.last_s)
         else:
             self.first_s = now
         self.last_s = now
-        self.tokens += tokens
+        self.tokens += 1
 
 
 class Streamed:
-    """A generation while it is streamed: call `admitted`, then `arrived` for each frame, `ended` for each answer (0 ..
+    """A generation while it is streamed: call `admitted`, then `arrived` for each token, `ended` for each answer (0 ..
     answers - 1), and `over` once. Times are the Router's clock when a frame arrives, not when a client, which may be
     slow, reads it. `client`: the name of its API key, if it has one.
     """
@@ -207,8 +207,8 @@ class Streamed:
             self._metrics.count("prompt_tokens", self._prompt_tokens, pool)
         self._pool = pool
 
-    def arrived(self, now: float, answer: int, tokens: int) -> None:
-        """Count one or more new tokens of that answer."""
+    def arrived(self, now: float, answer: int) -> None:
+        """Count a new token of that answer."""
         if self.first_at is None:
             self.first_at = now
             if (allowed_s := self.promise.ttft_s) is not None:
@@ -217,8 +217,8 @@ class Streamed:
                 self._metrics.judge("ttft", self._pool, late=took_s > allowed_s)
                 if self.predicted_s is not None:
                     self._metrics.recent.finished(self.predicted_s, took_s, self._pool, late=took_s > allowed_s)
-        self._answers[answer].more(now, tokens)
-        self._metrics.count("answer_tokens", tokens, self._pool)
+        self._answers[answer].more(now)
+        self._metrics.count("answer_tokens", 1, self._pool)
 
     def ended(self, answer: int, why: End) -> None:
         """Count an answer that has ended."""

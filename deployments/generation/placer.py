@@ -102,7 +102,7 @@ class GenerationRequest:
         if self.charge is not None and self.link is not None and self.link.view.state is not None:
             self.charge.came(self.link.view.state, token.answer)
         if token.answer not in self.ended:
-            self.streamed.arrived(asyncio.get_running_loop().time(), token.answer, 1)
+            self.streamed.arrived(asyncio.get_running_loop().time(), token.answer)
 
 
 class GenerationPlacer:

@@ -23,7 +23,7 @@ def recorded(times, *, promise=PROMISE, error=None, lost=False, over=20.0):
         offers.append(OfferRecord("cpu", "c", 10.2, 10.3, "admitted"))
         record.streamed.admitted("cpu")
     for at in times or ():
-        record.streamed.arrived(at, 0, 1)
+        record.streamed.arrived(at, 0)
     if error is None:
         record.streamed.ended(0, "length")
     record.streamed.over(over, error)

@@ -50,7 +50,7 @@ def stream(told, times, *, promise=PROMISE, end="stop", error=None, now=20.0):
     streamed = told.begin(promise)
     streamed.admitted("cpu")
     for at in times:
-        streamed.arrived(at, 0, 1)
+        streamed.arrived(at, 0)
     if end is not None:
         streamed.ended(0, end)
     streamed.over(now, error)
@@ -85,18 +85,6 @@ def test_each_promise_is_kept_or_not(times, first_tokens, paces):
     assert told.kept("tpot") == paces
 
 
-def test_tokens_that_come_together_have_one_time():
-    told = Told()
-    streamed = told.begin()
-    streamed.admitted("accelerator")
-    streamed.arrived(10.5, 0, 2)
-    streamed.arrived(10.8, 0, 5)
-    streamed.ended(0, "length")
-    streamed.over(10.8)
-    assert told.total("time_per_output_token_seconds") == [(pytest.approx(0.3 / 6), ("accelerator",))]
-    assert told.of("answers") == [(1, ("accelerator", "length"))]
-
-
 def test_bulk_has_no_promise():
     told = Told()
     stream(told, [50.0, 60.0], promise=BULK)
@@ -110,7 +98,7 @@ def test_answers_of_one_generation_are_told_apart():
     streamed = told.begin(answers=3)
     streamed.admitted("cpu")
     for answer, at in [(0, 10.5), (1, 10.6), (0, 10.55), (1, 10.9), (2, 10.9)]:
-        streamed.arrived(at, answer, 1)
+        streamed.arrived(at, answer)
     streamed.ended(0, "stop")
     streamed.ended(1, "length")
     streamed.over(11.0, asyncio.CancelledError())
@@ -157,7 +145,8 @@ def test_a_generation_that_a_second_replica_takes_has_one_prompt():
     streamed = told.begin(client="search")
     streamed.admitted("accelerator")
     streamed.admitted("cpu")
-    streamed.arrived(10.5, 0, 4)
+    for _ in range(4):
+        streamed.arrived(10.5, 0)
     streamed.over(10.5)
     assert told.of("prompt_tokens") == [(30, ("accelerator",))]
     assert told.of("queries") == [(1, ("cpu", "ok"))]
@@ -228,7 +217,7 @@ def test_the_last_five_minutes_have_generations_by_what_came_of_them():
     streamed = told.begin()
     streamed.predicted_s = 0.4
     streamed.admitted("cpu")
-    streamed.arrived(10.5, 0, 1)
+    streamed.arrived(10.5, 0)
     streamed.over(10.6, asyncio.CancelledError())
     recent = told.metrics.recent.describe()
     counts = sum(recent["answered"]["cpu"]), sum(recent["refused"]), sum(recent["late"])

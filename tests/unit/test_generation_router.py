@@ -622,13 +622,6 @@ async def stream(router, count, rate_s, break_at, breaks):
     return Counter(await asyncio.gather(*map(one, range(count))))
 
 
-async def test_when_one_of_two_engines_breaks_the_other_answers_all(monkeypatch):
-    """Before, it failed all that it was offered from then on: it seemed idle, and so was offered nearly all."""
-    first, second = Replica("a"), Replica("b")
-    async with service(monkeypatch, [first, second]) as router:
-        assert await stream(router, 120, 20.0, 40, [first]) == {True: 120}
-
-
 async def test_an_engine_that_gives_nothing_but_what_is_no_number_is_broken_too(monkeypatch):
     first, second = Replica("a"), Replica("b")
     step = first.device.steps.step
