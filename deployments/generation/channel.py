@@ -49,11 +49,8 @@ class PendingGeneration:
         unread, self._unread = self._unread, []
         return unread
 
-    def admit(self) -> None:
-        if not self.outcome.done():
-            self.outcome.set_result(None)
-
-    def refuse(self, refused: RefusedOffer) -> None:
+    def decide(self, refused: RefusedOffer | None) -> None:
+        """Note that it is admitted, or refused."""
         if not self.outcome.done():
             self.outcome.set_result(refused)
 
@@ -106,10 +103,10 @@ class GenerationChannel(RouterChannel[GenerationOffers, PendingGeneration, Gener
         self._on_report(report)
         for refused in report.refused:
             if (pending := self.pending.pop(refused.number, None)) is not None:
-                pending.refuse(refused)
+                pending.decide(refused)
         for number in report.admitted:
             if (pending := self.pending.get(number)) is not None:
-                pending.admit()
+                pending.decide(None)
         for token in report.tokens:
             if (pending := self.pending.get(token.number)) is not None:
                 self._add(pending, token)
