@@ -1,9 +1,7 @@
 """Learns from each step how slow the device is now (slowdown), and how wrong predictions are (margin). Pure.
 
-`admission/predictor.py`, which embeddings use, was tried instead: a line through beta and the rest of a step. In
-virtual time, over 30 streams of 20 s, 9 first tokens were late instead of 18 (of 3,300; all in slow spells), with as
-many tokens in time (+0.4 %). But 12 % fewer tokens were in time in bursts after light load, and 4 % fewer with a model
-that said half of the time that steps took.
+`admission/predictor.py`, which embeddings use, was tried instead. In virtual time 12 % fewer tokens were in time in
+bursts after light load, and 4 % fewer with a model that said half of the time that steps took.
 """
 
 from __future__ import annotations
