@@ -21,7 +21,7 @@ from unittest.mock import patch
 from benchmarks.kit.serving import ROOT
 from deployments.admission import fair_share, least_squares, predictor, probe, starvation
 from deployments.admission.predictor import Predictor
-from deployments.embedding import placer, retries, router, run_loop
+from deployments.embedding import placer, router, run_loop
 from deployments.embedding.channel import Channel
 from deployments.embedding.link import Link
 from deployments.embedding.placer import Placer
@@ -281,7 +281,7 @@ RULES = (
          lambda: ((Link, "refuse_here", _nothing),), (Link.refuse_here, Channel.note_refused),
          r"refuse_here|note_refused|refused_s\b|refused_sizes", LONG),
     Rule("Retry-After: when it opens", "one SLO and jitter", lambda: ((Placer, "_retry_after_s", _same_for_all),),
-         (Placer._note_full,), r"_note_full|retry_s\b|_RETRY_LATER|later_s", ("bursts", "returning")),
+         (Placer.note_full, View.admits_s), r"note_full|retry_s\b|admits_s", ("bursts", "returning")),
     Rule("Retry-After: jitter of an SLO", "all are told the same", lambda: ((Placer, "_retry_after_s", _opens_only),),
          (Placer._retry_after_s,), r"\bdraw\b", ("bursts", "returning")),
     Rule("split requests are held back", "a run begins without the rest",
@@ -291,7 +291,7 @@ RULES = (
     Rule("lost queries are offered again", "they fail", lambda: ((Placement, "_lost", _gives_up),),
          (Placement._lost,), r"\bTRIES\b|_NEWS_S|\.again\b", RETRIES),
     Rule("hedges: queries of a hung replica go elsewhere", "they wait", lambda: ((Placement, "_hedge", _waits),),
-         (retries.Hedges, Placement._hedge), r"\bhedges?\b|Hedges", RETRIES),
+         (placer.Hedges, Placement._hedge), r"\bhedges?\b|Hedges", RETRIES),
     Rule("hung replicas are noticed", "only those that end", lambda: ((Link, "_give_up", _nothing),),
          (Link._give_up, Link._watch, Link._note_progress, Link._hangs_at), r"overdue|Overdue|\.hang\(|hangs\b|_HANGS",
          RETRIES),

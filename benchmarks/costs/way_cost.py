@@ -141,8 +141,8 @@ class _Pool(Pool):
     def connect(self) -> None:
         self.follow({"r": {"node": "n", "wire": WIRE, "channel": {"host": "r", "port": 1, "secret": ""}}}, None)
 
-    async def open_channel(self, _address: Any, _secret: str, on_report: Any, on_lost: Any) -> Channel:
-        channel = Channel(on_report, on_lost)
+    async def open_channel(self, address: tuple[str, int], secret: str, *events: Any) -> Channel:  # noqa: ARG002 - none
+        channel = Channel(*events)
         self.replica = _Replica(channel)
         channel.transport = cast("asyncio.Transport", self.replica)
         return channel

@@ -192,14 +192,8 @@ class _Pool(Pool):
     def connect(self) -> None:
         self.follow(self.cluster.members(self.name), None)
 
-    async def open_channel(
-        self,
-        address: tuple[str, int],
-        secret: str,
-        on_report: Callable[[Report], None],
-        on_lost: Callable[[list[PendingOffer]], None],
-    ) -> MemoryChannel:
-        return self.cluster.connect(self.core, self.cluster.replicas[address[0]], on_report, on_lost)
+    async def open_channel(self, address: tuple[str, int], secret: str, *events: Any) -> MemoryChannel:
+        return self.cluster.connect(self.core, self.cluster.replicas[address[0]], *events)
 
 
 class Application(Cluster):

@@ -109,7 +109,7 @@ class BulkQueue:
     def _fitting(self, bulk: _Bulk, link: Link) -> list[int]:
         """Take as many missing queries as that replica has room for."""
         indices: list[int] = []
-        by_count, size = link.pool.by_count, 0
+        by_count, size = link.by_count, 0
         room_s = link.view.bulk_room_s(by_count=by_count)
         while bulk.missing and size < CUT_BYTES:
             ids = bulk.request.ids[bulk.missing[0]]

@@ -10,6 +10,7 @@ from typing import Any
 
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.frames import Answered, Offer, Offers, Report
+from deployments.errors import WindveError
 from deployments.serving.channel import RouterChannel
 from deployments.serving.frames import CUT_BYTES, failure_of
 
@@ -82,6 +83,13 @@ class PendingOffer:
     def forget(self) -> None:
         """Ignore its outcome."""
         self.outcome.cancel()
+
+    async def ends(self) -> None:
+        """Wait for its outcome, whatever it is, or until it is overdue."""
+        try:
+            await self.outcome
+        except (WindveError, Overdue):
+            return
 
     @property
     def ended(self) -> bool:

@@ -14,7 +14,7 @@ import contextvars
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deployments.admission.fair_share import Tenant
 from deployments.admission.starvation import UsualTime
@@ -22,11 +22,8 @@ from deployments.embedding.channel import Channel, PendingOffer
 from deployments.embedding.frames import Offer, Report
 from deployments.embedding.view import View
 from deployments.errors import ReplicaLost
-from deployments.serving.replica_link import ReplicaLink, learned
+from deployments.serving.replica_set import ReplicaLink, ReplicaSet, learned
 from deployments.serving.replica_view import hangs_after_s
-
-if TYPE_CHECKING:
-    from deployments.embedding.pool import Pool
 
 logger = logging.getLogger("ray.serve")
 
@@ -38,17 +35,21 @@ class Link(ReplicaLink[View, Channel]):
     may_run_on = True
     at_work = "the query was on it"
 
-    pool: Pool
     _progress_at: float  # loop time; set with the first report, like the next two
     _needs_s: float
     hangs: bool
 
-    def __init__(self, pool: Pool, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
+    def __init__(self, pool: ReplicaSet[Any], replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
         super().__init__(pool, replica, about, rank)
         self.answered = 0  # queries
         self.bulk_parts = 0  # parts of bulk requests that are there now
         self.bulk_again_at = 0.0  # it had no room for bulk queries; do not ask again before
         self._usual = UsualTime()
+
+    @property
+    def by_count(self) -> bool:
+        """Whether the replica admits by depth (Algorithm 1)."""
+        return bool(self.pool.policy.get("admission") == "depth")
 
     def offer(self, offer: Offer) -> PendingOffer:
         """Send the offer. Call it only while `is_live`."""
@@ -82,7 +83,7 @@ class Link(ReplicaLink[View, Channel]):
         """
         if self._channel is None:
             return
-        model, most_s = self.view.model, math.inf if self.pool.by_count else self.view.idle_room_s(allowed_s)
+        model, most_s = self.view.model, math.inf if self.by_count else self.view.idle_room_s(allowed_s)
         if lengths := [tokens for tokens in lengths if model.cost_s(tokens) <= most_s]:
             is_tight = self._count_time(allowed_s)
             self._channel.note_refused(model.work_s(lengths), tenant, () if is_tight else lengths)

@@ -9,24 +9,48 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from deployments.admission.quota import Unit
-from deployments.embedding.channel import Refused
 from deployments.embedding.config import RouterConfig
 from deployments.embedding.frames import Answered, Offer
 from deployments.embedding.link import Link
 from deployments.embedding.pool import Pool
-from deployments.embedding.request import Answers, OfferedPart, Request
-from deployments.embedding.retries import Hedges, Placement, admitted
+from deployments.embedding.request import Answers, Candidates, OfferedPart, Request
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
 from deployments.embedding.view import Ask
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
 from deployments.serving.ejections import Ejections
 from deployments.serving.replica_set import ASKED
 
-_RETRY_LATER = 0.02  # of the SLO, and at least a query's cost: added to the opening, when many clients would come back
 _SHORTEST_RETRY_S = 0.01
+
+
+@dataclass(slots=True)
+class Hedges:
+    """A budget of queries that may be offered elsewhere while their first offer stands: a replica that is merely slow
+    computes them as well. It is a fifth of all queries, plus 100 at the start, as Finagle's `RetryBudget`.
+    """
+
+    SHARE, MOST = 0.2, 100.0
+
+    left: float = MOST
+
+    def earn(self, queries: int) -> None:
+        if self.left < self.MOST:
+            self.left = min(self.MOST, self.left + self.SHARE * queries)
+
+    def spend(self, queries: int) -> bool:
+        """Spend `queries` of the budget. Returns False, and spends nothing, if less is left."""
+        if self.left < queries:
+            return False
+        self.left -= queries
+        return True
+
+    def give_back(self, queries: int) -> None:
+        """Return `queries` to the budget: no replica had room for them."""
+        self.left = min(self.MOST, self.left + queries)
 
 
 class Placer:
@@ -95,36 +119,23 @@ class Placer:
 
     # --- place --------------------------------------------------------------------------------------------------------
 
-    def answer(self, request: Request) -> Awaitable[Answers]:
-        """Have all queries admitted or none, and wait for the answers. Queries that a replica loses are offered once
-        more (`retries`).
-
-        Raises Busy, Unavailable, DeadlineExceeded, EngineFailed or ReplicaLost.
-        """
-        return Placement(self, request).answered()
-
     async def place(
-        self,
-        request: Request,
-        left: list[int],
-        parts: list[OfferedPart],
-        *,
-        avoided: Collection[Link] = (),
-        partial: bool = False,
+        self, request: Request, left: list[int], parts: list[OfferedPart], avoided: Collection[Link] = ()
     ) -> bool:
         """Have all queries in `left` admitted, and append their parts to `parts`. Returns True on success.
 
         If there is not enough room, all of them are called off, and it returns False or raises ReplicaLost. It does not
-        ask the replicas in `avoided`. `partial`: do not wait for the answer of a single query.
+        ask the replicas in `avoided`.
         """
-        partial, lost, placed = partial or len(left) > 1, None, list[OfferedPart]()
+        lost, placed = None, list[OfferedPart]()
         try:
-            for link in self.candidates(request, request.lengths(left)):
-                if link in avoided:
+            for link, ask in self.candidates(request, request.lengths(left)):
+                if link in avoided or self.passes_over(request, link, ask, request.lengths(left)):
                     continue
-                part = self.send(request, link, left, partial=partial)
+                part = self.send(request, link, left, partial=True)
                 placed.append(part)
-                count = await admitted(part.pending)
+                assert part.pending.admitted is not None
+                count = await part.pending.admitted
                 part.indices, left = left[:count], left[count:]
                 if not count:
                     placed.remove(part)
@@ -136,9 +147,7 @@ class Placer:
                     parts += placed
                     placed.clear()
                     return True
-                now, lengths = asyncio.get_running_loop().time(), request.lengths(left)
-                opens_s = link.view.opens_for_s(now, self._ask(now, request, lengths[0]))
-                self._note_full(request, link, lengths, opens_s)
+                self.note_full(request, link, request.lengths(left))
         finally:
             for part in placed:
                 part.link.call_off(part.pending)
@@ -146,27 +155,48 @@ class Placer:
             raise lost
         return False
 
-    def candidates(self, request: Request, lengths: Sequence[int]) -> Iterator[Link]:
-        """Yield the replicas to ask, in order: pool by pool, and within a pool by predicted finish.
-
-        `lengths`: tokens of each query. A replica that reported no room for the first query is skipped: the Router
-        counts the work as refused for that replica, and notes in `request` when to come back.
+    def place_one(
+        self, request: Request, indices: list[int], candidates: Candidates, avoided: Collection[Link] = ()
+    ) -> OfferedPart | None:
+        """Offer a single query to the next candidate that may have room. None: there is no other. If it refuses, the
+        part has the `others`.
         """
+        lengths = request.lengths(indices)
+        for link, ask in candidates:
+            if link not in avoided and not self.passes_over(request, link, ask, lengths):
+                part = self.send(request, link, indices, partial=False)
+                part.others = candidates
+                return part
+        return None
+
+    def candidates(self, request: Request, lengths: Sequence[int]) -> Candidates:
+        """The replicas to ask, pool by pool, and within a pool by predicted finish. `lengths`: tokens of each query."""
         for pool in self.pools.values():
-            if not pool.is_open:
-                continue
-            loop = asyncio.get_running_loop()
-            depth = pool.config.queue_depth if pool.by_count else None
-            slo_s, now = max(self.config.slo_s, request.allowed_s), loop.time()
-            ask = self._ask(now, request, lengths[0])
-            for link in pool.soonest(now, lengths, ASKED, ask=ask, slo_s=slo_s, depth=depth):
-                now = loop.time()  # asking the previous replica took time
-                if not request.deferrable and (opens_s := link.view.opens_for_s(now, ask)) > 0:
-                    if request.last_pool != pool.name:
-                        link.refuse_here(lengths, request.allowed_s, request.tenant)
-                    self._note_full(request, link, lengths, opens_s)
-                elif link.is_live:
-                    yield link
+            if pool.is_open:
+                depth = pool.config.queue_depth if pool.by_count else None
+                slo_s, now = max(self.config.slo_s, request.allowed_s), asyncio.get_running_loop().time()
+                ask = self._ask(now, request, lengths[0])
+                for link in pool.soonest(now, lengths, ASKED, ask=ask, slo_s=slo_s, depth=depth):
+                    yield link, ask
+
+    def passes_over(self, request: Request, link: Link, ask: Ask, lengths: Sequence[int]) -> bool:
+        """Whether not to ask this replica: it is not connected, or has reported no room for the first query. Its pool
+        then hears of the refused work.
+        """
+        if request.deferrable or link.view.opens_for_s(asyncio.get_running_loop().time(), ask) <= 0:
+            return not link.is_live
+        if request.last_pool != link.pool.name:
+            link.refuse_here(lengths, request.allowed_s, request.tenant)
+        self.note_full(request, link, lengths)
+        return True
+
+    def note_full(self, request: Request, link: Link, lengths: Sequence[int]) -> None:
+        """Note in the request that this replica has no room for its queries of these lengths, and when it will."""
+        request.asked += 1
+        request.last_pool = link.pool.name
+        request.is_over_share |= link.view.is_over_share(request.tenant)
+        now = asyncio.get_running_loop().time()
+        request.retry_s = min(request.retry_s, link.view.admits_s(now, self._ask(now, request, lengths[0]), lengths))
 
     def send(self, request: Request, link: Link, indices: list[int], *, partial: bool) -> OfferedPart:
         """Offer these queries of the request to that replica."""
@@ -190,12 +220,8 @@ class Placer:
             record.parts.append((part, finish_s))
         return part
 
-    def collect(self, part: OfferedPart, found: list[Answered] | Refused, answers: Answers) -> None:
-        """Add the answers of a part to `answers`. Raises ReplicaLost if a hung replica, which was assumed to have
-        admitted the query, refuses it after all.
-        """
-        if isinstance(found, Refused):
-            raise ReplicaLost("the replica that had the query has no room for it; try again")
+    def collect(self, part: OfferedPart, found: list[Answered], answers: Answers) -> None:
+        """Add the answers of a part to `answers`."""
         for index, answer in zip(part.indices, found, strict=True):
             answers[index] = (part.link.pool.name, answer)
 
@@ -214,8 +240,8 @@ class Placer:
         """The error for a request that is refused because of `is_full`. Counts its work as refused for each replica.
         `lengths`: the estimated tokens of each query.
         """
-        for _ in self.candidates(request, lengths):
-            pass
+        for link, ask in self.candidates(request, lengths):
+            self.passes_over(request, link, ask, lengths)
         return self.busy(request)
 
     def _ask(self, now: float, request: Request, tokens: int) -> Ask:
@@ -223,16 +249,6 @@ class Placer:
         allowed_s = request.allowed_s
         lag_s = now - request.started - max(0.0, allowed_s - self.config.slo_s)
         return Ask(tokens, allowed_s, lag_s, request.tenant)
-
-    def _note_full(self, request: Request, link: Link, lengths: Sequence[int], opens_s: float) -> None:
-        request.asked += 1
-        request.last_pool = link.pool.name
-        now = asyncio.get_running_loop().time()
-        later_s = max(_RETRY_LATER * self.config.slo_s, link.view.model.alpha_s)
-        request.is_over_share |= link.view.is_over_share(request.tenant)
-        finish_s = link.view.finish_s(now, lengths) - request.allowed_s
-        opens_s = max(opens_s, finish_s)
-        request.retry_s = min(request.retry_s, opens_s + later_s)
 
     def _retry_after_s(self, request: Request) -> float:
         """Seconds until the refused client should return: until the first replica opens for it, and up to an SLO more,
@@ -283,7 +299,7 @@ class Placer:
         takes_longest = False
         for link in (link for pool in self.pools.values() if pool.is_open for link in pool.live):
             room_s, model = link.view.best_room_s(left_s), link.view.model
-            if link.pool.by_count or link.view.state is None:
+            if link.by_count or link.view.state is None:
                 return False
             takes_longest |= room_s >= model.cost_s(longest)
             share += max(0.0, room_s) / max(1e-9, model.work_s(lengths))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,7 @@ from deployments.embedding.channel import PendingOffer
 from deployments.embedding.frames import Answered
 from deployments.embedding.link import Link
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
+from deployments.embedding.view import Ask
 from deployments.models.colbert import Role
 from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.text_pairs import NO_BOUNDS, Pair, Side, TokenBounds
@@ -157,6 +158,10 @@ class UsualRequest:
         self.tokens += _NEW * (tokens / queries - self.tokens)
 
 
+Candidates = Iterator[tuple[Link, Ask]]
+"""The replicas to ask, in order, and what to ask of each."""
+
+
 @dataclass(slots=True, eq=False)
 class OfferedPart:
     """Some queries of a request, offered to one replica."""
@@ -164,6 +169,7 @@ class OfferedPart:
     link: Link
     pending: PendingOffer
     indices: list[int]
+    others: Candidates | None = None  # to ask if this replica has no room
 
 
 @dataclass(slots=True, eq=False)

@@ -8,9 +8,8 @@ A query is offered a second time, with the same deadline, if
 
 The other parts of the request continue meanwhile. A query that is lost a second time fails with its error.
 
-`Hedges` limits how many queries are offered elsewhere while the first offer stands, because a replica that is merely
-slow computes them as well. If only a hung replica has a query at its deadline, the query fails with 504. It is not
-called off: that would stop the run, and the replica would never learn that its device has become slow.
+If only a hung replica has a query at its deadline, the query fails with 504. It is not called off: that would stop the
+run, and the replica would never learn that its device has become slow.
 """
 
 from __future__ import annotations
@@ -18,44 +17,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from deployments.embedding.channel import Overdue, PendingOffer, Refused
+from deployments.embedding.channel import Refused
 from deployments.embedding.link import Link
-from deployments.embedding.request import Answers, OfferedPart, Request
+from deployments.embedding.placer import Placer
+from deployments.embedding.request import Answers, Candidates, OfferedPart, Request
 from deployments.errors import DeadlineExceeded, EngineBroken, ReplicaLost, WindveError
-
-if TYPE_CHECKING:
-    from deployments.embedding.placer import Placer
 
 TRIES = 2  # offers of a query whose replica died or failed
 _NEWS_S = 0.05  # pause before the second: a dying node ends several replicas, and each is reported separately
-
-
-@dataclass(slots=True)
-class Hedges:
-    """A budget of queries that may be offered elsewhere while their first offer stands: a fifth of all queries, plus
-    100 at the start (like Finagle's `RetryBudget`: 20 %, plus 10 a second over 10 s).
-    """
-
-    SHARE, MOST = 0.2, 100.0
-
-    left: float = MOST
-
-    def earn(self, queries: int) -> None:
-        if self.left < self.MOST:
-            self.left = min(self.MOST, self.left + self.SHARE * queries)
-
-    def spend(self, queries: int) -> bool:
-        """Spend `queries` of the budget. Returns False, and spends nothing, if less is left."""
-        if self.left < queries:
-            return False
-        self.left -= queries
-        return True
-
-    def give_back(self, queries: int) -> None:
-        """Return `queries` to the budget: no replica had room for them."""
-        self.left = min(self.MOST, self.left + queries)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +43,7 @@ class Placement:
     _broken: EngineBroken | None = None
 
     async def answered(self) -> Answers:
-        """Place the request and return all answers.
+        """Have all queries admitted or none, and return all answers.
 
         Raises Busy, Unavailable, DeadlineExceeded, EngineFailed or ReplicaLost.
         """
@@ -83,9 +53,7 @@ class Placement:
                 if left:
                     left = await self._offer(left)
                     continue
-                part = self.parts[0]
-                if not part.pending.ended:
-                    part = await self._next()
+                part = await self._next()
                 left = await (self._take(part) if part.pending.ended else self._hedge(part))
             return self.answers
         finally:
@@ -94,15 +62,27 @@ class Placement:
 
     async def _offer(self, left: list[int]) -> list[int]:
         """Place these queries. Returns those that must be offered again."""
+        if len(left) == 1:
+            return self._offer_one(left, self.placer.candidates(self.request, self.request.lengths(left)))
         try:
-            partial = bool(self.parts)  # do not wait for an answer: other parts may need attention
-            if await self.placer.place(self.request, left, self.parts, avoided=self.avoided, partial=partial):
+            if await self.placer.place(self.request, left, self.parts, self.avoided):
                 return []
         except ReplicaLost as error:
             return await self._lost(left, error)
+        raise self._no_room()
+
+    def _offer_one(self, left: list[int], candidates: Candidates) -> list[int]:
+        """Offer a single query to the next of the candidates. `_take` hears whether it has room."""
+        part = self.placer.place_one(self.request, left, candidates, self.avoided)
+        if part is None:
+            raise self._no_room()
+        self.parts.append(part)
+        return []
+
+    def _no_room(self) -> WindveError:
         if self._broken is not None and not self.request.asked:  # there is no other replica
-            raise self._broken
-        raise self.placer.busy(self.request)
+            return self._broken
+        return self.placer.busy(self.request)
 
     async def _next(self) -> OfferedPart:
         """Wait for the first part that has ended, or whose replica newly hangs."""
@@ -112,6 +92,9 @@ class Placement:
                 if part.pending.ended or (part.pending.overdue and part.link not in self.avoided):
                     return part
                 hanging += part.pending.overdue
+            if len(self.parts) == 1 and not hanging:
+                await self.parts[0].pending.ends()
+                return self.parts[0]
             now = asyncio.get_running_loop().time()
             left_s = self.request.due - now if hanging == len(self.parts) else None
             if left_s is not None and left_s <= 0:
@@ -126,19 +109,24 @@ class Placement:
     async def _take(self, part: OfferedPart) -> list[int]:
         """Take the outcome of a part. Returns the queries that must be offered again."""
         self.parts.remove(part)
-        try:
-            self.placer.collect(part, part.pending.outcome.result(), self.answers)
-        except ReplicaLost as error:
-            return await self._lost(part.indices, error)
-        except EngineBroken as error:
+        error = part.pending.outcome.exception()
+        if isinstance(error, EngineBroken):
             self.placer.ejections.note_failed(part.link)
             self.avoided.append(part.link)
             self._broken = error
+        if isinstance(error, EngineBroken | ReplicaLost):
             return await self._lost(part.indices, error)
-        if self.parts:
-            for other in [one for one in self.parts if self.answers.keys() >= set(one.indices)]:
-                self.parts.remove(other)
-                other.link.call_off(other.pending)
+        found = part.pending.outcome.result()
+        if isinstance(found, Refused):
+            if part.others is None or part.pending.overdue:  # it was assumed to have admitted the queries
+                lost = ReplicaLost("the replica that had the query has no room for it; try again")
+                return await self._lost(part.indices, lost)
+            self.placer.note_full(self.request, part.link, self.request.lengths(part.indices))
+            return self._offer_one(part.indices, part.others)
+        self.placer.collect(part, found, self.answers)
+        for other in [one for one in self.parts if self.answers.keys() >= set(one.indices)]:
+            self.parts.remove(other)
+            other.link.call_off(other.pending)
         return []
 
     async def _lost(self, indices: list[int], error: WindveError) -> list[int]:
@@ -161,21 +149,9 @@ class Placement:
         if left and self.placer.hedges.spend(len(left)):
             placed = False
             with contextlib.suppress(ReplicaLost):  # the first offer stands
-                placed = await self.placer.place(self.request, left, self.parts, avoided=self.avoided, partial=True)
+                placed = await self.placer.place(self.request, left, self.parts, self.avoided)
             if placed:
                 self.again.update(left)
             else:
                 self.placer.hedges.give_back(len(left))
         return []
-
-
-async def admitted(pending: PendingOffer) -> int:
-    """How many of the offer's queries the replica has admitted. An offer that is not partial tells it only by its
-    outcome; if the replica hangs, all its queries count as admitted.
-    """
-    if pending.admitted is not None:
-        return await pending.admitted
-    try:
-        return 0 if isinstance(await pending.outcome, Refused) else pending.size
-    except (WindveError, Overdue):
-        return pending.size

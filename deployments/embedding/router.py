@@ -23,6 +23,7 @@ from deployments.embedding.overflow import LEAST_SHARE, added_share, is_left_out
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, Embedded, Request, UsualRequest, Wanted, embedded
+from deployments.embedding.retries import Placement
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
 from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.errors import DeadlineExceeded, TimedOut, WindveError, WrongKind
@@ -160,17 +161,17 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
 
     async def _place(self, request: Request) -> Answers:
         """Have replicas answer the request, and settle its charge."""
-        placer = self._bulk if request.bulk else self._placer
         if not request.bulk:  # it waits in a queue of its own, and needs no room
             self._usual.learn(len(request.ids), request.tokens)
         self.placed += 1
         try:
-            if request.charge is None:
-                return await placer.answer(request)
-            lengths = request.lengths(range(len(request.ids)))
-            self._settle(request.charge, lengths)
-            answers = await placer.answer(request)
-            self._settle(request.charge, lengths, answers)
+            lengths = request.lengths(range(len(request.ids))) if request.charge is not None else ()
+            self._settle(request, lengths)
+            if request.bulk:
+                answers = await self._bulk.answer(request)
+            else:
+                answers = await Placement(self._placer, request).answered()
+            self._settle(request, lengths, answers)
             return answers
         finally:
             self.placed -= 1
@@ -191,10 +192,11 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             return
         request.charge = Charge(request.quota)
         request.charge.check(asyncio.get_running_loop().time(), self._placer.routers)
-        self._settle(request.charge, [round(self._estimated_tokens(request))] * len(request.queries))
+        self._settle(request, self._estimated_lengths(request))
 
-    def _settle(self, charge: Charge, lengths: Sequence[int], answers: Answers | None = None) -> None:
-        if charge.quota is not None:
+    def _settle(self, request: Request, lengths: Sequence[int], answers: Answers | None = None) -> None:
+        charge = request.charge
+        if charge is not None and charge.quota is not None:
             charge.settle(self._placer.price(lengths, charge.quota.unit, answers))
 
     def _open(self, queries: Sequence[Query], wanted: Wanted) -> Request:

@@ -82,6 +82,12 @@ class View(ReplicaView[ReplicaState]):
                 until = max(until, self.heard_at + slowdown * missing_s)
         return until - now if until > now else 0.0
 
+    def admits_s(self, now: float, ask: Ask, lengths: Sequence[int]) -> float:
+        """Seconds until it would admit queries of these lengths, the first of them as `ask` says. It has room for that
+        one then, and would answer all of them in time.
+        """
+        return max(self.opens_for_s(now, ask), self.finish_s(now, lengths) - ask.allowed_s)
+
     def _lost_s(self, state: ReplicaState, ask: Ask) -> float:
         """Room that the query loses because it comes `lag_s` late. If the size of a run limits the room, the spare time
         between the run's end and the deadline is used up first.

@@ -10,8 +10,7 @@ from typing import Any
 from deployments.generation.channel import GenerationChannel, PendingGeneration
 from deployments.generation.frames import GenerationOffer, GenerationReport, NewToken
 from deployments.generation.scheduler.state import MODES, HostState, StepState
-from deployments.serving.replica_link import ReplicaLink, learned
-from deployments.serving.replica_set import ReplicaSet
+from deployments.serving.replica_set import ReplicaLink, ReplicaSet, learned
 from deployments.serving.replica_view import ReplicaView
 
 

@@ -166,7 +166,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
     @property
     def live_pools(self) -> Mapping[str, bool]:
         """For each pool, whether it has a live replica."""
-        return {name: pool.is_open for name, pool in self.pools.items()}
+        return {name: pool.may_answer for name, pool in self.pools.items()}
 
     @property
     def load(self) -> int:
@@ -204,7 +204,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
     def _publish(self) -> None:
         figures = {
             name: GenerationPoolState(
-                pool.is_open, len(pool.live), len(pool.ejected()), self.config.step_time(name) is not None
+                pool.may_answer, len(pool.live), len(pool.ejected()), self.config.step_time(name) is not None
             )
             for name, pool in self.pools.items()
         }

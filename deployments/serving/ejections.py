@@ -24,8 +24,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from deployments.serving.replica_link import ReplicaLink
-from deployments.serving.replica_set import ReplicaSet
+from deployments.serving.replica_set import ReplicaLink, ReplicaSet
 
 logger = logging.getLogger("ray.serve")
 

@@ -10,6 +10,7 @@ from deployments.embedding.frames import Answered
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Request, Wanted
+from deployments.embedding.retries import Placement
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.embedding.view import View
 from deployments.errors import EngineBroken, EngineFailed, ReplicaLost
@@ -105,6 +106,10 @@ class ScriptedReplica:
     def configure(self):
         pass
 
+    @property
+    def by_count(self):
+        return self.pool.by_count
+
 
 def pool_of(name, *replicas, admission="deadline", on_change=lambda: None, **config):
     pool = Pool(name, deployment=name, handle=None, router="r", node="n", on_change=on_change)
@@ -123,6 +128,11 @@ def placer_of(*replicas, cpu=(), slo_s=1.0, admission="deadline", bulk=None, dra
     placer = Placer(pools, draw)
     placer.config = RouterConfig.parse({"slo_s": slo_s, "bulk": bulk or {}})
     return placer
+
+
+async def answer(placer, request):
+    """As the Router places a request that is not bulk."""
+    return await Placement(placer, request).answered()
 
 
 def request_of(*lengths, allowed_s=1.0, deferrable=False, bulk=False, **wanted):
