@@ -30,6 +30,7 @@ from deployments.embedding.scheduler import cost_fit, current_run, limits, pacin
 from deployments.embedding.scheduler.admission import DeadlineAdmission
 from deployments.embedding.scheduler.demand import Demand
 from deployments.embedding.scheduler.scheduler import Scheduler
+from deployments.embedding.scheduler.state import ReplicaState
 from deployments.embedding.view import View
 from deployments.serving import ejections
 
@@ -272,10 +273,10 @@ RULES = (
          ("streams", "bursts", "tenants", "router"),
          "without it MiniLM on two cores is late with 2 to 4 % at 2.5 times its capacity (2a6f633)"),
     Rule("replicas without room are not asked", "each is asked", lambda: ((View, "opens_for_s", _open_until_ejected),),
-         (View.opens_for_s, View._lost_s), r"opens_for_s|_lost_s|_goes_by_cost|_opens_at_once|opens_cost_s|room_grows",
+         (View.opens_for_s, View._lost_s, ReplicaState.opens_for_s), r"opens_for_s|_lost_s|opens_cost_s|room_grows",
          ALL[1:]),
     Rule("room by a query's size", "a replica is open or not", lambda: ((View, "opens_for_s", _told_opening),),
-         (View.opens_for_s, View._lost_s), r"_lost_s|_goes_by_cost|_opens_at_once|opens_cost_s|room_grows",
+         (View.opens_for_s, View._lost_s, ReplicaState.opens_for_s), r"_lost_s|opens_cost_s|room_grows",
          ("streams", "bursts", "returning", "tenants", "router")),
     Rule("refused work is told to replicas", "they know only what they refuse",
          lambda: ((Link, "refuse_here", _nothing),), (Link.refuse_here, Channel.note_refused),

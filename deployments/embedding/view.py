@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from deployments.admission.fair_share import Tenant
+from deployments.admission.predictor import LinePredictor
 from deployments.embedding.scheduler.cost_model import CostModel
+from deployments.embedding.scheduler.limits import idle_room_s
 from deployments.embedding.scheduler.pacing import Pacing
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.serving.replica_view import ReplicaView
@@ -33,15 +35,10 @@ class View(ReplicaView[ReplicaState]):
     """One embedding replica as a Router sees it. Its unseen work is in planned device seconds."""
 
     model: CostModel = UNKNOWN_COST
-    _goes_by_cost: bool = False  # its last state says for which cost it opens
-    _opens_at_once: bool = False  # all its room comes when it opens, not bit by bit before
 
     def hear(self, now: float, state: ReplicaState, seen: int) -> None:
         ReplicaView.hear(self, now, state, seen)
         self.model = CostModel(*state.model[:4])
-        self._goes_by_cost = state.opens_cost_s > 0 and not state.over_share
-        grows_s = state.slowdown * (state.opens_cost_s - state.room_s) if state.room_grows else 0.0
-        self._opens_at_once = state.opens_s > grows_s + _SAME_S if state.opens_s else False
 
     def finish_s(self, now: float, lengths: Sequence[int]) -> float:
         """Seconds until queries of these lengths would be answered there, if they were sent together now."""
@@ -66,21 +63,13 @@ class View(ReplicaView[ReplicaState]):
         query would be late even on an idle device, its size is ignored.
         """
         state = self.state
-        if state is None or not self._goes_by_cost or self.is_idle:
+        if state is None or not state.opens_cost_s or state.over_share or self.is_idle:
             return self.opens_s(now, ask.tenant)
-        model, slowdown = self.model, state.slowdown
-        need_s = model.cost_s(ask.tokens)
-        if model.beta_s + need_s > ask.allowed_s:
+        need_s = self.model.cost_s(ask.tokens)
+        if self.model.beta_s + need_s > ask.allowed_s:
             return self.opens_s(now, ask.tenant)
-        missing_s = max(need_s, state.reserve_s) + self._unseen_work + self._lost_s(state, ask) - state.room_s
-        until = self.outlier.until
-        if missing_s > 0:
-            if self._opens_at_once:  # no room before that
-                missing_s = max(0.0, missing_s + state.room_s - state.opens_cost_s)
-                until = max(until, self.heard_at + state.opens_s + slowdown * missing_s)
-            else:
-                until = max(until, self.heard_at + slowdown * missing_s)
-        return until - now if until > now else 0.0
+        until = self.heard_at + state.opens_for_s(need_s, self._unseen_work + self._lost_s(state, ask))
+        return max(0.0, until - now, self.outlier.until - now)
 
     def admits_s(self, now: float, ask: Ask, lengths: Sequence[int]) -> float:
         """Seconds until it would admit queries of these lengths, the first of them as `ask` says. It has room for that
@@ -122,23 +111,23 @@ class View(ReplicaView[ReplicaState]):
             return max(0.0, depth - state.in_flight - sum(count for _, count, _ in self._unseen))
         if self.is_idle and self.opens_s(now) <= 0:  # a replica whose runs are measured is idle, but not open
             return self.most_queries(tokens, slo_s)
-        grown_s = (now - self.heard_at) / state.slowdown if state.room_grows else 0.0
-        return max(0.0, state.room_s + grown_s - self._unseen_work) / max(1e-9, self.model.cost_s(round(tokens)))
+        room_s = state.room_after_s(now - self.heard_at) - self._unseen_work
+        return max(0.0, room_s) / max(1e-9, self.model.cost_s(round(tokens)))
 
     def most_queries(self, tokens: float, slo_s: float) -> float:
         """How many queries of `tokens` tokens it would admit at once if it were idle."""
         return max(0.0, self.idle_room_s(slo_s)) / max(1e-9, self.model.cost_s(round(tokens)))
 
     def idle_room_s(self, left_s: float) -> float:
-        """The work, in planned device seconds, that it would admit with this much time left if it were idle: what
-        `Limits.idle_room_s` says with its slowdown and margin. Below 0: none.
+        """The work, in planned device seconds, that it would admit with this much time left if it were idle. Below 0:
+        none.
         """
         state, model = self.state, self.model
         if state is None:
             return left_s
-        run_s = left_s / (1 + state.margin) - Pacing.of_beta(model.beta_s).pause_s
-        room_s = run_s / state.slowdown - model.beta_s
-        return room_s if state.depth is None else min(room_s, state.depth * model.alpha_s)
+        most_s = math.inf if state.depth is None else state.depth * model.alpha_s
+        predictor = LinePredictor(state.slowdown * model.beta_s, state.slowdown, state.margin)
+        return idle_room_s(predictor, Pacing.of_beta(model.beta_s), left_s, most_s)
 
     def best_room_s(self, left_s: float) -> float:
         """As `idle_room_s`, but at its best known speed and without a margin: more is late whatever its state."""

@@ -22,6 +22,13 @@ def is_deferrable(rule: str, slo_s: float, allowed_s: float) -> bool:
     return rule == "deadline" and allowed_s > _DEFERRABLE * slo_s
 
 
+def idle_room_s(predictor: LinePredictor, pacing: Pacing, left_s: float, run_s: float) -> float:
+    """The most work with `left_s` to its deadline that an idle device admits, if a run holds at most `run_s`. Below 0:
+    none. Replicas and Routers both decide by it.
+    """
+    return min(run_s, predictor.work_s(predictor.fill_s(left_s) - pacing.pause_s))
+
+
 @dataclass(slots=True)
 class Limits:
     """The policy and the cost model in force, and limits derived from them, in planned device seconds.
@@ -75,5 +82,4 @@ class Limits:
 
     def idle_room_s(self, left_s: float) -> float:
         """The most work with `left_s` to its deadline that an idle device admits. Below 0: none."""
-        predictor = self.predictor
-        return min(self.run_s, predictor.work_s(predictor.fill_s(left_s) - self.pacing.pause_s))
+        return idle_room_s(self.predictor, self.pacing, left_s, self.run_s)

@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple, TypeVar
 
 from deployments.admission.fair_share import Account, Tenant
 
+_SAME_S = 1e-6  # a rounding error
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -80,6 +82,20 @@ class ReplicaState(NamedTuple):
     room_s: float = 0.0
     reserve_s: float = 0.0
     room_grows: bool = False
+
+    def opens_for_s(self, cost_s: float, taken_s: float) -> float:
+        """Seconds until there is room for a query of this cost beside `taken_s` of work sent since. 0: now."""
+        needed_s = max(cost_s, self.reserve_s) + taken_s
+        if (missing_s := needed_s - self.room_s) <= 0:
+            return 0.0
+        grows_s = self.slowdown * (self.opens_cost_s - self.room_s) if self.room_grows else 0.0
+        if self.opens_s <= grows_s + _SAME_S:
+            return self.slowdown * missing_s
+        return self.opens_s + self.slowdown * max(0.0, needed_s - self.opens_cost_s)  # no room before that
+
+    def room_after_s(self, seconds: float) -> float:
+        """The room so many seconds later."""
+        return self.room_s + (seconds / self.slowdown if self.room_grows else 0.0)
 
     def closed_for(self, seconds: float) -> ReplicaState:
         """The state of a replica that admits nothing for so long, to nobody."""
