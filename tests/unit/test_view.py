@@ -91,6 +91,7 @@ AT_ONCE = {"opens_s": 0.4, "opens_cost_s": 0.5, "room_s": 0.0, "in_flight": 9}
     [
         (view(**GROWING), 75, {}, 0.0),
         (view(**GROWING), 100, {}, 0.006),
+        (view(**{**GROWING, "opens_s": 0.0, "room_s": 0.05}), 300, {}, 0.022),  # open, but not to so long a query
         (view(**GROWING, slowdown=2.0), 300, {}, 0.108),
         (view(**GROWING), 300, {"now": 10.04}, 0.014),  # room grows with the clock
         (sent((1, 0.018), **GROWING), 75, {}, 0.018),  # it is taken by what was sent since

@@ -89,7 +89,7 @@ class ReplicaState(NamedTuple):
         if (missing_s := needed_s - self.room_s) <= 0:
             return 0.0
         grows_s = self.slowdown * (self.opens_cost_s - self.room_s) if self.room_grows else 0.0
-        if self.opens_s <= grows_s + _SAME_S:
+        if not self.opens_s or self.opens_s <= grows_s + _SAME_S:
             return self.slowdown * missing_s
         return self.opens_s + self.slowdown * max(0.0, needed_s - self.opens_cost_s)  # no room before that
 
