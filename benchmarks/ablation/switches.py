@@ -27,7 +27,7 @@ from deployments.embedding.link import Link
 from deployments.embedding.placer import Placer
 from deployments.embedding.retries import Placement
 from deployments.embedding.scheduler import cost_fit, current_run, limits, pacing
-from deployments.embedding.scheduler.admission import DeadlineAdmission
+from deployments.embedding.scheduler.admission import Admission
 from deployments.embedding.scheduler.demand import Demand
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import ReplicaState
@@ -127,7 +127,7 @@ def _as_planned(self: Any, now: float) -> tuple[float, float]:
 
 
 def _without_rho() -> Sequence[Change]:
-    room, opening = DeadlineAdmission._room_s, DeadlineAdmission._opening
+    room, opening = Admission._room_s, Admission._opening
 
     def room_s(self: Any, now: float, left_s: float, outlook: Any, run_s: float, rho: float) -> float:
         return room(self, now, left_s, outlook, run_s, 0.0 * rho)
@@ -135,7 +135,7 @@ def _without_rho() -> Sequence[Change]:
     def opens(self: Any, now: float, outlook: Any, room_s: float, rho: float) -> Any:
         return opening(self, now, outlook, room_s, 0.0 * rho)
 
-    return (DeadlineAdmission, "_room_s", room_s), (DeadlineAdmission, "_opening", opens)
+    return (Admission, "_room_s", room_s), (Admission, "_opening", opens)
 
 
 def _without_tenants() -> Sequence[Change]:
@@ -224,22 +224,22 @@ RULES = (
     Rule("an overdue run", "takes as long as predicted", lambda: ((current_run.CurrentRun, "outlook", _as_planned),),
          (current_run.CurrentRun.outlook,), r"_passes_by_s|_OVERDUE_SHARE|_JITTERS|_LEAST_OVERDUE", groups=LEARNING),
     Rule("probe of an idle device", "a device that refuses everything stays as it is",
-         lambda: ((DeadlineAdmission, "_may_probe", _never),), (probe, DeadlineAdmission._may_probe),
+         lambda: ((Admission, "_may_probe", _never),), (probe, Admission._may_probe),
          r"is_probe|IdleProbe|_probe\b|back_off", groups=LEARNING),
     # Admission and order
     Rule("work that arrives before a run (rho)", "one early query may open the next run", _without_rho, (),
          r"\brho\b|_RHO_S|_rho_at", groups=ADMISSION),
     Rule("no spare pass behind a short run", "each query needs one",
-         lambda: ((DeadlineAdmission, "_needs_no_spare_pass", _never),),
-         (DeadlineAdmission._needs_no_spare_pass, DeadlineAdmission._has_tight, DeadlineAdmission.admitted),
+         lambda: ((Admission, "_needs_no_spare_pass", _never),),
+         (Admission._needs_no_spare_pass, Admission._has_tight, Admission.admitted),
          r"_tight_due\b|_SHORT_RUN|_BURST_LEFT|_needs_no_spare|_has_tight", groups=ADMISSION),
     Rule("pacing", "an idle device starts at once",
          lambda: ((pacing.Pacing, "of_beta", classmethod(lambda cls, _: cls(0.0, 0.0))),), (pacing,),
          r"pacing|Pacing|_pause_s\b", groups=ALL),
     Rule("a class that may wait (deferrable)", "all are urgent", lambda: (
          (run_loop, "is_deferrable", _never), (router, "is_deferrable", _never)),
-         (limits.is_deferrable, DeadlineAdmission._deferrable_room_s, DeadlineAdmission.deferrable_s,
-          DeadlineAdmission.promote), "deferrable", ("classes",)),
+         (limits.is_deferrable, Admission._deferrable_room_s, Admission.deferrable_s,
+          Admission.promote), "deferrable", ("classes",)),
     Rule("a fifth kept for deferrable", "no part of a run", lambda: ((limits, "_SURE_DEFERRABLE", 0.0),), (),
          r"_SURE_DEFERRABLE|deferrable_run_s", ("streams", "classes")),
     Rule("a tenth kept for bulk", "no part of a run", lambda: ((limits, "_SURE_BULK", 0.0),), (),
@@ -248,7 +248,7 @@ RULES = (
          r"_BETWEEN_BETAS|between_s|has_urgent", ("streams", "classes", "split"),
          "p99 beside bulk on quick devices at most 1.2 times that alone instead of 25 (test_scheduler_worlds)"),
     Rule("promote", "an idle device refuses what has no deferrable room",
-         lambda: ((DeadlineAdmission, "promote", _nothing),), (DeadlineAdmission.promote,), r"\bpromote\b",
+         lambda: ((Admission, "promote", _nothing),), (Admission.promote,), r"\bpromote\b",
          ("streams", "classes")),
     Rule("reserve for long queries", "room is for whoever fits", lambda: ((Demand, "reserve_s", _ZERO),),
          (starvation, Demand.refused, Demand.reserve_s, Demand.prefers, Link._count_time),

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from deployments.embedding.run import EngineQuery
+from deployments.embedding.run import EngineQuery, by_output
 from deployments.embedding.run_loop import Ended, Passed
-from deployments.embedding.run_order import by_output
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.engines import Stopped
 from deployments.models.outputs import TEXT, Numbers

@@ -6,19 +6,32 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.channel import Channel
 from deployments.embedding.config import PoolConfig
 from deployments.embedding.link import Link
-from deployments.embedding.overflow import Speed
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.view import UNKNOWN_COST, Ask
 from deployments.serving.replica_set import ReplicaSet
 
 # For one query, so many replicas are compared, the open ones among so many: all of a thousand would take milliseconds.
 _COMPARED, _LOOKED_AT = 16, 32
+LEAST_SHARE = 0.05  # what a CPU pool must add: less is hard to tell from the accelerator's own variation
+_DIFFERENT = 1.25  # a choice stands until the share is this factor beyond the limit: learned figures vary by less
+
+
+class Speed(NamedTuple):
+    """A pool: the latency model of its replicas, in s, and how many answer. `alpha_s` is 0 until it is known."""
+
+    alpha_s: float
+    beta_s: float
+    replicas: int
+
+    def concurrency(self, slo_s: float) -> float:
+        """How many queries of 75 tokens it answers within the SLO if all come at once (the paper's Eq. 12)."""
+        return self.replicas * max(0.0, slo_s - self.beta_s) / self.alpha_s
 
 
 class Pool(ReplicaSet[Link]):
@@ -32,7 +45,7 @@ class Pool(ReplicaSet[Link]):
 
     def __init__(self, name: str, **where: Any) -> None:
         super().__init__(name, **where)
-        self.left_out = False  # it gets no queries, because it adds too little (`overflow`)
+        self.left_out = False  # it gets no queries, because it adds too little (`is_left_out`)
         self._turn = 0  # where the next look at the replicas of a large pool begins
         self._first: Link | None = None  # the preferred live replica, or the last one that lived
 
@@ -211,6 +224,26 @@ class Pool(ReplicaSet[Link]):
             },
             "replicas": {link.view.replica: link.describe() for link in self.live},
         }
+
+
+def added_share(accelerator: Speed, cpu: Speed, slo_s: float) -> float | None:
+    """What the CPU pool adds, as a share of what the accelerator does alone. None: that is not known yet, or the
+    accelerator answers nothing.
+    """
+    if not (accelerator.alpha_s > 0 and cpu.alpha_s > 0):
+        return None
+    alone = accelerator.concurrency(slo_s)
+    return cpu.concurrency(slo_s) / alone if alone > 0 and cpu.replicas else None
+
+
+def is_left_out(share: float | None, *, before: bool) -> bool:
+    """Whether the CPU pool gets no queries: it adds little, and takes cores from Routers. `before`: the choice so far.
+    Without a share the CPU pool serves. Its processes stay: if the accelerator is lost, they answer at once.
+    The paper's Xeon adds a fifth to its V100, and the CPU of an H200's host less than a hundredth.
+    """
+    if share is None:
+        return False
+    return share < (LEAST_SHARE * _DIFFERENT if before else LEAST_SHARE / _DIFFERENT)
 
 
 def _as_many(links: Iterable[Link], enough: float) -> Iterable[Link]:

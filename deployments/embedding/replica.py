@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,13 +14,11 @@ import numpy as np
 
 from deployments.embedding.frames import Offers
 from deployments.embedding.metrics import EmbedderMetrics
-from deployments.embedding.run import EngineQuery, Indices, OfferedQuery, PlannedBatch, PlannedQuery
+from deployments.embedding.run import EngineQuery, Indices, OfferedQuery, PlannedBatch, PlannedQuery, by_output
 from deployments.embedding.run_loop import Ended, Passed, RunLoop
-from deployments.embedding.run_order import by_output
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy
-from deployments.embedding.warm_up import measure
 from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.micro_batches import Lengths
 from deployments.errors import not_finite
@@ -31,6 +30,11 @@ from deployments.serving.replica import Replica
 from deployments.settings import Settings
 
 _PASS_SHARE = 0.12  # of the SLO: the most that one pass should take
+_SIZES = ((1, 75), (16, 75), (4, 250), (32, 10), (64, 75), (2, 500))  # of warm-up: queries, tokens of each
+_FEWEST_SIZES = 2
+_FIRST_S, _LONGEST_S = 1.0, 10.0  # no further size after so long; no further run
+_RUNS, _RUNS_S = 3, 1.0  # the runs of a size that must agree; fewer if they take longer than this
+_AGREE = 1.2  # the slowest of them, over the fastest
 _PLACEHOLDER_SLO_S = 1.0  # unused: the queue is closed until the first Router has sent its settings
 
 
@@ -158,3 +162,37 @@ class Embedder(Replica[Settings]):
         if alpha_s := schedule.limits.model.alpha_s:
             self._engine.bound_passes(int(_PASS_SHARE * schedule.limits.policy.slo_s / alpha_s * QUERY_TOKENS))
             schedule.set_pass_tokens(self._engine.micro_batch_tokens)
+
+
+def measure(
+    seconds: Callable[[list[int]], float], clock: Callable[[], float], longest: int, *, exact: bool = False
+) -> CostModel:
+    """The cost model to use until a calibration. `seconds(lengths)`: runs queries of these lengths, at most `longest`
+    tokens each. `exact`: one run of a size is enough, as of emulated devices.
+
+    Other work on the machine, such as the end of the replica that this one replaces, makes runs slower, never faster,
+    and short runs most of all. So each size is timed, in turn with the others, until its fastest runs agree. The
+    fastest counts.
+    """
+    began, times = clock(), dict[tuple[int, ...], list[float]]()
+    for queries, tokens in _SIZES:
+        if clock() > began + _FIRST_S and len(times) >= _FEWEST_SIZES:
+            break
+        lengths = [min(tokens, longest)] * queries
+        times.setdefault(tuple(lengths), []).append(seconds(lengths))
+    while not exact and (unsure := [size for size, took in times.items() if not _agree(took)]):
+        for size in unsure:
+            if clock() > began + _LONGEST_S and len(times[size]) > 1:
+                return _fit(times)
+            times[size].append(seconds(list(size)))
+    return _fit(times)
+
+
+def _agree(took: list[float]) -> bool:
+    fastest = heapq.nsmallest(_RUNS, took)
+    is_enough = len(fastest) == _RUNS or (len(fastest) > 1 and sum(fastest) > _RUNS_S)
+    return is_enough and fastest[-1] <= _AGREE * fastest[0]
+
+
+def _fit(times: dict[tuple[int, ...], list[float]]) -> CostModel:
+    return CostModel.fit([(size, min(took)) for size, took in times.items()])

@@ -19,9 +19,8 @@ from deployments.admission.quota import Charge
 from deployments.embedding.bulk import BulkQueue
 from deployments.embedding.config import RouterConfig
 from deployments.embedding.metrics import RouterMetrics
-from deployments.embedding.overflow import LEAST_SHARE, added_share, is_left_out
 from deployments.embedding.placer import Placer
-from deployments.embedding.pool import Pool
+from deployments.embedding.pool import LEAST_SHARE, Pool, added_share, is_left_out
 from deployments.embedding.request import Answers, Embedded, Request, UsualRequest, Wanted, embedded
 from deployments.embedding.retries import Placement
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
@@ -86,7 +85,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         return f"admission by {config.admission}, SLO {config.slo_s:g} s, depths {depths}"
 
     def _choose_pools(self) -> None:
-        """With `cpu_overflow: auto`, leave the CPU pool out while it adds too little (`overflow`)."""
+        """With `cpu_overflow: auto`, leave the CPU pool out while it adds too little."""
         if self.settings.cpu_overflow != "auto" or not self.topology.cpu_overflow:
             return
         accelerator, cpu = self.pools[ACCELERATOR], self.pools[CPU]

@@ -7,12 +7,13 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU, Topology
-from deployments.serving.busy import BusyMeter
 from deployments.serving.metrics import Instruments, OfModel, publish_periodically
 from deployments.serving.replica_set import ReplicaSet
 from deployments.settings import OneModelSettings
@@ -22,9 +23,51 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ray.serve")
 
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+_NS = 1e-9
+_OVER_S = 1.0  # a share of busy time covers at least this much time
+_STEP_S = 0.1  # between two readings that are kept
 _JOIN_S, _LOOK_S = 600.0, 0.01  # the longest wait for replicas at the start; how often it looks
 
 Handles = Mapping[str, tuple[str, "DeploymentHandle[Any]"]]  # by pool: the name of its deployment, and its handle
+
+
+def read_busy_s(schedstat: Path = _SCHEDSTAT) -> float:
+    """Seconds in which the calling thread ran or waited for a core since its start.
+
+    Linux counts both (`/proc/thread-self/schedstat`: ns that it ran, ns that it waited, time slices). Without this
+    file it returns the CPU time alone.
+    """
+    try:
+        ran_ns, waited_ns = map(int, schedstat.read_bytes().split()[:2])
+    except (OSError, ValueError):
+        return time.thread_time()
+    return (ran_ns + waited_ns) * _NS
+
+
+class BusyMeter:
+    """Measures how busy a thread is. Make it and read it in this thread.
+
+    `read`: seconds in which the thread was busy since its start; `clock`: s on any clock.
+    """
+
+    def __init__(self, read: Callable[[], float] = read_busy_s, clock: Callable[[], float] = time.monotonic) -> None:
+        self._read, self._clock = read, clock
+        self._readings = deque([(clock(), read())])
+
+    @property
+    def share(self) -> float:
+        """The thread's busy time over all time, in [0, 1], since the last reading that is a second old or older. If
+        there is none yet, since this meter was made.
+        """
+        now, busy_s = self._clock(), self._read()
+        readings = self._readings
+        while len(readings) > 1 and readings[1][0] <= now - _OVER_S:
+            readings.popleft()
+        since, before_s = readings[0]
+        if now >= readings[-1][0] + _STEP_S:
+            readings.append((now, busy_s))
+        return min(1.0, max(0.0, (busy_s - before_s) / (now - since))) if now > since else 0.0
 
 
 class Named(Protocol):

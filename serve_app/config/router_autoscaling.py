@@ -1,4 +1,4 @@
-"""Lets the Routers follow the load, by the busy share that each reports to Serve (`deployments/serving/busy.py`). Pure.
+"""Lets the Routers follow the load, by the busy share that each reports to Serve (`BusyMeter`). Pure.
 
 Serve ignores `num_replicas` in a config if the code has an `autoscaling_config`. So windve adds it to the config, where
 a config that sets either of them keeps its own.

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from deployments.serving.busy import BusyMeter, read_busy_s
+from deployments.serving.router import BusyMeter, read_busy_s
 
 
 class Thread:

@@ -18,10 +18,10 @@ from benchmarks.paper import PAIRS
 from benchmarks.simulation.device import Device
 from calibration.generation import promise_proof
 from calibration.prove import proof
-from deployments.embedding import overflow
+from deployments.embedding import pool
 from deployments.embedding.config import BulkConfig, CostConfig, RouterConfig
 from deployments.embedding.metrics import EmbedderMetrics, RouterMetrics
-from deployments.embedding.overflow import Speed, added_share, is_left_out
+from deployments.embedding.pool import Speed, added_share, is_left_out
 from deployments.generation.metrics import GenerationRouterMetrics, GeneratorMetrics
 from deployments.serving import recent
 from deployments.serving.metrics import router_gauges
@@ -255,8 +255,8 @@ CLAIMS = [
     ("index-many-texts.md", f"`bulk.timeout_s` ({BULK.timeout_s:g} s)"),
     ("index-many-texts.md", f"`bulk.max_waiting` texts ({BULK.max_waiting:,})"),
     ("from-tei-or-infinity.md", f"`args.limits.max_inputs_per_request` ({LIMITS.max_inputs_per_request:,})"),
-    ("does-the-cpu-pay.md", f"less than {100 * overflow.LEAST_SHARE / overflow._DIFFERENT:g} % to the accelerator"),
-    ("does-the-cpu-pay.md", f"from {100 * overflow.LEAST_SHARE * overflow._DIFFERENT:g} % on"),
+    ("does-the-cpu-pay.md", f"less than {100 * pool.LEAST_SHARE / pool._DIFFERENT:g} % to the accelerator"),
+    ("does-the-cpu-pay.md", f"from {100 * pool.LEAST_SHARE * pool._DIFFERENT:g} % on"),
     ("operations.md", f"above {TARGET:g} for {FOLLOWING['upscale_delay_s']:g} s"),
     ("glossary.md", f"at least {100 * proof.REQUIRED:g} % of the admitted queries"),
     ("glossary.md", f"{100 * promise_proof.REQUIRED:g} % of first tokens"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.embedding.overflow import Speed, added_share, is_left_out
+from deployments.embedding.pool import Speed, added_share, is_left_out
 
 V100, XEON = Speed(0.0180, 0.27, 1), Speed(0.0858, 0.32, 1)
 ATLAS, KUNPENG = Speed(0.00904, 0.24, 1), Speed(0.0752, 0.85, 1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.embedding.run_order import by_output
+from deployments.embedding.run import by_output
 from deployments.models.outputs import TEXT
 
 SPARSE, TOKENS = ("sparse",), ("tokens",)

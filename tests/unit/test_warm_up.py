@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from deployments.embedding.replica import measure
 from deployments.embedding.scheduler.cost_model import CostModel
-from deployments.embedding.warm_up import measure
 
 MINILM, LARGE, GPU = (0.0085, 0.005), (0.15, 0.1), (0.0004, 0.004)  # alpha, beta
 

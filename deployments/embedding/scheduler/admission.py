@@ -1,4 +1,5 @@
-"""Admission by predicted finish: a query is admitted if it ends before its deadline. Pure.
+"""Admission by predicted finish: a query is admitted if it ends before its deadline. `DepthAdmission` is the rule by
+count. Pure.
 
 Symbols. Work (c, U, W) is in planned device seconds of the cost model. All other times are seconds on the clock.
 
@@ -38,7 +39,6 @@ A query is admitted if the next run still fits into the SLO, and
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -71,83 +71,17 @@ class Opening(NamedTuple):
 
 
 @dataclass(slots=True, repr=False, eq=False)
-class Admission(ABC, Generic[Q]):
-    """A rule of admission. The methods that are not abstract suit a rule that promises no finish time."""
-
-    limits: Limits
-    queue: RunQueue[Q]
-    run: CurrentRun
-    demand: Demand
-
-    @abstractmethod
-    def fitting(
-        self, now: float, queries: Sequence[ScheduledQuery], total_s: float, outlook: Outlook, run_s: float
-    ) -> int:
-        """How many of the first queries have room. `total_s`: the cost of all; `run_s`: the most work of a run."""
-
-    @abstractmethod
-    def is_full(self, now: float, outlook: Outlook) -> bool:
-        """Whether a query of the mean cost would be refused."""
-
-    @abstractmethod
-    def opening(self, now: float, outlook: Outlook, *, over_share: bool) -> Opening:
-        """When a query of at least the mean cost, with the SLO to its deadline, would be admitted. `over_share`: for a
-        tenant over its share.
-        """
-
-    @property
-    @abstractmethod
-    def bulk_room_s(self) -> float:
-        """Room for bulk queries, in planned device seconds."""
-
-    @property
-    def over_share(self) -> Sequence[str]:
-        """Tenants for which the device opens later than for others."""
-        return ()
-
-    def has_room_for_each(self, _now: float, _due: float, _total_s: float, _outlook: Outlook) -> bool:
-        """Whether urgent queries of this total cost, the first of them due at `due`, would all be admitted, one after
-        another in any order. It may be False although they would.
-        """
-        return False
-
-    def promote(self, _now: float, _queries: Sequence[ScheduledQuery], _total_s: float) -> None:
-        """Make deferrable queries urgent if that serves them better."""
-
-    def admitted(self, _now: float, _query: ScheduledQuery, _outlook: Outlook) -> None:
-        """Note a query that now waits, the last of its request."""
-
-    def never(self, _cost_s: float, _left_s: float) -> bool:
-        """Whether a query of that cost would not end within `left_s` even on an idle device."""
-        return False
-
-    def most_s(self, _left_s: float) -> float:
-        """The largest cost of a query, with this much time left, that an idle device admits."""
-        return _NEVER
-
-    def may_wait_s(self, _now: float, _query: ScheduledQuery, _f: float) -> float:
-        """Seconds that an idle device may wait before it starts the waiting queries, including this one."""
-        return _NEVER
-
-    def deferrable_s(self, _now: float, _urgent: Sequence[ScheduledQuery]) -> tuple[float, float]:
-        """Two limits on the deferrable work in a run behind these urgent queries: how far it may fill the run, and the
-        most including its reserved part. The second is finite only where urgent queries would have to wait for it.
-        """
-        return _NEVER, _NEVER
-
-    def bulk_s(self, _now: float, _urgent: Sequence[ScheduledQuery]) -> float:
-        """The most bulk work in a run with these urgent queries."""
-        return _NEVER
-
-
-@dataclass(slots=True, repr=False, eq=False)
-class DeadlineAdmission(Admission[Q]):
-    """Admission by predicted finish.
+class Admission(Generic[Q]):
+    """The rule by predicted finish.
 
     - `is_probe`: the current run, or the waiting one, is a probe.
     - `_tight_due`: the earliest deadline of the queries that wait behind a short run without a pass to spare.
     """
 
+    limits: Limits
+    queue: RunQueue[Q]
+    run: CurrentRun
+    demand: Demand
     is_probe: bool = False
     _tight_due: float = _NEVER
     _probe: IdleProbe = field(default_factory=IdleProbe)
@@ -155,6 +89,7 @@ class DeadlineAdmission(Admission[Q]):
     def fitting(
         self, now: float, queries: Sequence[ScheduledQuery], total_s: float, outlook: Outlook, run_s: float
     ) -> int:
+        """How many of the first queries have room. `total_s`: the cost of all; `run_s`: the most work of a run."""
         if self.limits.policy.depth == 0:
             return 0
         room_s = self._room_for(now, queries[0], outlook, run_s)
@@ -175,8 +110,9 @@ class DeadlineAdmission(Admission[Q]):
         return taken
 
     def has_room_for_each(self, now: float, due: float, total_s: float, outlook: Outlook) -> bool:
-        """While a run is under way and nothing is kept for anybody. Each has at least the room of the first one due,
-        less what the others before it take.
+        """Whether urgent queries of this total cost, the first of them due at `due`, would all be admitted, one after
+        another in any order. It may be False although they would. A run is under way, and nothing is kept for anybody:
+        each has at least the room of the first one due, less what the others before it take.
         """
         limits, demand = self.limits, self.demand
         if not self.run.is_running or demand.shares.has_level or demand.reserve_s or limits.policy.depth == 0:
@@ -184,9 +120,13 @@ class DeadlineAdmission(Admission[Q]):
         return total_s <= self._room_s(now, due - now, outlook, limits.run_s, demand.rho_with(total_s))
 
     def is_full(self, now: float, outlook: Outlook) -> bool:
+        """Whether a query of the mean cost would be refused."""
         return self._slo_room_s(now, outlook, self.demand.rho) < self.demand.long_queries.mean
 
     def opening(self, now: float, outlook: Outlook, *, over_share: bool) -> Opening:
+        """When a query of at least the mean cost, with the SLO to its deadline, would be admitted. `over_share`: for a
+        tenant over its share.
+        """
         account = next(iter(self.demand.shares.over_share.values()), None) if over_share else None
         rho = 0.0 if self.demand.shares.has_level else self.demand.rho  # for tenants under their share
         if account is not None:
@@ -205,10 +145,11 @@ class DeadlineAdmission(Admission[Q]):
 
     @property
     def over_share(self) -> Sequence[str]:
+        """Tenants for which the device opens later than for others."""
         return self.demand.shares.named
 
     def promote(self, now: float, queries: Sequence[ScheduledQuery], total_s: float) -> None:
-        """Promote the queries if the device is idle and they fit into the SLO, but not into the deferrable room."""
+        """Make deferrable queries urgent if the device is idle and they fit into the SLO, but not into their room."""
         limits, first = self.limits, queries[0]
         slo_s = limits.policy.slo_s
         if first.bulk or self.run.is_running or self.queue.count or total_s > limits.idle_room_s(slo_s):
@@ -218,21 +159,28 @@ class DeadlineAdmission(Admission[Q]):
                 query.deferrable, query.due = False, min(query.due, now + slo_s)
 
     def never(self, cost_s: float, left_s: float) -> bool:
-        """Eq. 11 at the device's best known speed: a device that is merely slow at the moment may be asked again."""
+        """Whether a query of that cost would not end within `left_s` even on an idle device (Eq. 11) at its best known
+        speed: a device that is merely slow at the moment may be asked again.
+        """
         limits, policy = self.limits, self.limits.policy
         longest_s = _NEVER if policy.depth is None else policy.slo_s
         return min(limits.predictor.seconds(cost_s), limits.model.beta_s + cost_s) > min(left_s, longest_s)
 
     def most_s(self, left_s: float) -> float:
+        """The largest cost of a query, with this much time left, that an idle device admits."""
         return self.limits.idle_room_s(left_s)
 
     def may_wait_s(self, now: float, query: ScheduledQuery, f: float) -> float:
+        """Seconds that an idle device may wait before it starts the waiting queries, including this one."""
         queue, predictor = self.queue, self.limits.predictor
         if query.deferrable:
             return predictor.fill_s(query.due - now) - self.limits.policy.slo_s
         return predictor.fill_s(queue.urgent[0].due - now) - f * predictor.seconds(queue.next_run_s)
 
     def deferrable_s(self, now: float, urgent: Sequence[ScheduledQuery]) -> tuple[float, float]:
+        """Two limits on the deferrable work in a run behind these urgent queries: how far it may fill the run, and the
+        most including its reserved part. The second is finite only where urgent queries would have to wait for it.
+        """
         limits, predictor, urgent_s = self.limits, self.limits.predictor, sum(query.cost_s for query in urgent)
         fill_s = predictor.work_s(predictor.fill_s(limits.policy.bulk_share * limits.policy.slo_s)) - urgent_s
         if self.demand.has_urgent(now):
@@ -248,12 +196,15 @@ class DeadlineAdmission(Admission[Q]):
         return min(fill_s, most_s), most_s
 
     def admitted(self, now: float, query: ScheduledQuery, outlook: Outlook) -> None:
+        """Note a query that now waits, the last of its request."""
         left_s, with_pass_s = query.due - now, self.queue.urgent_line.work_s + self.limits.pass_s
         if self._needs_no_spare_pass(left_s) and with_pass_s > self._next_run_within_s(left_s, outlook):
             self._tight_due = min(self._tight_due, query.due)
 
     def bulk_s(self, now: float, urgent: Sequence[ScheduledQuery]) -> float:
-        """See the base. Where bulk's own runs cost little, bulk joins a run of urgent queries at most once per SLO."""
+        """The most bulk work in a run with these urgent queries. Where bulk's own runs cost little, bulk joins a run of
+        urgent queries at most once per SLO.
+        """
         limits = self.limits
         if not urgent:
             return _NEVER
@@ -373,3 +324,69 @@ class DeadlineAdmission(Admission[Q]):
         if is_running and not queue.urgent and until_s > latest_s:
             return Opening(until_s - latest_s, cost_s, room_s)
         return Opening(until_s + max(0.0, f * predictor.seconds(work_s) - latest_s), cost_s, room_s)
+
+
+class DepthAdmission(Admission[Q]):
+    """The rule by count: Algorithm 1 of WindVE, `waiting and running queries < depth`. It promises no finish time."""
+
+    __slots__ = ()
+
+    def fitting(
+        self, _now: float, queries: Sequence[ScheduledQuery], _total_s: float, _outlook: Outlook, _run_s: float
+    ) -> int:
+        """See the base. Places that the queries' tenant must leave to others do not count."""
+        first = queries[0]
+        free, account = self._free(bulk=first.bulk), first.account
+        if account is not None and not first.deferrable:
+            alpha_s, slo_s = self.limits.model.alpha_s, self.limits.policy.slo_s
+            free = max(0, free - math.ceil(self.demand.shares.kept_s(account, slo_s) / alpha_s))
+        return min(len(queries), free)
+
+    def is_full(self, _now: float, _outlook: Outlook) -> bool:
+        return not self._free(bulk=False)
+
+    def opening(self, _now: float, outlook: Outlook, *, over_share: bool) -> Opening:  # noqa: ARG002 - to all alike
+        f, until_s = outlook
+        pass_s = f * self.limits.predictor.slope * self.limits.pass_s
+        return Opening(0.0 if self._free(bulk=False) else min(until_s, pass_s or until_s))
+
+    @property
+    def bulk_room_s(self) -> float:
+        return self._free(bulk=True) * self.limits.model.alpha_s
+
+    @property
+    def over_share(self) -> Sequence[str]:
+        return ()
+
+    def has_room_for_each(self, *_: object) -> bool:
+        return False
+
+    def promote(self, *_: object) -> None:
+        pass
+
+    def admitted(self, *_: object) -> None:
+        pass
+
+    def never(self, *_: object) -> bool:
+        return False
+
+    def most_s(self, _left_s: float) -> float:
+        return math.inf
+
+    def may_wait_s(self, *_: object) -> float:
+        return math.inf
+
+    def deferrable_s(self, *_: object) -> tuple[float, float]:
+        return math.inf, math.inf
+
+    def bulk_s(self, *_: object) -> float:
+        return math.inf
+
+    def _free(self, *, bulk: bool) -> int:
+        """Free slots by Algorithm 1. Bulk queries may use a share of the depth."""
+        limit = self.limits.policy.depth or 0
+        free = limit - self.queue.count - self.run.unanswered
+        if bulk and limit:
+            held = self.run.bulk + len(self.queue.bulk_line.queries)
+            free = min(free, max(1, int(limit * self.limits.policy.bulk_share)) - held)
+        return max(0, free)

@@ -66,7 +66,7 @@ class RunQueue(Generic[Q]):
 
     - Deferrable queries get `limits.deferrable_run_s` of each run.
     - Bulk gets `limits.bulk_run_s` of each run with enough room; where runs of its own cost little, only once per SLO
-      (`DeadlineAdmission.bulk_s`).
+      (`Admission.bulk_s`).
 
     Deferrable queries, and then bulk, also fill what urgent queries leave.
     """

@@ -5,8 +5,7 @@ replica, and one thread calls all its methods. Its parts:
 
     `limits`              policy, cost model, and the limits of a run that follow from them
     `demand`              the demand: work per second, tenants, long queries
-    `admission`           the rule by predicted finish
-    `depth_admission`     the rule by count: Algorithm 1
+    `admission`           the rules by predicted finish and by count
     `run_queue`           the waiting queries
     `current_run`         the running queries
 
@@ -28,11 +27,10 @@ from typing import Generic
 
 from deployments.admission.predictor import LinePredictor, Predictor
 from deployments.admission.starvation import LongRequests
-from deployments.embedding.scheduler.admission import Admission, DeadlineAdmission, Opening
+from deployments.embedding.scheduler.admission import Admission, DepthAdmission, Opening
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.current_run import CurrentRun, Outlook
 from deployments.embedding.scheduler.demand import Demand
-from deployments.embedding.scheduler.depth_admission import DepthAdmission
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.run_queue import RunQueue
 from deployments.embedding.scheduler.state import Policy, Q, Refusals, ReplicaState, ScheduledQuery
@@ -62,7 +60,7 @@ class Scheduler(Generic[Q]):
         self.demand, self.run = Demand(self.limits, LongRequests(model.alpha_s)), CurrentRun(self.limits)
         self.queue = RunQueue[Q](self.limits, self.demand.shares)
         parts = self.limits, self.queue, self.run, self.demand
-        self._by_finish, self._by_depth = DeadlineAdmission(*parts), DepthAdmission(*parts)
+        self._by_finish, self._by_depth = Admission(*parts), DepthAdmission(*parts)
         self.admission: Admission[Q]
         self._held: dict[Hashable, float] = {}  # for each held part, until when the next run waits
         # For queries that wait for an idle device: first arrival, last arrival, and the latest start that keeps them in
