@@ -201,7 +201,7 @@ class CalibrationResult(RunResult):
             at = [(level, line.curve.latency_s(level), line.margin_s(level)) for level in levels]
             found.band = [(level, took_s - margin_s, took_s + margin_s) for level, took_s, margin_s in at]
         if (cost := self.costs.get(pool)) is not None:
-            by_tokens = [(tokens, cost.cost_s(tokens)) for tokens in self.lengths]
+            by_tokens = [(tokens, cost.cost(tokens)) for tokens in self.lengths]
             found.cost = CostReport(**asdict(cost), by_tokens=by_tokens)
         return found
 

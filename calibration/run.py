@@ -149,7 +149,7 @@ class Calibration:
                 assert estimate.line is not None
                 samples = {length: await measure_length(runs, estimate, length, aim) for length in others}
                 self.result.costs[pool] = cost = fit_cost(samples, estimate.line.curve, tokens)
-                shown = ", ".join(f"{1000 * cost.cost_s(n):.3g} ms at {n}" for n in self.result.lengths)
+                shown = ", ".join(f"{1000 * cost.cost(n):.3g} ms at {n}" for n in self.result.lengths)
                 self._progress.done(f"{pool}: a query costs by its tokens {shown}")
 
     def _usable_estimates(self) -> dict[str, int]:

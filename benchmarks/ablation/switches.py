@@ -127,15 +127,15 @@ def _as_planned(self: Any, now: float) -> tuple[float, float]:
 
 
 def _without_rho() -> Sequence[Change]:
-    room, opening = Admission._room_s, Admission._opening
+    whole, opening = Admission._room, Admission._opening
 
-    def room_s(self: Any, now: float, left_s: float, outlook: Any, run_s: float, rho: float) -> float:
-        return room(self, now, left_s, outlook, run_s, 0.0 * rho)
+    def room(self: Any, now: float, left_s: float, outlook: Any, run_s: float, rho: float) -> float:
+        return whole(self, now, left_s, outlook, run_s, 0.0 * rho)
 
-    def opens(self: Any, now: float, outlook: Any, room_s: float, rho: float) -> Any:
-        return opening(self, now, outlook, room_s, 0.0 * rho)
+    def opens(self: Any, now: float, outlook: Any, room: float, rho: float) -> Any:
+        return opening(self, now, outlook, room, 0.0 * rho)
 
-    return (Admission, "_room_s", room_s), (Admission, "_opening", opens)
+    return (Admission, "_room", room), (Admission, "_opening", opens)
 
 
 def _without_tenants() -> Sequence[Change]:
@@ -159,13 +159,13 @@ def _without_sizes() -> Sequence[Change]:
     return ((Channel, "note_refused", refused),)
 
 
-def _whole_room(_: Any, __: Any, room_s: float, *___: Any) -> float:
-    return room_s
+def _whole_room(_: Any, __: Any, room: float, *___: Any) -> float:
+    return room
 
 
-def _only_parts(self: Any, account: Any, room_s: float, next_run_s: float, until_s: float, cost_s: float) -> float:
-    """`Demand.shared_s` that keeps the expected work and bounds no part of a run."""
-    return room_s - float(self.shares.kept_s(account, until_s))
+def _only_parts(self: Any, account: Any, room: float, next_work: float, until_s: float, cost: float) -> float:
+    """`Demand.shared_room` that keeps the expected work and bounds no part of a run."""
+    return room - float(self.shares.kept_s(account, until_s))
 
 
 def _opens_only(self: Any, request: Any) -> float:
@@ -238,21 +238,21 @@ RULES = (
          r"pacing|Pacing|_pause_s\b", groups=ALL),
     Rule("a class that may wait (deferrable)", "all are urgent", lambda: (
          (run_loop, "is_deferrable", _never), (router, "is_deferrable", _never)),
-         (limits.is_deferrable, Admission._deferrable_room_s, Admission.deferrable_s,
+         (limits.is_deferrable, Admission._deferrable_room, Admission.deferrable_limits,
           Admission.promote), "deferrable", ("classes",)),
     Rule("a fifth kept for deferrable", "no part of a run", lambda: ((limits, "_SURE_DEFERRABLE", 0.0),), (),
-         r"_SURE_DEFERRABLE|deferrable_run_s", ("streams", "classes")),
+         r"_SURE_DEFERRABLE|deferrable_part", ("streams", "classes")),
     Rule("a tenth kept for bulk", "no part of a run", lambda: ((limits, "_SURE_BULK", 0.0),), (),
-         r"_SURE_BULK|bulk_run_s", ("streams", "classes", "split")),
+         r"_SURE_BULK|bulk_part", ("streams", "classes", "split")),
     Rule("at most nine betas of deferrable work", "any amount", lambda: ((limits, "_BETWEEN_BETAS", math.inf),), (),
-         r"_BETWEEN_BETAS|between_s|has_urgent", ("streams", "classes", "split"),
+         r"_BETWEEN_BETAS|between_work|has_urgent", ("streams", "classes", "split"),
          "p99 beside bulk on quick devices at most 1.2 times that alone instead of 25 (test_scheduler_worlds)"),
     Rule("promote", "an idle device refuses what has no deferrable room",
          lambda: ((Admission, "promote", _nothing),), (Admission.promote,), r"\bpromote\b",
          ("streams", "classes")),
-    Rule("reserve for long queries", "room is for whoever fits", lambda: ((Demand, "reserve_s", _ZERO),),
-         (starvation, Demand.refused, Demand.reserve_s, Demand.prefers, Link._count_time),
-         r"reserve_s|refused_sizes|long_queries|LongRequests|UsualTime|_count_time|_usual\b", LONG),
+    Rule("reserve for long queries", "room is for whoever fits", lambda: ((Demand, "reserve", _ZERO),),
+         (starvation, Demand.refused, Demand.reserve, Demand.prefers, Link._count_time),
+         r"reserve|refused_sizes|long_queries|LongRequests|UsualTime|_count_time|_usual\b", LONG),
     Rule("usual time (of that reserve)", "early deadlines count as well",
          lambda: ((starvation.UsualTime, "count", _never),), (starvation.UsualTime, Link._count_time),
          r"UsualTime|_count_time|_usual\b|_TIGHT|is_tight", LONG,
@@ -260,23 +260,24 @@ RULES = (
     Rule("sizes that Routers refused (of it)", "replicas know only what they refuse", _without_sizes, (Demand.refused,),
          r"refused_sizes|is_tight", LONG),
     # Tenants
-    Rule("fair shares", "keys without names", _without_tenants, (fair_share, Demand.shared_s, Demand._shared_run_s),
+    Rule("fair shares", "keys without names", _without_tenants, (fair_share, Demand.shared_room, Demand._shared_run),
          r"\bshares?\.|Shares|over_share|under_share|\baccount\b", ("streams", "tenants", "classes")),
-    Rule("room kept between tenants", "only the order of the accounts", lambda: ((Demand, "shared_s", _whole_room),),
-         (Demand.shared_s, Demand._shared_run_s, fair_share.Shares.kept_s, fair_share.Shares.expected_s),
-         r"shared_s|_shared_run_s|kept_s|expected_s|max_batch_fraction|_LEAST_RUN|others_waiting_s", ("tenants",)),
-    Rule("shorter runs beside a small tenant", "kept room bounds no run", lambda: ((Demand, "shared_s", _only_parts),),
-         (Demand._shared_run_s,), r"_shared_run_s|max_batch_fraction|_LEAST_RUN|others_waiting_s", ("tenants",)),
+    Rule("room kept between tenants", "only the order of the accounts", lambda: ((Demand, "shared_room", _whole_room),),
+         (Demand.shared_room, Demand._shared_run, fair_share.Shares.kept_s, fair_share.Shares.expected_s),
+         r"shared_room|_shared_run|kept_s|expected_s|max_batch_fraction|_LEAST_RUN|others_waiting_s", ("tenants",)),
+    Rule("shorter runs beside a small tenant", "kept room bounds no run",
+         lambda: ((Demand, "shared_room", _only_parts),), (Demand._shared_run,),
+         r"_shared_run|max_batch_fraction|_LEAST_RUN|others_waiting_s", ("tenants",)),
     # Placing and retries
     Rule("early refusal, before tokenizing", "tokenized first", lambda: ((Placer, "is_full", _never),),
          (Placer.is_full, Placer.busy_everywhere), r"\bis_full\b|busy_everywhere|_estimated_lengths",
          ("streams", "bursts", "tenants", "router"),
          "without it MiniLM on two cores is late with 2 to 4 % at 2.5 times its capacity (2a6f633)"),
     Rule("replicas without room are not asked", "each is asked", lambda: ((View, "opens_for_s", _open_until_ejected),),
-         (View.opens_for_s, View._lost_s, ReplicaState.opens_for_s), r"opens_for_s|_lost_s|opens_cost_s|room_grows",
+         (View.opens_for_s, View._lost_s, ReplicaState.opens_for_s), r"opens_for_s|_lost_s|opens_cost|room_grows",
          ALL[1:]),
     Rule("room by a query's size", "a replica is open or not", lambda: ((View, "opens_for_s", _told_opening),),
-         (View.opens_for_s, View._lost_s, ReplicaState.opens_for_s), r"_lost_s|opens_cost_s|room_grows",
+         (View.opens_for_s, View._lost_s, ReplicaState.opens_for_s), r"_lost_s|opens_cost|room_grows",
          ("streams", "bursts", "returning", "tenants", "router")),
     Rule("refused work is told to replicas", "they know only what they refuse",
          lambda: ((Link, "refuse_here", _nothing),), (Link.refuse_here, Channel.note_refused),

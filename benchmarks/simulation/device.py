@@ -86,7 +86,7 @@ class Engine:
         times = self.slow * device.slow * (1 + self._draw.gauss(0, device.noise) if device.noise else 1.0)
         wait_s, problem = device.beta_s, None
         for indices in self._passes(run):
-            wait_s += sum(model.cost_s(len(run[index].ids)) for index in indices)
+            wait_s += sum(model.cost(len(run[index].ids)) for index in indices)
             await asyncio.sleep(wait_s * times)
             self.busy_s += wait_s * times
             wait_s = 0.0

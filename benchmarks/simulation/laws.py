@@ -51,7 +51,7 @@ class Exact:
     def model(self) -> CostModel:
         return CostModel.of_curve(self.alpha_s, self.beta_s)
 
-    def cost_s(self, tokens: int) -> float:
+    def cost(self, tokens: int) -> float:
         return self.alpha_s * tokens / QUERY_TOKENS
 
     def run_s(self, work_s: float) -> float:

@@ -109,7 +109,7 @@ class World:
             passes[-1].append(query)
             tokens += query.tokens
         for one in passes:
-            work_s += sum(self.law.cost_s(query.tokens) for query in one)
+            work_s += sum(self.law.cost(query.tokens) for query in one)
             works.append(work_s)
         ends = self.law.pass_ends(works, self.now)
         for one, end in zip(passes, ends, strict=True):
@@ -194,7 +194,7 @@ def measured(served: list[Served], law: Exact, warm_s: float) -> Found:
         if one.at < warm_s or not one.admitted:
             continue
         is_late = one.late(law.slo_s)
-        good_s += 0.0 if is_late else law.cost_s(one.tokens)
+        good_s += 0.0 if is_late else law.cost(one.tokens)
         changed = bool(law.changes) and law.changes[0] - law.slo_s <= one.at < law.changes[0] + CHANGED_S
         late[changed] += is_late
         counts[changed] += 1

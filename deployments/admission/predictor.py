@@ -72,7 +72,7 @@ class LinePredictor:
         """Predicted seconds of a run."""
         return self.intercept_s + self.slope * work_s
 
-    def work_s(self, seconds: float) -> float:
+    def work_in(self, seconds: float) -> float:
         """The most work of a run that takes at most `seconds`. Below 0: no run is so short."""
         return (seconds - self.intercept_s) / self.slope
 
@@ -147,7 +147,7 @@ class Predictor(LinePredictor):
             took_s = max(took_s, least_s)
         return self._spell * took_s
 
-    def work_s(self, seconds: float) -> float:
+    def work_in(self, seconds: float) -> float:
         seconds, trusted_s = seconds / self._spell, self._trusted_s
         work_s = (seconds - self._b) / self._k
         if work_s <= trusted_s:
@@ -164,7 +164,7 @@ class Predictor(LinePredictor):
 
     def ended(self, now: float, run: EndedRun) -> None:
         """Learn from it."""
-        work_s, took_s, most_s, spell = run.work_s, run.took_s, self.work_s(self.fill_s(self.slo_s)), self._spell
+        work_s, took_s, most_s, spell = run.work_s, run.took_s, self.work_in(self.fill_s(self.slo_s)), self._spell
         if run.is_probe:  # only this run shows how slow the device is now
             times = took_s / (self._b + self._k * work_s)
             slope = max(min(1.0, self._k), self._k * times)  # quicker than planned: b was wrong before k

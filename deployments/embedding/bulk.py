@@ -110,11 +110,11 @@ class BulkQueue:
         """Take as many missing queries as that replica has room for."""
         indices: list[int] = []
         by_count, size = link.by_count, 0
-        room_s = link.view.bulk_room_s(by_count=by_count)
+        room = link.view.bulk_room(by_count=by_count)
         while bulk.missing and size < CUT_BYTES:
             ids = bulk.request.ids[bulk.missing[0]]
-            room_s -= link.view.model.alpha_s if by_count else link.view.model.cost_s(len(ids))
-            if room_s < 0 and (indices or bulk.parts or link.bulk_parts):
+            room -= link.view.model.alpha_s if by_count else link.view.model.cost(len(ids))
+            if room < 0 and (indices or bulk.parts or link.bulk_parts):
                 break
             size += ids.nbytes
             indices.append(bulk.missing.popleft())

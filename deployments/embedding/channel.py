@@ -140,12 +140,12 @@ class Channel(RouterChannel[Offers, PendingOffer, Report]):
         if self.pending.get(pending.number) is pending:
             self._outgoing().confirmed.append(pending.number)
 
-    def note_refused(self, work_s: float, tenant: Tenant | None = None, lengths: Sequence[int] = ()) -> None:
+    def note_refused(self, work: float, tenant: Tenant | None = None, lengths: Sequence[int] = ()) -> None:
         """Tell the replica, with the next frame, that the Router refused this much work of that tenant without asking,
         in queries of these lengths.
         """
         out = self._out
-        out.refused_s[tenant] = out.refused_s.get(tenant, 0.0) + work_s
+        out.refused_s[tenant] = out.refused_s.get(tenant, 0.0) + work
         sizes = out.refused_sizes
         for tokens in lengths:
             sizes[tokens] = sizes.get(tokens, 0) + 1

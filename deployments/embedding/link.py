@@ -56,8 +56,8 @@ class Link(ReplicaLink[View, Channel]):
         assert self._channel is not None
         is_first = not self._channel.pending
         pending = self._channel.offer(offer)
-        cost_s = self.view.model.work_s(map(len, offer.queries))
-        self.view.sent(self._channel.frames, len(offer.queries), cost_s)
+        cost = self.view.model.work(map(len, offer.queries))
+        self.view.sent(self._channel.frames, len(offer.queries), cost)
         if is_first:
             self._note_progress()
         if not pending.waits:
@@ -83,10 +83,10 @@ class Link(ReplicaLink[View, Channel]):
         """
         if self._channel is None:
             return
-        model, most_s = self.view.model, math.inf if self.by_count else self.view.idle_room_s(allowed_s)
-        if lengths := [tokens for tokens in lengths if model.cost_s(tokens) <= most_s]:
+        model, most_s = self.view.model, math.inf if self.by_count else self.view.idle_room(allowed_s)
+        if lengths := [tokens for tokens in lengths if model.cost(tokens) <= most_s]:
             is_tight = self._count_time(allowed_s)
-            self._channel.note_refused(model.work_s(lengths), tenant, () if is_tight else lengths)
+            self._channel.note_refused(model.work(lengths), tenant, () if is_tight else lengths)
 
     def _count_time(self, left_s: float) -> bool:
         """Count the time to a deadline, of which no more than the SLO counts. Returns whether it is less than usual."""

@@ -114,8 +114,8 @@ class Placer:
         if unit == "tokens":
             return float(sum(lengths))
         if answers is None:
-            return next((pool.model.work_s(lengths) for pool in self.pools.values() if pool.is_open), 0.0)
-        return sum(self.pools[pool].model.cost_s(lengths[index]) for index, (pool, _) in answers.items())
+            return next((pool.model.work(lengths) for pool in self.pools.values() if pool.is_open), 0.0)
+        return sum(self.pools[pool].model.cost(lengths[index]) for index, (pool, _) in answers.items())
 
     # --- place --------------------------------------------------------------------------------------------------------
 
@@ -298,11 +298,11 @@ class Placer:
         left_s, longest, share = request.allowed_s - request.tokenizing_s, max(lengths), 0.0
         takes_longest = False
         for link in (link for pool in self.pools.values() if pool.is_open for link in pool.live):
-            room_s, model = link.view.best_room_s(left_s), link.view.model
+            room, model = link.view.best_room(left_s), link.view.model
             if link.by_count or link.view.state is None:
                 return False
-            takes_longest |= room_s >= model.cost_s(longest)
-            share += max(0.0, room_s) / max(1e-9, model.work_s(lengths))
+            takes_longest |= room >= model.cost(longest)
+            share += max(0.0, room) / max(1e-9, model.work(lengths))
             if takes_longest and share >= 1:
                 return False
         return True

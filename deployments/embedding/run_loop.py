@@ -112,10 +112,10 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         session.seen += 1
         if offers.settings is not None:
             self._configure(session, offers.settings)
-        for tenant, work_s in offers.refused_s.items():
-            self.schedule.demand.arrives(now, work_s, tenant)
+        for tenant, work in offers.refused_s.items():
+            self.schedule.demand.arrives(now, work, tenant)
         for tokens, count in offers.refused_sizes.items():
-            self.schedule.demand.refused(now, self.schedule.limits.model.cost_s(tokens), count)
+            self.schedule.demand.refused(now, self.schedule.limits.model.cost(tokens), count)
         called_off = set(offers.called_off)
         if called_off:  # all at once: a client that disconnects may call off thousands
             self._drop([query for number in called_off for query in session.admitted.pop(number, {}).values()])
@@ -204,7 +204,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             if count < len(queries) and not offer.bulk:
                 self.schedule.hold(now, (session, offer.number))
         elif not count:
-            never = self.schedule.admission.never(max(q.cost_s for q in queries), offer.left_s)
+            never = self.schedule.admission.never(max(q.cost for q in queries), offer.left_s)
             self._tell(session).refused.append((offer.number, never))
 
     def _drop(self, queries: Sequence[OfferedQuery]) -> None:
@@ -381,7 +381,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
     def _gives_way(self, run: Run) -> bool:
         """Whether waiting urgent queries would otherwise be late, and are due before everything left in the run."""
         urgent, predictor = self.schedule.queue.urgent, self.schedule.limits.predictor
-        if not urgent or self.now() + predictor.seconds(self.schedule.queue.urgent_s) <= urgent[0].due:
+        if not urgent or self.now() + predictor.seconds(self.schedule.queue.urgent_work) <= urgent[0].due:
             return False
         return all(run.queries[index].due > urgent[0].due for index in run.waiting(run.left))
 

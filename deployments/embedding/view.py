@@ -10,7 +10,7 @@ from typing import NamedTuple
 from deployments.admission.fair_share import Tenant
 from deployments.admission.predictor import LinePredictor
 from deployments.embedding.scheduler.cost_model import CostModel
-from deployments.embedding.scheduler.limits import idle_room_s
+from deployments.embedding.scheduler.limits import idle_room
 from deployments.embedding.scheduler.pacing import Pacing
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.serving.replica_view import ReplicaView
@@ -46,8 +46,8 @@ class View(ReplicaView[ReplicaState]):
         if state is None:
             return math.inf
         model = self.model
-        work_s = model.cost_s(lengths[0]) if len(lengths) == 1 else model.work_s(lengths)
-        mine_s = model.beta_s + self._unseen_work + work_s
+        work = model.cost(lengths[0]) if len(lengths) == 1 else model.work(lengths)
+        mine_s = model.beta_s + self._unseen_work + work
         return max(0.0, self.heard_at + state.free_s - now) + state.slowdown * mine_s
 
     def opens_s(self, now: float, tenant: Tenant | None = None) -> float:
@@ -63,12 +63,12 @@ class View(ReplicaView[ReplicaState]):
         query would be late even on an idle device, its size is ignored.
         """
         state = self.state
-        if state is None or not state.opens_cost_s or state.over_share or self.is_idle:
+        if state is None or not state.opens_cost or state.over_share or self.is_idle:
             return self.opens_s(now, ask.tenant)
-        need_s = self.model.cost_s(ask.tokens)
-        if self.model.beta_s + need_s > ask.allowed_s:
+        need = self.model.cost(ask.tokens)
+        if self.model.beta_s + need > ask.allowed_s:
             return self.opens_s(now, ask.tenant)
-        until = self.heard_at + state.opens_for_s(need_s, self._unseen_work + self._lost_s(state, ask))
+        until = self.heard_at + state.opens_for_s(need, self._unseen_work + self._lost_s(state, ask))
         return max(0.0, until - now, self.outlier.until - now)
 
     def admits_s(self, now: float, ask: Ask, lengths: Sequence[int]) -> float:
@@ -83,7 +83,7 @@ class View(ReplicaView[ReplicaState]):
         """
         lost_s = ask.lag_s / state.slowdown
         left_s = ask.allowed_s / (1 + state.margin) - state.free_s
-        beyond_s = left_s / state.slowdown - self.model.beta_s - state.room_s
+        beyond_s = left_s / state.slowdown - self.model.beta_s - state.room
         return max(0.0, lost_s - max(0.0, beyond_s)) if lost_s > 0 else lost_s
 
     @property
@@ -111,14 +111,14 @@ class View(ReplicaView[ReplicaState]):
             return max(0.0, depth - state.in_flight - sum(count for _, count, _ in self._unseen))
         if self.is_idle and self.opens_s(now) <= 0:  # a replica whose runs are measured is idle, but not open
             return self.most_queries(tokens, slo_s)
-        room_s = state.room_after_s(now - self.heard_at) - self._unseen_work
-        return max(0.0, room_s) / max(1e-9, self.model.cost_s(round(tokens)))
+        room = state.room_after_s(now - self.heard_at) - self._unseen_work
+        return max(0.0, room) / max(1e-9, self.model.cost(round(tokens)))
 
     def most_queries(self, tokens: float, slo_s: float) -> float:
         """How many queries of `tokens` tokens it would admit at once if it were idle."""
-        return max(0.0, self.idle_room_s(slo_s)) / max(1e-9, self.model.cost_s(round(tokens)))
+        return max(0.0, self.idle_room(slo_s)) / max(1e-9, self.model.cost(round(tokens)))
 
-    def idle_room_s(self, left_s: float) -> float:
+    def idle_room(self, left_s: float) -> float:
         """The work, in planned device seconds, that it would admit with this much time left if it were idle. Below 0:
         none.
         """
@@ -127,19 +127,19 @@ class View(ReplicaView[ReplicaState]):
             return left_s
         most_s = math.inf if state.depth is None else state.depth * model.alpha_s
         predictor = LinePredictor(state.slowdown * model.beta_s, state.slowdown, state.margin)
-        return idle_room_s(predictor, Pacing.of_beta(model.beta_s), left_s, most_s)
+        return idle_room(predictor, Pacing.of_beta(model.beta_s), left_s, most_s)
 
-    def best_room_s(self, left_s: float) -> float:
-        """As `idle_room_s`, but at its best known speed and without a margin: more is late whatever its state."""
+    def best_room(self, left_s: float) -> float:
+        """As `idle_room`, but at its best known speed and without a margin: more is late whatever its state."""
         speed = 1.0 if self.state is None else min(1.0, self.state.slowdown)
         return left_s / speed - self.model.beta_s + _SAME_S
 
-    def bulk_room_s(self, *, by_count: bool) -> float:
+    def bulk_room(self, *, by_count: bool) -> float:
         """Planned device seconds of room for bulk queries, by its last state and what was sent since."""
         if self.state is None:
             return 0.0
         unseen_s = sum(count for _, count, _ in self._unseen) * self.model.alpha_s if by_count else self._unseen_work
-        return self.state.bulk_s - unseen_s
+        return self.state.bulk_room - unseen_s
 
     def is_flooded(self, slo_s: float, depth: int | None) -> bool:
         """Whether it was sent more since its last state than it can admit: within the SLO or, by count, up to `depth`.

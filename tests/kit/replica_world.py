@@ -168,11 +168,11 @@ def late_share(sent):
 def adds_up(schedule, now):
     """Check that the scheduler's work equals that of its waiting queries."""
     queue = schedule.queue
-    assert queue.urgent_s == pytest.approx(sum(query.cost_s for query in queue.urgent), abs=1e-9)
-    assert queue.deferrable_s == pytest.approx(
-        sum(query.cost_s for query in queue.deferrable_line.queries + queue.bulk_line.queries), abs=1e-9
+    assert queue.urgent_work == pytest.approx(sum(query.cost for query in queue.urgent), abs=1e-9)
+    assert queue.deferrable_work == pytest.approx(
+        sum(query.cost for query in queue.deferrable_line.queries + queue.bulk_line.queries), abs=1e-9
     )
     assert queue.urgent == sorted(queue.urgent, key=lambda query: query.due)
     assert schedule.run.bulk >= 0
     state = schedule.state(now)
-    assert min(state.opens_s, state.free_s, state.bulk_s) >= 0
+    assert min(state.opens_s, state.free_s, state.bulk_room) >= 0

@@ -101,7 +101,7 @@ class ScriptedReplica:
         self.confirmed.append(pending.number)
 
     def refuse_here(self, lengths, _allowed_s, tenant):
-        self.refused.append((self.view.model.work_s(lengths), tenant))
+        self.refused.append((self.view.model.work(lengths), tenant))
 
     def configure(self):
         pass

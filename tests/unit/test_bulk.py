@@ -24,7 +24,7 @@ def sizes(replica):
 
 
 async def test_each_replica_gets_what_it_has_room_for_and_the_rest_waits():
-    a1, c1 = ScriptedReplica("a1", says_nothing), ScriptedReplica("c1", says_nothing, bulk_s=0.16)
+    a1, c1 = ScriptedReplica("a1", says_nothing), ScriptedReplica("c1", says_nothing, bulk_room=0.16)
     asked = begin(queue_of(a1, cpu=[c1]), *[75] * 9)
     await asyncio.sleep(0)
     assert (sizes(a1), sizes(c1)) == ([4], [2])
@@ -39,9 +39,9 @@ async def test_each_replica_gets_what_it_has_room_for_and_the_rest_waits():
     ("lengths", "state", "how", "taken"),
     [
         ([100, 200, 1], {}, {}, 2),
-        ([1] * 9, {"bulk_s": 0.5, "model": (0.25, 0.0, 0.0, 0.2)}, {}, 2),
+        ([1] * 9, {"bulk_room": 0.5, "model": (0.25, 0.0, 0.0, 0.2)}, {}, 2),
         ([302, 1], {}, {}, 1),  # one at least where none of the request's is anywhere
-        ([75] * 9, {"bulk_s": 0.0}, {}, 1),
+        ([75] * 9, {"bulk_room": 0.0}, {}, 1),
         ([300] * 9, {}, {"admission": "depth"}, 4),  # by count a place is worth a query of 75 tokens
     ],
 )
@@ -54,7 +54,7 @@ async def test_how_many_have_room(lengths, state, how, taken):
 
 
 async def test_an_offer_is_no_larger_than_a_frame():
-    a1 = ScriptedReplica("a1", says_nothing, bulk_s=1e9)
+    a1 = ScriptedReplica("a1", says_nothing, bulk_room=1e9)
     half = CUT_BYTES // 2 // 4
     asked = begin(queue_of(a1), half, half, 1)
     await asyncio.sleep(0)
@@ -101,7 +101,7 @@ async def test_the_first_that_came_is_served_first_and_the_next_as_soon_as_it_ha
 
 
 async def test_only_the_first_asks_again(monkeypatch):
-    queue, looks, advance = queue_of(ScriptedReplica("a1", says_nothing, bulk_s=0.0)), [], BulkQueue._advance
+    queue, looks, advance = queue_of(ScriptedReplica("a1", says_nothing, bulk_room=0.0)), [], BulkQueue._advance
     monkeypatch.setattr(BulkQueue, "_advance", lambda *of: looks.append(of) or advance(*of))
     asked = [begin(queue, 75, 75) for _ in range(100)]
     await asyncio.sleep(0.05)
@@ -113,7 +113,7 @@ async def test_only_the_first_asks_again(monkeypatch):
 
 
 async def test_where_all_replicas_die_all_that_wait_hear_of_it_at_once():
-    a1 = ScriptedReplica("a1", dies, bulk_s=0.0)
+    a1 = ScriptedReplica("a1", dies, bulk_room=0.0)
     queue = queue_of(a1)
     asked = [begin(queue, 75) for _ in range(3)]
     await asyncio.sleep(0.001)
@@ -123,7 +123,7 @@ async def test_where_all_replicas_die_all_that_wait_hear_of_it_at_once():
 
 
 async def test_one_whose_client_goes_makes_way_at_once():
-    a1 = ScriptedReplica("a1", says_nothing, bulk_s=0.0)
+    a1 = ScriptedReplica("a1", says_nothing, bulk_room=0.0)
     queue = queue_of(a1)
     first, second = begin(queue, 75, 75), begin(queue, 10)
     await asyncio.sleep(0.05)
@@ -171,7 +171,7 @@ async def test_where_nobody_lives_it_is_unavailable():
     ],
 )
 async def test_too_much_that_waits_is_refused(model, slo_s, retry_after_s):
-    a1 = ScriptedReplica("a1", says_nothing, bulk_s=0.0, model=model)
+    a1 = ScriptedReplica("a1", says_nothing, bulk_room=0.0, model=model)
     a1.view.sent(1, 1, 1.0)
     queue = queue_of(a1, slo_s=slo_s, bulk={"max_waiting": 10, "share": 0.5})
     asked = begin(queue, *[75] * 10)

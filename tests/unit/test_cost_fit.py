@@ -18,12 +18,12 @@ def after(model, runs, *, lengths=(4, 30, 75, 200, 512), noise=0.0, true=TRUE):
     draw, fit = random.Random(3), CostFit()
     for _ in range(runs):
         run = draw.choices(lengths, k=draw.randint(1, 20))
-        model = fit.ended(model, run, (true.beta_s + true.work_s(run)) * (1 + draw.gauss(0, noise)))
+        model = fit.ended(model, run, (true.beta_s + true.work(run)) * (1 + draw.gauss(0, noise)))
     return model
 
 
 def shape(model):
-    return [model.cost_s(tokens) / model.cost_s(75) for tokens in (30, 300, 512)]
+    return [model.cost(tokens) / model.cost(75) for tokens in (30, 300, 512)]
 
 
 @pytest.mark.parametrize("wrong", [BY_COUNT, BY_SQUARE])
@@ -50,20 +50,20 @@ def drawn(count, shares=(1, 1, 1)):
 def taught(model, runs, true=TRUE):
     """The model by the last of these runs of a device; each is told of the same one before."""
     fit = CostFit()
-    return [fit.ended(model, run, true.beta_s + true.work_s(run)) for run in runs][-1]
+    return [fit.ended(model, run, true.beta_s + true.work(run)) for run in runs][-1]
 
 
 def test_the_work_of_the_runs_stays_as_it_was():
     quick, model, runs = CostModel(0.0, 2e-8, 0.0, 3e-5), CostModel(2e-6, 0.0, 0.0, 3e-5), drawn(32)
     found = taught(model, runs, quick)
     assert found != model
-    assert sum(map(found.work_s, runs)) == pytest.approx(sum(map(model.work_s, runs)))
+    assert sum(map(found.work, runs)) == pytest.approx(sum(map(model.work, runs)))
     assert found.beta_s == model.beta_s
 
 
 def test_every_32nd_run_is_fitted_to():
     fit = CostFit()
-    found = [fit.ended(BY_COUNT, run, TRUE.beta_s + TRUE.work_s(run)) != BY_COUNT for run in drawn(100)]
+    found = [fit.ended(BY_COUNT, run, TRUE.beta_s + TRUE.work(run)) != BY_COUNT for run in drawn(100)]
     assert [number for number, is_new in enumerate(found, 1) if is_new] == [32, 64, 96]
 
 
@@ -72,7 +72,7 @@ def test_a_fit_needs_32_runs_since_a_change():
     for number, run in enumerate(drawn(48)):
         if number == 16:
             fit.forget()
-        found.append(fit.ended(BY_COUNT, run, TRUE.beta_s + TRUE.work_s(run)) != BY_COUNT)
+        found.append(fit.ended(BY_COUNT, run, TRUE.beta_s + TRUE.work(run)) != BY_COUNT)
     assert found == [False] * 47 + [True]
 
 
@@ -89,7 +89,7 @@ def test_the_costs_in_force_weigh_a_tenth_of_a_run():
     1; S the share of the mean run that each cost takes, times 0.1: R' R x + S S x = R' 1 + S S x0.
     """
     model, true, runs = CostModel(0.01, 1e-4, 1e-7, 0.2), CostModel(0.02, 3e-4, 4e-7, 0.3), drawn(32)
-    seconds = np.array([true.beta_s + true.work_s(run) for run in runs]) * np.tile([1.01, 0.99], 16)
+    seconds = np.array([true.beta_s + true.work(run) for run in runs]) * np.tile([1.01, 0.99], 16)
     sums = np.array([(len(run), sum(run), sum(one**2 for one in run), 1.0) for run in runs])
     rows, costs = sums / seconds[:, None], np.array([model.query_s, model.token_s, model.token2_s])
     by_work = np.stack([rows[:, :3] @ costs, rows[:, 3]], axis=1)
@@ -124,7 +124,7 @@ def test_a_model_is_another_where_a_cost_differs_by_three_per_cent(tokens, share
         if (found := taught(model, runs, right)) == model:
             low = middle
         else:
-            high, differs = middle, {one: abs(found.cost_s(one) / model.cost_s(one) - 1) for one in (8, 75, 512)}
+            high, differs = middle, {one: abs(found.cost(one) / model.cost(one) - 1) for one in (8, 75, 512)}
     assert differs[tokens] == max(differs.values()) == pytest.approx(0.03, rel=1e-6)
 
 
@@ -156,5 +156,5 @@ def test_runs_from_before_a_change_say_nothing_of_lengths():
         if number == 64:
             fit.forget()
         run = draw.choices((4, 75, 512), k=20 if number < 64 else 6)
-        model = fit.ended(model, run, (1 + (number >= 64)) * (0.27 + TRUE.work_s(run)))
+        model = fit.ended(model, run, (1 + (number >= 64)) * (0.27 + TRUE.work(run)))
         assert shape(model) == pytest.approx(shape(TRUE), rel=0.01)

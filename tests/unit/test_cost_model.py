@@ -14,7 +14,7 @@ RUNS = [([75], 1), ([75] * 16, 1), ([250] * 4, 1), ([10] * 32, 1), ([75] * 64, 1
 def taken(model, noise=()):
     noise = noise or [1.0] * len(RUNS)
     return [
-        (tokens, factor * (model.beta_s + sum(map(model.cost_s, tokens))))
+        (tokens, factor * (model.beta_s + sum(map(model.cost, tokens))))
         for (tokens, _), factor in zip(RUNS, noise, strict=True)
     ]
 
@@ -22,8 +22,8 @@ def taken(model, noise=()):
 @pytest.mark.parametrize("alpha_s", [0.0, 0.018])
 def test_alpha_is_the_cost_of_75_tokens(alpha_s):
     model = CostModel.of_curve(alpha_s, 0.27)
-    assert model.alpha_s == model.cost_s(75) == pytest.approx(alpha_s)
-    assert CostModel(0.01, 1e-4, 1e-6, 0.1).cost_s(100) == pytest.approx(0.01 + 0.01 + 0.01)
+    assert model.alpha_s == model.cost(75) == pytest.approx(alpha_s)
+    assert CostModel(0.01, 1e-4, 1e-6, 0.1).cost(100) == pytest.approx(0.01 + 0.01 + 0.01)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_query_costs_something_where_all_runs_took_the_same():
 
 
 def test_a_run_that_took_no_time_is_no_error():
-    assert CostModel.fit([([75], 0.0)]).cost_s(75) < 1e-6
+    assert CostModel.fit([([75], 0.0)]).cost(75) < 1e-6
 
 
 @pytest.mark.parametrize(

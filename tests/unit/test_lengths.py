@@ -51,10 +51,10 @@ def test_the_cost_of_a_device_is_found(line, shares):
     samples = measured(line, shares, line.depth(2.0))
     cost = fit_cost(samples, line, TOKENS)
     for tokens in (10, 40, TOKENS, 150, 225, 500):
-        assert cost.cost_s(tokens) == pytest.approx(seconds(line, shares, tokens), rel=1e-3)
-    assert cost.cost_s(TOKENS) == pytest.approx(line.alpha_s, rel=1e-9)
+        assert cost.cost(tokens) == pytest.approx(seconds(line, shares, tokens), rel=1e-3)
+    assert cost.cost(TOKENS) == pytest.approx(line.alpha_s, rel=1e-9)
     unmeasured = fit_cost({10: [], 225: []}, line, TOKENS)
-    assert unmeasured.cost_s(150) == pytest.approx(2 * line.alpha_s)
+    assert unmeasured.cost(150) == pytest.approx(2 * line.alpha_s)
 
 
 def test_with_noise_and_a_slow_burst_it_is_near():
@@ -65,7 +65,7 @@ def test_with_noise_and_a_slow_burst_it_is_near():
         samples[225][-1] = Sample(slow.concurrency, 3 * slow.latency_s)
         cost = fit_cost(samples, V100, TOKENS)
         for tokens in (10, 225):
-            assert cost.cost_s(tokens) == pytest.approx(seconds(V100, SHARES["of each some"], tokens), rel=0.2)
+            assert cost.cost(tokens) == pytest.approx(seconds(V100, SHARES["of each some"], tokens), rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ SAMPLES = st.dictionaries(
 def test_whatever_was_measured_no_part_is_negative_and_eq_12_stays_true(samples, alpha_s, beta_s):
     cost = fit_cost(samples, Curve(alpha_s, beta_s), TOKENS)
     assert min(cost.query_s, cost.token_s, cost.token2_s) >= 0
-    assert cost.cost_s(TOKENS) == pytest.approx(alpha_s)
+    assert cost.cost(TOKENS) == pytest.approx(alpha_s)

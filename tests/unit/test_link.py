@@ -292,7 +292,7 @@ async def test_no_sizes_are_told_of_refused_queries_with_less_time_than_usual(be
     link.offer(offer(75, left_s=0.1, bulk=True))  # says nothing
     del channel.told[:]
     link.refuse_here([75, 20], allowed_s, None)
-    assert channel.told == [("note_refused", link.view.model.work_s([75, 20]), None, sizes)]
+    assert channel.told == [("note_refused", link.view.model.work([75, 20]), None, sizes)]
 
 
 async def test_what_is_said_of_an_offer_goes_to_its_connection():
@@ -304,7 +304,7 @@ async def test_what_is_said_of_an_offer_goes_to_its_connection():
     link.confirm(pending)
     link.refuse_here([75, 20, 795], 1.0, None)  # an idle one would refuse the last, too
     link.call_off(pending)
-    refused = ("note_refused", link.view.model.work_s([75, 20]), None, [75, 20])
+    refused = ("note_refused", link.view.model.work([75, 20]), None, [75, 20])
     assert channel.told == [("confirm", pending), refused, ("call_off", pending)]
     assert pending.ended
     channel.breaks()

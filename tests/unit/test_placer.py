@@ -341,7 +341,7 @@ async def test_it_is_full_where_all_open_pools_are():
 
 
 async def test_a_short_query_is_offered_where_a_long_one_is_refused_here():
-    state = {"opens_s": 0.05, "opens_cost_s": 0.15, "room_s": 0.1, "in_flight": 9, "room_grows": True, "free_s": 0.7}
+    state = {"opens_s": 0.05, "opens_cost": 0.15, "room": 0.1, "in_flight": 9, "room_grows": True, "free_s": 0.7}
     a1 = ScriptedReplica("a1", **state)
     placer = placer_of(a1)
     assert [placer.is_full(request_of(tokens), tokens) for tokens in (75, 150)] == [False, True]

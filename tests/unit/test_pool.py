@@ -139,7 +139,7 @@ async def test_how_many_queries_have_room(how, capacity, room):
     model = (0.01, 0.0, 0.0, 0.2)
     links = [
         ScriptedReplica("a", model=model),
-        ScriptedReplica("b", model=model, in_flight=3, room_s=0.3),
+        ScriptedReplica("b", model=model, in_flight=3, room=0.3),
         ScriptedReplica("c"),
     ]
     links[2].view.forget()
@@ -215,8 +215,8 @@ def most_queries(state, tokens, left_s):
     """As the replica itself says it."""
     model, slowdown = CostModel(*state.model), state.slowdown
     predictor = LinePredictor(slowdown * model.beta_s, slowdown, state.margin)
-    room_s = Limits(model, Policy(left_s, depth=state.depth), 0, predictor).idle_room_s(left_s)
-    return max(0.0, room_s) / max(1e-9, model.cost_s(round(tokens)))
+    room = Limits(model, Policy(left_s, depth=state.depth), 0, predictor).idle_room(left_s)
+    return max(0.0, room) / max(1e-9, model.cost(round(tokens)))
 
 
 @pytest.mark.parametrize(("replicas", "looked_at"), [(40, 40), (2000, 66)])

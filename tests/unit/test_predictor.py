@@ -43,7 +43,7 @@ def certain(b=0.1, *, slo_s=1.0, **learned):
 
 def test_a_known_device_is_a_line():
     line = LinePredictor(0.2, 2.0, 0.25)
-    assert (line.seconds(0.3), line.work_s(0.8), line.fill_s(1.0)) == (0.8, pytest.approx(0.3), 0.8)
+    assert (line.seconds(0.3), line.work_in(0.8), line.fill_s(1.0)) == (0.8, pytest.approx(0.3), 0.8)
     line.ended(0.0, EndedRun(0.3, 9.0))
     assert line == LinePredictor(0.2, 2.0, 0.25)
     line.promise(2.0)
@@ -119,9 +119,9 @@ def test_a_spell_is_three_times_at_most():
 def test_a_hiccup_of_a_short_run_says_little_of_a_long_one():
     """A run of 5 ms takes 35 ms more: of a promise of 1 s that is little."""
     found = steady((0.004, 0.005), planned_s=0.001)
-    before_s = found.work_s(found.fill_s(1.0))
+    before_s = found.work_in(found.fill_s(1.0))
     found.ended(0.0, EndedRun(0.004, 0.04))
-    assert found.work_s(found.fill_s(1.0)) > 0.8 * before_s
+    assert found.work_in(found.fill_s(1.0)) > 0.8 * before_s
 
 
 @pytest.mark.parametrize(
@@ -368,10 +368,10 @@ def test_work_is_the_inverse_of_seconds_and_both_grow(runs, planned_s):
     assert all(math.isfinite(one) and one >= 0 for one in times)
     assert 0.02 <= found.margin <= 0.3
     for work_s in works[1:]:
-        assert found.seconds(found.work_s(found.seconds(work_s))) <= found.seconds(work_s) * (1 + 1e-9)
+        assert found.seconds(found.work_in(found.seconds(work_s))) <= found.seconds(work_s) * (1 + 1e-9)
         if work_s > found._trusted_s:
-            assert found.work_s(found.seconds(work_s)) <= work_s * (1 + 1e-9) or found.seconds(
-                found.work_s(found.seconds(work_s))
+            assert found.work_in(found.seconds(work_s)) <= work_s * (1 + 1e-9) or found.seconds(
+                found.work_in(found.seconds(work_s))
             ) == pytest.approx(found.seconds(work_s))
 
 

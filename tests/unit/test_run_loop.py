@@ -748,7 +748,7 @@ async def test_under_a_lease_a_replica_is_closed_until_it_ends_by_itself():
     await runner.planned.time([planned(1)], 1, holder="a", lease_s=5.0, warm_up=False)
     await asyncio.sleep(0.01)
     state = router.reports[-1][1].state
-    assert (state.opens_s, state.bulk_s, state.opens_cost_s) == (pytest.approx(5.0, abs=0.02), 0.0, 0.0)
+    assert (state.opens_s, state.bulk_room, state.opens_cost) == (pytest.approx(5.0, abs=0.02), 0.0, 0.0)
     with pytest.raises(Unavailable, match="another calibration"):
         await runner.planned.time([planned(1)], 1, holder="b")
     refused, wholly = router.offer(), router.offer(3, bulk=True, partial=True)

@@ -68,7 +68,7 @@ def admit(queue, now, *queries):
     """Whatever the rules say."""
     rule, queue.admission = queue.admission, queue._by_depth
     for one in queries:
-        one.cost_s = queue.limits.model.cost_s(one.tokens)
+        one.cost = queue.limits.model.cost(one.tokens)
         queue._admit(now, [one], (1.0, 0.0))
     queue.admission = rule
     return queue
@@ -237,7 +237,7 @@ def test_who_is_deferrable():
     ],
 )
 def test_bulk_has_room_for_its_share_of_an_slo(queue, ms):
-    assert queue.state(0.0).bulk_s == pytest.approx(ms / 1000)
+    assert queue.state(0.0).bulk_room == pytest.approx(ms / 1000)
 
 
 def test_bulk_gets_no_more_than_the_next_run_may_take_and_one_larger_one_by_itself():
@@ -257,9 +257,9 @@ def test_bulk_gets_no_more_than_the_next_run_may_take_and_one_larger_one_by_itse
 )
 def test_several_deferrable_queries_that_an_idle_device_would_end_in_time_are_urgent(queue, offer, is_urgent):
     queue = copy.deepcopy(queue)
-    offer = [ScheduledQuery(one.tokens, one.due, one.deferrable, one.bulk, cost_s=one.tokens / 1000) for one in offer]
+    offer = [ScheduledQuery(one.tokens, one.due, one.deferrable, one.bulk, cost=one.tokens / 1000) for one in offer]
     first = offer[0].due
-    queue.admission.promote(0.0, offer, sum(one.cost_s for one in offer))
+    queue.admission.promote(0.0, offer, sum(one.cost for one in offer))
     assert {(one.deferrable, one.due) for one in offer} == ({(False, 1.0)} if is_urgent else {(True, first)})
 
 
@@ -620,7 +620,7 @@ def test_when_the_next_run_begins(queue, now, wait_s):
 def test_a_pause_makes_nobody_late_who_was_admitted(offers, wait_s):
     queue = queue_of()
     for one in offers:
-        later = ScheduledQuery(one.tokens, 5.0 + one.due, one.deferrable, cost_s=one.tokens / 1000)
+        later = ScheduledQuery(one.tokens, 5.0 + one.due, one.deferrable, cost=one.tokens / 1000)
         queue._admit(5.0, [later], (1.0, 0.0))
     queue.demand.long_queries.mean = 1e-6  # somebody could still join
     assert queue.start_in_s(5.001) == pytest.approx(max(0.0, wait_s - 0.001))
@@ -666,7 +666,7 @@ def test_deferrable_queries_fill_a_run_behind_the_urgent_ones(urgent, ms, how, t
     run = queue.start(5.0)
     assert run[: len(urgent)] == urgent
     assert len(run) == len(urgent) + taken
-    assert queue.run.predicted_s == pytest.approx(0.2 + sum(one.cost_s for one in run))
+    assert queue.run.predicted_s == pytest.approx(0.2 + sum(one.cost for one in run))
     assert (queue.queue.count, queue.run.unanswered, queue.runs) == (12 - taken, len(run), 1)
 
 
@@ -724,11 +724,11 @@ def test_bulk_that_runs_has_its_places_until_it_is_answered():
 
 
 def test_a_line_that_is_empty_again_forgets_its_largest_query():
-    line, query = Line(), ScheduledQuery(75, 1.0, cost_s=0.2)
+    line, query = Line(), ScheduledQuery(75, 1.0, cost=0.2)
     line.add([query], 0.2)
-    assert (line.work_s, line.largest_s) == (0.2, 0.2)
+    assert (line.work, line.largest) == (0.2, 0.2)
     line.remove({id(query)})
-    assert (line.queries, line.work_s, line.largest_s) == ([], 0.0, 0.0)
+    assert (line.queries, line.work, line.largest) == ([], 0.0, 0.0)
 
 
 # --- several single queries at once -----------------------------------------------------------------------------------
@@ -739,8 +739,8 @@ def decided(queue, queries):
     rule, demand = queue.admission, queue.demand
     accounts = [*demand.shares.accounts.values()]
     numbers = [
-        queue.queue.urgent_s, queue.most, demand.rho, demand.reserve_s, demand.long_queries.mean, rule._tight_due,
-        *[number for one in queries for number in (one.admitted_at, one.predicted_s, one.cost_s)],
+        queue.queue.urgent_work, queue.most, demand.rho, demand.reserve, demand.long_queries.mean, rule._tight_due,
+        *[number for one in queries for number in (one.admitted_at, one.predicted_s, one.cost)],
         *[number for one in accounts for number in (one.offered_s, one.used_s, one.squares_s2, one.waiting_s)],
     ]  # fmt: skip
     return [(one.tokens, one.due) for one in queue.queue.urgent], queue.refusals, rule.is_probe, numbers
@@ -801,7 +801,7 @@ def test_none_are_admitted_together_while_room_is_kept():
     for at in range(9):
         queue.demand.long_queries.offered(0.1 + at / 100, 0.3, refused=True)
         queue.demand.long_queries.offered(0.1 + at / 100, 0.01, refused=False)
-    assert queue.demand.reserve_s > 0
+    assert queue.demand.reserve > 0
     assert not queue.offer_each(0.2, [query(10, 1.2)])
 
 
@@ -1015,8 +1015,8 @@ def test_when_a_query_of_the_mean_cost_would_be_admitted(queue, now, opens_s):
 def test_a_new_queue_is_open_and_empty():
     queue = Scheduler(MODEL, Policy(1.0))
     state = queue.state(0.0)
-    assert state.bulk_s == pytest.approx(0.5 / 1.05 - 0.2)
-    assert state._replace(bulk_s=0)[:15] == (0, 0, 0, 0, 0, 0, 0, astuple(MODEL), 1, 0.05, (0, 0, 0), 0, (), 1, None)
+    assert state.bulk_room == pytest.approx(0.5 / 1.05 - 0.2)
+    assert state._replace(bulk_room=0)[:15] == (0, 0, 0, 0, 0, 0, 0, astuple(MODEL), 1, 0.05, (0, 0, 0), 0, (), 1, None)
     assert queue.limits.micro_batch_tokens == 0
 
 
@@ -1027,13 +1027,13 @@ def test_a_state_says_all():
     admit(queue, 0.0, query(100), bulk(20))
     queue.refusals.full, queue.refusals.never, queue.refusals.closed = 1, 2, 3
     state = queue.state(0.125)
-    assert state._replace(opens_s=0, free_s=0, bulk_s=0)[:15] == (
+    assert state._replace(opens_s=0, free_s=0, bulk_room=0)[:15] == (
         0, 0, 0, 3, 2, 3, 1, (0.0, 0.001, 0.0, 0.2), 1.25, 0.25, (1, 2, 3), 0.0, (), 1, None,
     )  # fmt: skip
     assert state.free_s == pytest.approx(0.5 + 1.25 * 0.32)
-    assert state.bulk_s == pytest.approx(0.5 * 0.8 / 1.25 - 0.2 - 0.02)
+    assert state.bulk_room == pytest.approx(0.5 * 0.8 / 1.25 - 0.2 - 0.02)
     by_count = admit(queue_of(admission="depth", depth=9), 0.0, bulk(1))
-    assert by_count.state(0.0).bulk_s == pytest.approx(3 * 0.075)
+    assert by_count.state(0.0).bulk_room == pytest.approx(3 * 0.075)
 
 
 def test_a_state_tells_those_above_their_share_when_it_opens_to_them():
@@ -1113,7 +1113,7 @@ def test_another_policy_leaves_what_was_learned_and_counts_at_once():
     queue = running(300, query(10, 9), slowdown=1.25)
     queue.configure(Policy(2.0, bulk_share=0.25), MODEL)
     assert (queue.limits.predictor, queue.queue.count) == (Told(1.25 * 0.2, 1.25, 0.25, 2.0), 1)
-    assert queue.state(0.2).bulk_s == pytest.approx(0.25 * 2.0 * 0.8 / 1.25 - 0.2)
+    assert queue.state(0.2).bulk_room == pytest.approx(0.25 * 2.0 * 0.8 / 1.25 - 0.2)
     assert takes(queue, 0.2, query(1000, 3.2))
 
 
@@ -1130,11 +1130,11 @@ def test_what_is_called_off_leaves_no_work_behind():
 
 def test_a_run_that_was_slow_makes_the_next_one_short():
     queue = Scheduler(MODEL, Policy(1.0))
-    before_s = queue.limits.run_s
+    before_s = queue.limits.run_work
     admit(queue, 0.0, query(300))
     queue.start(0.0)
     queue.ended(0.75)
-    assert queue.limits.run_s < 0.7 * before_s
+    assert queue.limits.run_work < 0.7 * before_s
 
 
 def test_each_answer_teaches_once():
@@ -1148,7 +1148,7 @@ def test_each_answer_teaches_once():
 
 
 @pytest.mark.parametrize(
-    ("micro_batch_tokens", "now", "waiting", "room_s"),
+    ("micro_batch_tokens", "now", "waiting", "room"),
     [
         # Of the SLO a margin of 200 ms is left free; beta is 200 ms.
         (100, 0.0, [], 0.8 - 0.5 - 0.2 - 0.1),  # 500 ms until the run's end, 100 of a pass
@@ -1158,10 +1158,10 @@ def test_each_answer_teaches_once():
         (0, 0.25, [query(300)], 0.6 - 0.25 - 0.2 - 0.3),  # it is due first
     ],
 )
-def test_a_state_says_what_has_room(micro_batch_tokens, now, waiting, room_s):
+def test_a_state_says_what_has_room(micro_batch_tokens, now, waiting, room):
     state = running(300, *waiting, micro_batch_tokens=micro_batch_tokens).state(now)
-    assert state.room_s == pytest.approx(room_s)
-    assert (state.opens_cost_s >= 0.075, state.room_grows, state.reserve_s) == (True, micro_batch_tokens > 0, 0.0)
+    assert state.room == pytest.approx(room)
+    assert (state.opens_cost >= 0.075, state.room_grows, state.reserve) == (True, micro_batch_tokens > 0, 0.0)
 
 
 def test_long_queries_that_routers_refuse_are_kept_room_for():
@@ -1173,6 +1173,6 @@ def test_long_queries_that_routers_refuse_are_kept_room_for():
     for _ in range(20):
         demand.long_queries.offered(0.0, 0.01, refused=False)
     demand.refused(0.0, 0.3, 5)
-    assert queue.state(0.0).reserve_s == pytest.approx(0.3)
+    assert queue.state(0.0).reserve == pytest.approx(0.3)
     demand.refused(0.0, 0.3, 2**63)  # however many a Router says that there were
     assert demand.long_queries.mean == pytest.approx(0.3)

@@ -154,7 +154,7 @@ def test_long_queries_get_half_the_share_of_all_at_least(figure, load, curve, mi
 
 @pytest.mark.parametrize("micro_batch_queries", ENDS)
 @pytest.mark.parametrize(
-    ("load", "cost_s", "allowed_s"),
+    ("load", "cost", "allowed_s"),
     [
         pytest.param(1.0, 0.5, 0.8, id="on an idle device just in time"),
         pytest.param(1.5, 0.5, 0.8, id="the same under overload"),
@@ -162,13 +162,11 @@ def test_long_queries_get_half_the_share_of_all_at_least(figure, load, curve, mi
         pytest.param(1.0, 0.65, 1.0, id="nearly a whole run"),
     ],
 )
-def test_long_queries_that_reserved_room_does_not_help_cost_little(
-    figure, micro_batch_queries, load, cost_s, allowed_s
-):
+def test_long_queries_that_reserved_room_does_not_help_cost_little(figure, micro_batch_queries, load, cost, allowed_s):
     """Two long queries a second. Room reserved for them took up to 0.86 of the work that is answered without them."""
     device = Device(*ATLAS, micro_batch_queries)
     short = list(poisson(load * (1 - device.beta_s) / device.alpha_s, 20, allowed_s=1.0))
-    tokens = round(75 * cost_s / device.alpha_s)
+    tokens = round(75 * cost / device.alpha_s)
     long = [one._replace(tokens=tokens) for one in poisson(2.0, 20, allowed_s=allowed_s, seed=77)]
 
     def answered(arrivals):

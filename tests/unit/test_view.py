@@ -22,15 +22,15 @@ def view(now=10.0, seen=0, **state):
 def sent(*offers, **state):
     """`offers`: how many queries and how much work went there since its last state."""
     one = view(**state)
-    for frame, (queries, cost_s) in enumerate(offers, 1):
-        one.sent(frame, queries, cost_s)
+    for frame, (queries, cost) in enumerate(offers, 1):
+        one.sent(frame, queries, cost)
     return one
 
 
 def test_before_its_first_word_nothing_is_known():
     one = View("a", (False, 1))
     assert one.finish_s(0.0, [75]) == math.inf
-    assert (one.room_now(0.0, 75, 1.0, None), one.bulk_room_s(by_count=False), one.opens_s(0.0)) == (0, 0, 0)
+    assert (one.room_now(0.0, 75, 1.0, None), one.bulk_room(by_count=False), one.opens_s(0.0)) == (0, 0, 0)
     assert not one.is_over_share(Tenant("a"))
     assert not one.is_flooded(1.0, None)
     assert not one.is_silent(5.0)
@@ -82,8 +82,8 @@ def test_when_it_opens_and_to_whom(state, tenant, now, opens_s):
 
 
 # 18 ms of room for queries of 75 tokens, which cost as much; it opens to one of 150 in 18 ms.
-GROWING = {"opens_s": 0.018, "opens_cost_s": 0.036, "room_s": 0.018, "in_flight": 9, "room_grows": True}
-AT_ONCE = {"opens_s": 0.4, "opens_cost_s": 0.5, "room_s": 0.0, "in_flight": 9}
+GROWING = {"opens_s": 0.018, "opens_cost": 0.036, "room": 0.018, "in_flight": 9, "room_grows": True}
+AT_ONCE = {"opens_s": 0.4, "opens_cost": 0.5, "room": 0.0, "in_flight": 9}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ AT_ONCE = {"opens_s": 0.4, "opens_cost_s": 0.5, "room_s": 0.0, "in_flight": 9}
     [
         (view(**GROWING), 75, {}, 0.0),
         (view(**GROWING), 100, {}, 0.006),
-        (view(**{**GROWING, "opens_s": 0.0, "room_s": 0.05}), 300, {}, 0.022),  # open, but not to so long a query
+        (view(**{**GROWING, "opens_s": 0.0, "room": 0.05}), 300, {}, 0.022),  # open, but not to so long a query
         (view(**GROWING, slowdown=2.0), 300, {}, 0.108),
         (view(**GROWING), 300, {"now": 10.04}, 0.014),  # room grows with the clock
         (sent((1, 0.018), **GROWING), 75, {}, 0.018),  # it is taken by what was sent since
@@ -100,14 +100,14 @@ AT_ONCE = {"opens_s": 0.4, "opens_cost_s": 0.5, "room_s": 0.0, "in_flight": 9}
         (view(**GROWING, free_s=1 / 1.02 - 0.5), 75, {"lag_s": 0.004}, 0.0),
         (view(**GROWING, free_s=1 / 1.02 - 0.5), 75, {"lag_s": 0.216}, 0.004),
         (view(**GROWING), 300, {"lag_s": -1.0}, 0.0),  # it allows more than the SLO
-        (view(**GROWING, reserve_s=0.05), 75, {}, 0.032),  # room is kept for a long query
+        (view(**GROWING, reserve=0.05), 75, {}, 0.032),  # room is kept for a long query
         (view(**{**GROWING, "opens_s": 0.3}), 75, {}, 0.0),
         (view(**{**GROWING, "opens_s": 0.3}), 100, {}, 0.3),  # the run is full: none before the next one
         (view(**AT_ONCE), 75, {}, 0.4),
         (view(**AT_ONCE), 75, {"now": 10.5}, 0.0),
         (sent((9, 0.49), **AT_ONCE), 75, {}, 0.408),
-        (view(**{**AT_ONCE, "opens_s": 0.0, "room_s": 0.02}), 75, {}, 0.0),
-        (view(**{**AT_ONCE, "opens_s": 0.0, "room_s": 0.02}), 100, {}, 0.004),
+        (view(**{**AT_ONCE, "opens_s": 0.0, "room": 0.02}), 75, {}, 0.0),
+        (view(**{**AT_ONCE, "opens_s": 0.0, "room": 0.02}), 100, {}, 0.004),
         # By what counts for any query: nothing is said of costs, it is idle, tenants are held back, it is too long.
         (view(opens_s=0.2, in_flight=9), 512, {}, 0.2),
         (view(**{**GROWING, "in_flight": 0, "opens_s": 0.0}), 512, {}, 0.0),
@@ -139,9 +139,9 @@ def test_how_many_it_would_admit_if_it_were_idle(one, tokens, slo_s, queries):
 
 
 def test_room_for_bulk_is_told_less_what_was_sent():
-    one = sent((5, 0.05), (1, 0.02), bulk_s=0.2)
-    assert one.bulk_room_s(by_count=False) == pytest.approx(0.13)
-    assert one.bulk_room_s(by_count=True) == pytest.approx(0.2 - 6 * 0.018)
+    one = sent((5, 0.05), (1, 0.02), bulk_room=0.2)
+    assert one.bulk_room(by_count=False) == pytest.approx(0.13)
+    assert one.bulk_room(by_count=True) == pytest.approx(0.2 - 6 * 0.018)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_replicas_on_the_routers_node_are_preferred_and_others_in_an_order_of_it
     ("one", "now", "depth", "room"),
     [
         (View("a", (False, 1)), 10.0, None, 0.0),  # nothing is known yet
-        (view(room_s=0.018), 10.0, None, (1 / 1.02 - 0.0081 - 0.27) / 0.018),  # idle: whatever it has reported
-        (view(room_s=0.018, in_flight=1), 10.0, None, 1.0),
-        (view(room_s=0.018, in_flight=1), 11.0, None, 1.0),  # it comes all at once
+        (view(room=0.018), 10.0, None, (1 / 1.02 - 0.0081 - 0.27) / 0.018),  # idle: whatever it has reported
+        (view(room=0.018, in_flight=1), 10.0, None, 1.0),
+        (view(room=0.018, in_flight=1), 11.0, None, 1.0),  # it comes all at once
         (view(**GROWING), 10.036, None, 3.0),
         (view(**GROWING, slowdown=2.0), 10.036, None, 2.0),
         (sent((1, 0.009), **GROWING), 10.0, None, 0.5),

@@ -21,7 +21,7 @@ class Machine:
         self.now, self.seen = 0.0, []
 
     def run(self, lengths):
-        took_s = self.model.beta_s + self.model.work_s(lengths)
+        took_s = self.model.beta_s + self.model.work(lengths)
         took_s *= self.random.uniform(1.0, 1.05) + 0.5 * (lengths not in self.seen)
         if self.now < self.busy_s:
             took_s *= 1 + self.random.random() * self.share

@@ -59,14 +59,14 @@ _BURST_LEFT = 0.8  # of the SLO: the least time to the deadline of a query witho
 class Opening(NamedTuple):
     """When a device admits a query.
 
-    - `opens_s`: seconds until a query of cost `cost_s` (0: any) would be admitted.
-    - `room_s`: the room now, in planned device seconds.
+    - `opens_s`: seconds until a query of cost `cost` (0: any) would be admitted.
+    - `room`: the room now, in planned device seconds.
     - `grows`: room grows pass by pass; otherwise it comes at once.
     """
 
     opens_s: float
-    cost_s: float = 0.0
-    room_s: float = 0.0
+    cost: float = 0.0
+    room: float = 0.0
     grows: bool = False
 
 
@@ -87,41 +87,41 @@ class Admission(Generic[Q]):
     _probe: IdleProbe = field(default_factory=IdleProbe)
 
     def fitting(
-        self, now: float, queries: Sequence[ScheduledQuery], total_s: float, outlook: Outlook, run_s: float
+        self, now: float, queries: Sequence[ScheduledQuery], total: float, outlook: Outlook, run_work: float
     ) -> int:
-        """How many of the first queries have room. `total_s`: the cost of all; `run_s`: the most work of a run."""
+        """How many of the first queries have room. `total`: the cost of all; `run_work`: the most work of a run."""
         if self.limits.policy.depth == 0:
             return 0
-        room_s = self._room_for(now, queries[0], outlook, run_s)
+        room = self._room_for(now, queries[0], outlook, run_work)
         idle = not (self.run.is_running or self.queue.count)
         if idle:
-            self.is_probe = total_s > room_s and self._may_probe(now, queries, total_s)
-        reserve_s = self.demand.reserve_s
-        if reserve_s > room_s and reserve_s > max(q.cost_s for q in queries) and not self.demand.prefers(queries[0]):
-            room_s = 0.0  # it is reserved for a long query
-        if total_s <= room_s or (idle and self.is_probe):
+            self.is_probe = total > room and self._may_probe(now, queries, total)
+        reserve = self.demand.reserve
+        if reserve > room and reserve > max(q.cost for q in queries) and not self.demand.prefers(queries[0]):
+            room = 0.0  # it is reserved for a long query
+        if total <= room or (idle and self.is_probe):
             return len(queries)
         taken = 0
         for query in queries:
-            room_s -= query.cost_s
-            if room_s < 0:
+            room -= query.cost
+            if room < 0:
                 break
             taken += 1
         return taken
 
-    def has_room_for_each(self, now: float, due: float, total_s: float, outlook: Outlook) -> bool:
+    def has_room_for_each(self, now: float, due: float, total: float, outlook: Outlook) -> bool:
         """Whether urgent queries of this total cost, the first of them due at `due`, would all be admitted, one after
         another in any order. It may be False although they would. A run is under way, and nothing is kept for anybody:
         each has at least the room of the first one due, less what the others before it take.
         """
         limits, demand = self.limits, self.demand
-        if not self.run.is_running or demand.shares.has_level or demand.reserve_s or limits.policy.depth == 0:
+        if not self.run.is_running or demand.shares.has_level or demand.reserve or limits.policy.depth == 0:
             return False
-        return total_s <= self._room_s(now, due - now, outlook, limits.run_s, demand.rho_with(total_s))
+        return total <= self._room(now, due - now, outlook, limits.run_work, demand.rho_with(total))
 
     def is_full(self, now: float, outlook: Outlook) -> bool:
         """Whether a query of the mean cost would be refused."""
-        return self._slo_room_s(now, outlook, self.demand.rho) < self.demand.long_queries.mean
+        return self._slo_room(now, outlook, self.demand.rho) < self.demand.long_queries.mean
 
     def opening(self, now: float, outlook: Outlook, *, over_share: bool) -> Opening:
         """When a query of at least the mean cost, with the SLO to its deadline, would be admitted. `over_share`: for a
@@ -131,86 +131,87 @@ class Admission(Generic[Q]):
         rho = 0.0 if self.demand.shares.has_level else self.demand.rho  # for tenants under their share
         if account is not None:
             rho = account.ahead_rho + account.rho
-        room_s = self._slo_room_s(now, outlook, rho)
+        room = self._slo_room(now, outlook, rho)
         if account is not None:
             mean_s = self.demand.long_queries.mean
-            room_s = self.demand.shared_s(account, room_s, self.queue.next_run_s, outlook[1], mean_s)
-        return self._opening(now, outlook, room_s, rho)
+            room = self.demand.shared_room(account, room, self.queue.next_work, outlook[1], mean_s)
+        return self._opening(now, outlook, room, rho)
 
     @property
-    def bulk_room_s(self) -> float:
+    def bulk_room(self) -> float:
         """Bulk work that fits into the next run. The rest waits at the Router for whichever device is free first."""
         queue, limits = self.queue, self.limits
-        return max(limits.bulk_run_s, limits.bulk_s - queue.deferrable_line.work_s) - queue.bulk_line.work_s
+        return max(limits.bulk_part, limits.most_bulk - queue.deferrable_line.work) - queue.bulk_line.work
 
     @property
     def over_share(self) -> Sequence[str]:
         """Tenants for which the device opens later than for others."""
         return self.demand.shares.named
 
-    def promote(self, now: float, queries: Sequence[ScheduledQuery], total_s: float) -> None:
+    def promote(self, now: float, queries: Sequence[ScheduledQuery], total: float) -> None:
         """Make deferrable queries urgent if the device is idle and they fit into the SLO, but not into their room."""
         limits, first = self.limits, queries[0]
         slo_s = limits.policy.slo_s
-        if first.bulk or self.run.is_running or self.queue.count or total_s > limits.idle_room_s(slo_s):
+        if first.bulk or self.run.is_running or self.queue.count or total > limits.idle_room(slo_s):
             return
-        if total_s > self._deferrable_room_s(now, first, (1.0, limits.pacing.pause_s)):
+        if total > self._deferrable_room(now, first, (1.0, limits.pacing.pause_s)):
             for query in queries:
                 query.deferrable, query.due = False, min(query.due, now + slo_s)
 
-    def never(self, cost_s: float, left_s: float) -> bool:
+    def never(self, cost: float, left_s: float) -> bool:
         """Whether a query of that cost would not end within `left_s` even on an idle device (Eq. 11) at its best known
         speed: a device that is merely slow at the moment may be asked again.
         """
         limits, policy = self.limits, self.limits.policy
         longest_s = _NEVER if policy.depth is None else policy.slo_s
-        return min(limits.predictor.seconds(cost_s), limits.model.beta_s + cost_s) > min(left_s, longest_s)
+        return min(limits.predictor.seconds(cost), limits.model.beta_s + cost) > min(left_s, longest_s)
 
-    def most_s(self, left_s: float) -> float:
+    def most_cost(self, left_s: float) -> float:
         """The largest cost of a query, with this much time left, that an idle device admits."""
-        return self.limits.idle_room_s(left_s)
+        return self.limits.idle_room(left_s)
 
     def may_wait_s(self, now: float, query: ScheduledQuery, f: float) -> float:
         """Seconds that an idle device may wait before it starts the waiting queries, including this one."""
         queue, predictor = self.queue, self.limits.predictor
         if query.deferrable:
             return predictor.fill_s(query.due - now) - self.limits.policy.slo_s
-        return predictor.fill_s(queue.urgent[0].due - now) - f * predictor.seconds(queue.next_run_s)
+        return predictor.fill_s(queue.urgent[0].due - now) - f * predictor.seconds(queue.next_work)
 
-    def deferrable_s(self, now: float, urgent: Sequence[ScheduledQuery]) -> tuple[float, float]:
+    def deferrable_limits(self, now: float, urgent: Sequence[ScheduledQuery]) -> tuple[float, float]:
         """Two limits on the deferrable work in a run behind these urgent queries: how far it may fill the run, and the
         most including its reserved part. The second is finite only where urgent queries would have to wait for it.
         """
-        limits, predictor, urgent_s = self.limits, self.limits.predictor, sum(query.cost_s for query in urgent)
-        fill_s = predictor.work_s(predictor.fill_s(limits.policy.bulk_share * limits.policy.slo_s)) - urgent_s
+        limits, predictor, urgent_work = self.limits, self.limits.predictor, sum(query.cost for query in urgent)
+        fill = predictor.work_in(predictor.fill_s(limits.policy.bulk_share * limits.policy.slo_s)) - urgent_work
         if self.demand.has_urgent(now):
-            fill_s = min(fill_s, limits.between_s)
+            fill = min(fill, limits.between_work)
         # Deferrable queries delay the urgent ones of the last pass. Without passes, that is the whole run.
-        pass_s, ahead_s = limits.pass_s or _NEVER, accumulate((query.cost_s for query in urgent), initial=0.0)
+        pass_work, ahead = limits.pass_work or _NEVER, accumulate((query.cost for query in urgent), initial=0.0)
         due = min(
-            (query.due for query, s in zip(urgent, ahead_s, strict=False)
-             if urgent_s - s <= pass_s and predictor.work_s(predictor.fill_s(query.due - now)) < s + pass_s),
+            (query.due for query, work in zip(urgent, ahead, strict=False)
+             if urgent_work - work <= pass_work
+             and predictor.work_in(predictor.fill_s(query.due - now)) < work + pass_work),
             default=_NEVER,
         )  # fmt: skip
-        most_s = predictor.work_s(predictor.fill_s(due - now)) - urgent_s
-        return min(fill_s, most_s), most_s
+        most = predictor.work_in(predictor.fill_s(due - now)) - urgent_work
+        return min(fill, most), most
 
     def admitted(self, now: float, query: ScheduledQuery, outlook: Outlook) -> None:
         """Note a query that now waits, the last of its request."""
-        left_s, with_pass_s = query.due - now, self.queue.urgent_line.work_s + self.limits.pass_s
-        if self._needs_no_spare_pass(left_s) and with_pass_s > self._next_run_within_s(left_s, outlook):
+        left_s, with_pass = query.due - now, self.queue.urgent_line.work + self.limits.pass_work
+        if self._needs_no_spare_pass(left_s) and with_pass > self._next_run_within(left_s, outlook):
             self._tight_due = min(self._tight_due, query.due)
 
-    def bulk_s(self, now: float, urgent: Sequence[ScheduledQuery]) -> float:
+    def bulk_limit(self, now: float, urgent: Sequence[ScheduledQuery]) -> float:
         """The most bulk work in a run with these urgent queries. Where bulk's own runs cost little, bulk joins a run of
         urgent queries at most once per SLO.
         """
         limits = self.limits
         if not urgent:
             return _NEVER
-        if limits.between_s < limits.bulk_s and now - self.run.bulk_at < limits.policy.slo_s:
+        if limits.between_work < limits.most_bulk and now - self.run.bulk_at < limits.policy.slo_s:
             return 0.0
-        return limits.run_s - sum(query.cost_s for query in urgent)
+        return limits.run_work - sum(query.cost for query in urgent)
 
     def ended(self, *, whole: bool) -> None:
         """Note that a run has ended, and whether it was a probe."""
@@ -224,106 +225,106 @@ class Admission(Generic[Q]):
     def _needs_no_spare_pass(self, left_s: float) -> bool:
         """Whether a query with this much time to its deadline waits behind a short run, and allows almost an SLO."""
         run, limits = self.run, self.limits
-        is_short = run.is_running and run.work_s <= _SHORT_RUN * limits.run_s
+        is_short = run.is_running and run.work <= _SHORT_RUN * limits.run_work
         return is_short and limits.micro_batch_tokens > 0 and left_s >= _BURST_LEFT * limits.policy.slo_s
 
     @property
     def _has_tight(self) -> bool:
         return self._tight_due < _NEVER
 
-    def _room_for(self, now: float, query: ScheduledQuery, outlook: Outlook, run_s: float) -> float:
+    def _room_for(self, now: float, query: ScheduledQuery, outlook: Outlook, run_work: float) -> float:
         if query.bulk:
-            return max(self.bulk_room_s, 0.0 if self.queue.bulk_line.queries else query.cost_s)
+            return max(self.bulk_room, 0.0 if self.queue.bulk_line.queries else query.cost)
         if query.deferrable:
-            return self._deferrable_room_s(now, query, outlook)
+            return self._deferrable_room(now, query, outlook)
         account, left_s, rho = query.account, query.due - now, self.demand.rho
         if account is None or not self.demand.shares.has_level:
-            return self._room_s(now, left_s, outlook, run_s, rho)
+            return self._room(now, left_s, outlook, run_work, rho)
         if not account.is_over_share:
-            return self._room_s(now, left_s, outlook, self.limits.run_s, 0.0)
-        room_s = self._room_s(now, left_s, outlook, self.limits.run_s, account.ahead_rho + account.rho)
-        return self.demand.shared_s(account, room_s, self.queue.next_run_s, outlook[1], query.cost_s)
+            return self._room(now, left_s, outlook, self.limits.run_work, 0.0)
+        room = self._room(now, left_s, outlook, self.limits.run_work, account.ahead_rho + account.rho)
+        return self.demand.shared_room(account, room, self.queue.next_work, outlook[1], query.cost)
 
-    def _slo_room_s(self, now: float, outlook: Outlook, rho: float) -> float:
+    def _slo_room(self, now: float, outlook: Outlook, rho: float) -> float:
         """Room for a query with the SLO to its deadline."""
-        return self._room_s(now, self.limits.policy.slo_s, outlook, self.limits.run_s, rho)
+        return self._room(now, self.limits.policy.slo_s, outlook, self.limits.run_work, rho)
 
-    def _room_s(self, now: float, left_s: float, outlook: Outlook, run_s: float, rho: float) -> float:
-        """Room for urgent work in a run of at most `run_s`. Below 0: none. `left_s`: time to the deadline."""
+    def _room(self, now: float, left_s: float, outlook: Outlook, run_work: float, rho: float) -> float:
+        """Room for urgent work in a run of at most `run_work`. Below 0: none. `left_s`: time to the deadline."""
         limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
-        predictor, work_s = limits.predictor, queue.next_run_s
-        room_s = run_s - work_s
+        predictor, work = limits.predictor, queue.next_work
+        room = run_work - work
         if limits.micro_batch_tokens and is_running:  # deferrable queries run behind it
-            run_s = self._next_run_within_s(min(left_s, self._tight_due - now), outlook)
-            spare_s = run_s - queue.urgent_line.work_s - limits.pass_s
+            run_work = self._next_run_within(min(left_s, self._tight_due - now), outlook)
+            spare = run_work - queue.urgent_line.work - limits.pass_work
             if self._needs_no_spare_pass(left_s):
-                spare_s = max(spare_s, run_s - work_s)
-            return min(room_s, spare_s)
+                spare = max(spare, run_work - work)
+            return min(room, spare)
         later_s = f * predictor.seconds(rho * until_s)  # time for the work that arrives until then
         if is_running and not queue.urgent and until_s + later_s > predictor.fill_s(left_s):
             return 0.0
         for line in (queue.urgent, queue.deferrable_line.queries):
             if line:
                 left_s = min(left_s, line[0].due - now)
-        return min(room_s, self._next_run_within_s(left_s, outlook) - work_s)
+        return min(room, self._next_run_within(left_s, outlook) - work)
 
-    def _next_run_within_s(self, left_s: float, outlook: Outlook) -> float:
+    def _next_run_within(self, left_s: float, outlook: Outlook) -> float:
         """The most work of the next run if it is to end within `left_s`."""
         predictor, (f, until_s) = self.limits.predictor, outlook
-        return predictor.work_s((predictor.fill_s(left_s) - until_s) / f)
+        return predictor.work_in((predictor.fill_s(left_s) - until_s) / f)
 
-    def _deferrable_room_s(self, now: float, query: ScheduledQuery, outlook: Outlook) -> float:
+    def _deferrable_room(self, now: float, query: ScheduledQuery, outlook: Outlook) -> float:
         limits, queue, slo_s, (f, until_s) = self.limits, self.queue, self.limits.policy.slo_s, outlook
         left_s = limits.predictor.fill_s(query.due - now)
-        with_it_s = f * limits.predictor.seconds(queue.next_run_s + query.cost_s)
+        with_it_s = f * limits.predictor.seconds(queue.next_work + query.cost)
         longer_s = max(0.0, with_it_s - slo_s)  # by which the next run exceeds an SLO
         runs = math.floor(max(0.0, (left_s - until_s - longer_s) / slo_s))
         if queue.urgent and (self._has_tight or not (limits.micro_batch_tokens and self.run.is_running)):
             runs -= 1
         line = queue.deferrable_line
-        room_s = runs * limits.deferrable_run_s - line.work_s
+        room = runs * limits.deferrable_part - line.work
         if not line.queries and runs >= 1:
-            room_s = max(room_s, query.cost_s)  # a query larger than the reserved part is admitted alone
-        return room_s
+            room = max(room, query.cost)  # a query larger than the reserved part is admitted alone
+        return room
 
-    def _may_probe(self, now: float, queries: Sequence[ScheduledQuery], total_s: float) -> bool:
+    def _may_probe(self, now: float, queries: Sequence[ScheduledQuery], total: float) -> bool:
         """Whether an idle device admits these queries as a probe. Several at once must be in time at planned speed."""
         limits = self.limits
-        in_time = limits.pacing.pause_s + limits.model.beta_s + total_s <= queries[0].due - now
+        in_time = limits.pacing.pause_s + limits.model.beta_s + total <= queries[0].due - now
         if not in_time and len(queries) > 1:
             return False
-        hopeful = in_time and limits.is_slow(total_s)
+        hopeful = in_time and limits.is_slow(total)
         return now - self.run.since > self._probe.after_s(limits.policy.slo_s, hopeful=hopeful)
 
-    def _opening(self, now: float, outlook: Outlook, room_s: float, rho: float) -> Opening:
-        """When a query of the mean cost has room. `room_s`: the room now."""
+    def _opening(self, now: float, outlook: Outlook, room: float, rho: float) -> Opening:
+        """When a query of the mean cost has room. `room`: the room now."""
         limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
         policy, model, predictor = limits.policy, limits.model, limits.predictor
-        cost_s = max(self.demand.long_queries.mean, self.demand.reserve_s)
-        if model.cost_s(1) <= (idle_s := limits.idle_room_s(policy.slo_s)) < cost_s:
-            cost_s = idle_s  # shorter queries are admitted
-        missing_s = cost_s - room_s
-        if missing_s <= 0:
-            return Opening(0.0, cost_s, room_s, grows=limits.micro_batch_tokens > 0)
+        cost = max(self.demand.long_queries.mean, self.demand.reserve)
+        if model.cost(1) <= (idle := limits.idle_room(policy.slo_s)) < cost:
+            cost = idle  # shorter queries are admitted
+        missing = cost - room
+        if missing <= 0:
+            return Opening(0.0, cost, room, grows=limits.micro_batch_tokens > 0)
         if not is_running and not queue.count:
-            after_s = self._probe.after_s(policy.slo_s, hopeful=limits.is_slow(cost_s))
-            return Opening(max(0.0, self.run.since + after_s - now), cost_s, room_s)
-        slo_s, work_s = predictor.fill_s(policy.slo_s), queue.next_run_s
+            after_s = self._probe.after_s(policy.slo_s, hopeful=limits.is_slow(cost))
+            return Opening(max(0.0, self.run.since + after_s - now), cost, room)
+        slo_s, work = predictor.fill_s(policy.slo_s), queue.next_work
         if limits.micro_batch_tokens and is_running:
-            frees_s = f * (predictor.seconds(work_s + cost_s) - predictor.seconds(work_s + room_s))
-            if frees_s <= until_s and limits.run_s - work_s >= cost_s and not self._has_tight:
-                return Opening(frees_s, cost_s, room_s, grows=True)
-            late_s = f * (predictor.seconds(work_s) + predictor.seconds(limits.pass_s + cost_s)) - slo_s
-            return Opening(until_s + max(0.0, late_s), cost_s, room_s, grows=True)
+            frees_s = f * (predictor.seconds(work + cost) - predictor.seconds(work + room))
+            if frees_s <= until_s and limits.run_work - work >= cost and not self._has_tight:
+                return Opening(frees_s, cost, room, grows=True)
+            late_s = f * (predictor.seconds(work) + predictor.seconds(limits.pass_work + cost)) - slo_s
+            return Opening(until_s + max(0.0, late_s), cost, room, grows=True)
         beta_s = predictor.seconds(0.0)
         latest_s = (slo_s - f * beta_s) / (
             1 + f * predictor.slope * rho
         )  # the latest end of the current run at which a query may open the next
         # It then opens for all the work that fits into a run that starts so late.
-        cost_s = max(cost_s, min(limits.run_s, predictor.work_s((slo_s - latest_s) / f)))
+        cost = max(cost, min(limits.run_work, predictor.work_in((slo_s - latest_s) / f)))
         if is_running and not queue.urgent and until_s > latest_s:
-            return Opening(until_s - latest_s, cost_s, room_s)
-        return Opening(until_s + max(0.0, f * predictor.seconds(work_s) - latest_s), cost_s, room_s)
+            return Opening(until_s - latest_s, cost, room)
+        return Opening(until_s + max(0.0, f * predictor.seconds(work) - latest_s), cost, room)
 
 
 class DepthAdmission(Admission[Q]):
@@ -347,11 +348,11 @@ class DepthAdmission(Admission[Q]):
 
     def opening(self, _now: float, outlook: Outlook, *, over_share: bool) -> Opening:  # noqa: ARG002 - to all alike
         f, until_s = outlook
-        pass_s = f * self.limits.predictor.slope * self.limits.pass_s
+        pass_s = f * self.limits.predictor.slope * self.limits.pass_work
         return Opening(0.0 if self._free(bulk=False) else min(until_s, pass_s or until_s))
 
     @property
-    def bulk_room_s(self) -> float:
+    def bulk_room(self) -> float:
         return self._free(bulk=True) * self.limits.model.alpha_s
 
     @property
@@ -370,16 +371,16 @@ class DepthAdmission(Admission[Q]):
     def never(self, *_: object) -> bool:
         return False
 
-    def most_s(self, _left_s: float) -> float:
+    def most_cost(self, _left_s: float) -> float:
         return math.inf
 
     def may_wait_s(self, *_: object) -> float:
         return math.inf
 
-    def deferrable_s(self, *_: object) -> tuple[float, float]:
+    def deferrable_limits(self, *_: object) -> tuple[float, float]:
         return math.inf, math.inf
 
-    def bulk_s(self, *_: object) -> float:
+    def bulk_limit(self, *_: object) -> float:
         return math.inf
 
     def _free(self, *, bulk: bool) -> int:

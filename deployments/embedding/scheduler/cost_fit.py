@@ -55,5 +55,5 @@ class CostFit:
             return model
         query_s, token_s, token2_s = (found[:3] * (works @ costs) / work_s).tolist()
         fitted = CostModel(query_s, token_s, token2_s, model.beta_s)
-        is_other = any(abs(fitted.cost_s(one) / model.cost_s(one) - 1) > _OTHER for one in _LENGTHS)
+        is_other = any(abs(fitted.cost(one) / model.cost(one) - 1) > _OTHER for one in _LENGTHS)
         return fitted if is_other else model

@@ -28,18 +28,18 @@ class CostModel:
     token2_s: float
     beta_s: float
 
-    def cost_s(self, tokens: int) -> float:
+    def cost(self, tokens: int) -> float:
         """Device seconds of one query."""
         return self.query_s + (self.token_s + self.token2_s * tokens) * tokens
 
-    def work_s(self, lengths: Iterable[int]) -> float:
+    def work(self, lengths: Iterable[int]) -> float:
         """Total device seconds of queries of these lengths, without beta."""
-        return sum(map(self.cost_s, lengths))
+        return sum(map(self.cost, lengths))
 
     @property
     def alpha_s(self) -> float:
         """Device seconds of a query of 75 tokens."""
-        return self.cost_s(QUERY_TOKENS)
+        return self.cost(QUERY_TOKENS)
 
     @classmethod
     def of_curve(cls, alpha_s: float, beta_s: float) -> CostModel:

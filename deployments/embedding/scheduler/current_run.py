@@ -24,7 +24,7 @@ class CurrentRun:
 
     - `unanswered`: its unanswered queries, `bulk` of them bulk; 0 while the device is idle.
     - `since`: when it last showed progress.
-    - `work_s`: the work of all its queries; `predicted_s`: its predicted time.
+    - `work`: the work of all its queries; `predicted_s`: its predicted time.
     - `bulk_at`: when a run with bulk queries last began.
     """
 
@@ -34,7 +34,7 @@ class CurrentRun:
     bulk: int = 0
     since: float = 0.0
     bulk_at: float = -math.inf
-    work_s: float = field(init=False)
+    work: float = field(init=False)
     predicted_s: float = field(init=False)
     lengths: Sequence[int] = ()  # of its queries, in tokens
     _fit: CostFit = field(default_factory=CostFit)
@@ -52,13 +52,13 @@ class CurrentRun:
             self.bulk_at = now
         self._planned_by = self.limits.predictor
         self.lengths = [query.tokens for query in queries]
-        self.work_s, self._done_s = sum(query.cost_s for query in queries), 0.0
-        self.predicted_s = self.limits.predictor.seconds(self.work_s)
+        self.work, self._done_s = sum(query.cost for query in queries), 0.0
+        self.predicted_s = self.limits.predictor.seconds(self.work)
         self._foresee()
 
     def passed(self, now: float, queries: Sequence[ScheduledQuery]) -> None:
         """Note that these queries are answered, and compare their predictions with what happened."""
-        self._done_s += sum(query.cost_s for query in queries)
+        self._done_s += sum(query.cost for query in queries)
         for query in queries:
             self.unanswered -= 1
             self.bulk -= query.bulk
@@ -71,7 +71,7 @@ class CurrentRun:
         """End the run. Learn from its time if it was whole and planned with the model in force."""
         limits, took_s = self.limits, now - self._began
         if whole and self._planned_by is limits.predictor:
-            limits.predictor.ended(now, EndedRun(self.work_s, took_s, self._answers, probe))
+            limits.predictor.ended(now, EndedRun(self.work, took_s, self._answers, probe))
             if limits.predictor.has_changed:
                 self._fit.forget()
             limits.model = self._fit.ended(limits.model, self.lengths, took_s)
@@ -95,4 +95,4 @@ class CurrentRun:
         self._rest_s = self.predicted_s - (predictor.seconds(done_s) if done_s else 0.0)
         self._passes_by_s = self.predicted_s
         if limits.micro_batch_tokens:
-            self._passes_by_s = predictor.seconds(min(self.work_s, done_s + limits.pass_s))
+            self._passes_by_s = predictor.seconds(min(self.work, done_s + limits.pass_work))

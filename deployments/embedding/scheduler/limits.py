@@ -22,11 +22,11 @@ def is_deferrable(rule: str, slo_s: float, allowed_s: float) -> bool:
     return rule == "deadline" and allowed_s > _DEFERRABLE * slo_s
 
 
-def idle_room_s(predictor: LinePredictor, pacing: Pacing, left_s: float, run_s: float) -> float:
-    """The most work with `left_s` to its deadline that an idle device admits, if a run holds at most `run_s`. Below 0:
-    none. Replicas and Routers both decide by it.
+def idle_room(predictor: LinePredictor, pacing: Pacing, left_s: float, run_work: float) -> float:
+    """The most work with `left_s` to its deadline that an idle device admits, if a run holds at most `run_work`. Below
+    0: none. Replicas and Routers both decide by it.
     """
-    return min(run_s, predictor.work_s(predictor.fill_s(left_s) - pacing.pause_s))
+    return min(run_work, predictor.work_in(predictor.fill_s(left_s) - pacing.pause_s))
 
 
 @dataclass(slots=True)
@@ -41,13 +41,13 @@ class Limits:
     policy: Policy
     micro_batch_tokens: int
     predictor: LinePredictor
-    run_s: float = field(init=False)  # the most work that one run may hold
+    run_work: float = field(init=False)  # the most work that one run may hold
     # Deferrable and bulk work for which every run has room, however many others wait.
-    deferrable_run_s: float = field(init=False)
-    bulk_run_s: float = field(init=False)
-    between_s: float = field(init=False)  # the most deferrable work in a run while urgent queries come
-    bulk_s: float = field(init=False)  # the most bulk work that waits here
-    pass_s: float = field(init=False)  # work of one pass
+    deferrable_part: float = field(init=False)
+    bulk_part: float = field(init=False)
+    between_work: float = field(init=False)  # the most deferrable work in a run while urgent queries come
+    most_bulk: float = field(init=False)  # the most bulk work that waits here
+    pass_work: float = field(init=False)  # work of one pass
     pacing: Pacing = field(init=False)
     capacity_rho: float = field(init=False)  # work per second under steady overload, about
 
@@ -57,29 +57,29 @@ class Limits:
     def refresh(self) -> None:
         """Recompute the derived fields."""
         policy, alpha_s, predictor = self.policy, self.model.alpha_s, self.predictor
-        self.run_s = self.run_within_s(policy.slo_s)
-        self.deferrable_run_s = _SURE_DEFERRABLE * policy.bulk_share * self.run_s
-        self.between_s = _BETWEEN_BETAS * max(self.model.beta_s, predictor.intercept_s / predictor.slope)
-        self.bulk_run_s = min(_SURE_BULK * policy.bulk_share * self.run_s, self.between_s)
-        bulk_s = predictor.work_s(predictor.fill_s(policy.bulk_share * policy.slo_s))
-        self.bulk_s = max(self.bulk_run_s, bulk_s, alpha_s)
-        self.pass_s = alpha_s * self.micro_batch_tokens / QUERY_TOKENS
+        self.run_work = self.run_within(policy.slo_s)
+        self.deferrable_part = _SURE_DEFERRABLE * policy.bulk_share * self.run_work
+        self.between_work = _BETWEEN_BETAS * max(self.model.beta_s, predictor.intercept_s / predictor.slope)
+        self.bulk_part = min(_SURE_BULK * policy.bulk_share * self.run_work, self.between_work)
+        bulk = predictor.work_in(predictor.fill_s(policy.bulk_share * policy.slo_s))
+        self.most_bulk = max(self.bulk_part, bulk, alpha_s)
+        self.pass_work = alpha_s * self.micro_batch_tokens / QUERY_TOKENS
         self.pacing = Pacing.of_beta(self.model.beta_s)
         usual_s = (_PASS_RUN if self.micro_batch_tokens else _WHOLE_RUN) * policy.slo_s
-        work_s = min(max(0.0, predictor.work_s(usual_s)), self.run_s)  # a depth may bound it
-        self.capacity_rho = work_s / predictor.seconds(work_s) if work_s else 0.0
+        work = min(max(0.0, predictor.work_in(usual_s)), self.run_work)  # a depth may bound it
+        self.capacity_rho = work / predictor.seconds(work) if work else 0.0
 
-    def run_within_s(self, slo_s: float) -> float:
+    def run_within(self, slo_s: float) -> float:
         """The most work that a run may hold to end within `slo_s` of its start."""
-        allowed_s = self.predictor.work_s(self.predictor.fill_s(slo_s))
+        allowed = self.predictor.work_in(self.predictor.fill_s(slo_s))
         if self.policy.depth is not None:
-            allowed_s = min(allowed_s, self.policy.depth * self.model.alpha_s)
-        return max(0.0, allowed_s)
+            allowed = min(allowed, self.policy.depth * self.model.alpha_s)
+        return max(0.0, allowed)
 
-    def is_slow(self, work_s: float) -> bool:
+    def is_slow(self, work: float) -> bool:
         """Whether a run of that work takes longer than the cost model says."""
-        return self.predictor.seconds(work_s) > self.model.beta_s + work_s
+        return self.predictor.seconds(work) > self.model.beta_s + work
 
-    def idle_room_s(self, left_s: float) -> float:
+    def idle_room(self, left_s: float) -> float:
         """The most work with `left_s` to its deadline that an idle device admits. Below 0: none."""
-        return idle_room_s(self.predictor, self.pacing, left_s, self.run_s)
+        return idle_room(self.predictor, self.pacing, left_s, self.run_work)

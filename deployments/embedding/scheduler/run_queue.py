@@ -18,42 +18,42 @@ _by_deadline = attrgetter("due")
 
 @dataclass(slots=True, repr=False, eq=False)
 class Line(Generic[Q]):
-    """Queries of one class, sorted by deadline. `work_s`: their total work; `largest_s`: the work of the largest."""
+    """Queries of one class, sorted by deadline. `work`: their total work; `largest`: the work of the largest."""
 
     queries: list[Q] = field(default_factory=list)
-    work_s: float = 0.0
-    largest_s: float = 0.0
+    work: float = 0.0
+    largest: float = 0.0
 
-    def add(self, queries: Sequence[Q], work_s: float) -> None:
-        """Add queries that share a deadline. `work_s`: their total work."""
+    def add(self, queries: Sequence[Q], work: float) -> None:
+        """Add queries that share a deadline. `work`: their total work."""
         at = bisect_right(self.queries, queries[0].due, key=_by_deadline)
         self.queries[at:at] = queries
-        self.work_s += work_s
+        self.work += work
         for query in queries:
-            self.largest_s = max(self.largest_s, query.cost_s)
+            self.largest = max(self.largest, query.cost)
 
     def remove(self, gone: AbstractSet[int]) -> None:
         if not self.queries:
             return
         self.queries = [query for query in self.queries if id(query) not in gone]
-        self.work_s = sum(query.cost_s for query in self.queries)
-        self.largest_s = max((query.cost_s for query in self.queries), default=0.0)
+        self.work = sum(query.cost for query in self.queries)
+        self.largest = max((query.cost for query in self.queries), default=0.0)
 
-    def most_s(self, sure_s: float) -> float:
+    def most(self, sure: float) -> float:
         """The most work of this class in a run that has room only for its reserved part."""
-        return min(self.work_s, sure_s + self.largest_s)
+        return min(self.work, sure + self.largest)
 
-    def first(self, sure_s: float, fill_s: float, most_s: float) -> tuple[list[Q], float]:
-        """The first queries for a run, and their work: as much as fits `fill_s` or, if that is more, the reserved part
-        `sure_s`, but at most `most_s`.
+    def first(self, sure: float, fill: float, most: float) -> tuple[list[Q], float]:
+        """The first queries for a run, and their work: as much as fits `fill` or, if that is more, the reserved part
+        `sure`, but at most `most`.
         """
-        taken, work_s = list[Q](), 0.0
+        taken, work = list[Q](), 0.0
         for query in self.queries:
-            if work_s + query.cost_s > (fill_s if work_s >= sure_s and work_s else most_s):
+            if work + query.cost > (fill if work >= sure and work else most):
                 break
-            work_s += query.cost_s
+            work += query.cost
             taken.append(query)
-        return taken, work_s
+        return taken, work
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -64,9 +64,9 @@ class RunQueue(Generic[Q]):
     Part of each run is reserved for the classes that run behind others, however much waits before them, as in deficit
     round robin (Shreedhar, Varghese, SIGCOMM 1995):
 
-    - Deferrable queries get `limits.deferrable_run_s` of each run.
-    - Bulk gets `limits.bulk_run_s` of each run with enough room; where runs of its own cost little, only once per SLO
-      (`Admission.bulk_s`).
+    - Deferrable queries get `limits.deferrable_part` of each run.
+    - Bulk gets `limits.bulk_part` of each run with enough room; where runs of its own cost little, only once per SLO
+      (`Admission.bulk_limit`).
 
     Deferrable queries, and then bulk, also fill what urgent queries leave.
     """
@@ -82,14 +82,14 @@ class RunQueue(Generic[Q]):
         return self.urgent_line.queries
 
     @property
-    def urgent_s(self) -> float:
+    def urgent_work(self) -> float:
         """Work of the urgent queries."""
-        return self.urgent_line.work_s
+        return self.urgent_line.work
 
     @property
-    def deferrable_s(self) -> float:
+    def deferrable_work(self) -> float:
         """Work of all deferrable and bulk queries."""
-        return self.deferrable_line.work_s + self.bulk_line.work_s
+        return self.deferrable_line.work + self.bulk_line.work
 
     @property
     def count(self) -> int:
@@ -97,16 +97,16 @@ class RunQueue(Generic[Q]):
         return len(self.urgent_line.queries) + len(self.deferrable_line.queries) + len(self.bulk_line.queries)
 
     @property
-    def next_deferrable_s(self) -> float:
+    def next_deferrable(self) -> float:
         """The most deferrable and bulk work in the next run, if urgent queries leave no room."""
         limits = self.limits
-        return self.deferrable_line.most_s(limits.deferrable_run_s) + self.bulk_line.most_s(limits.bulk_run_s)
+        return self.deferrable_line.most(limits.deferrable_part) + self.bulk_line.most(limits.bulk_part)
 
     @property
-    def next_run_s(self) -> float:
+    def next_work(self) -> float:
         """Work of the next run (W)."""
         waits = self.deferrable_line.queries or self.bulk_line.queries
-        return self.urgent_line.work_s + (self.next_deferrable_s if waits else 0.0)
+        return self.urgent_line.work + (self.next_deferrable if waits else 0.0)
 
     @property
     def _lines(self) -> tuple[Line[Q], Line[Q], Line[Q]]:
@@ -114,28 +114,28 @@ class RunQueue(Generic[Q]):
 
     def add(self, queries: Sequence[Q]) -> None:
         """Add queries of one request: they share class, deadline and tenant."""
-        first, work_s = queries[0], sum([query.cost_s for query in queries])
+        first, work = queries[0], sum([query.cost for query in queries])
         if first.deferrable:
-            (self.bulk_line if first.bulk else self.deferrable_line).add(queries, work_s)
+            (self.bulk_line if first.bulk else self.deferrable_line).add(queries, work)
             return
-        self.urgent_line.add(queries, work_s)
+        self.urgent_line.add(queries, work)
         if first.account is not None:
-            self.shares.waits(first.account, work_s)
+            self.shares.waits(first.account, work)
 
     def remove(self, gone: AbstractSet[int]) -> None:
         """Remove queries by their `id()`."""
         for line in self._lines:
             line.remove(gone)
         if self.shares.accounts:
-            self.shares.wait((query.account, query.cost_s) for query in self.urgent if query.account is not None)
+            self.shares.wait((query.account, query.cost) for query in self.urgent if query.account is not None)
 
-    def deferrable_first(self, fill_s: float, most_s: float, bulk_s: float) -> Sequence[Q]:
-        """The deferrable and bulk queries of the next run: work up to `fill_s` or, if that is more, their reserved
-        parts; at most `most_s`, and at most `bulk_s` of bulk. Next to deferrable queries, bulk never exceeds the run's
-        limit.
+    def deferrable_first(self, fill: float, most: float, bulk_limit: float) -> Sequence[Q]:
+        """The deferrable and bulk queries of the next run: work up to `fill` or, if that is more, their reserved
+        parts; at most `most`, and at most `bulk_limit` of bulk. Next to deferrable queries, bulk never exceeds the
+        run's limit.
         """
         limits, bulk = self.limits, self.bulk_line
-        kept_s = max(0.0, min(bulk.work_s, limits.bulk_run_s, bulk_s))
-        taken, work_s = self.deferrable_line.first(limits.deferrable_run_s, fill_s - kept_s, most_s)
-        most_s = min(most_s, bulk_s, limits.run_s if taken else bulk_s) - work_s
-        return taken + bulk.first(limits.bulk_run_s, fill_s - work_s, most_s)[0]
+        kept = max(0.0, min(bulk.work, limits.bulk_part, bulk_limit))
+        taken, work = self.deferrable_line.first(limits.deferrable_part, fill - kept, most)
+        most = min(most, bulk_limit, limits.run_work if taken else bulk_limit) - work
+        return taken + bulk.first(limits.bulk_part, fill - work, most)[0]

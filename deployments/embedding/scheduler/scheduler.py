@@ -94,7 +94,7 @@ class Scheduler(Generic[Q]):
     @property
     def planned_s(self) -> float:
         """Seconds of the current or last run by the configured model, without what was learned."""
-        return self._given.beta_s + self._given.work_s(self.run.lengths)
+        return self._given.beta_s + self._given.work(self.run.lengths)
 
     @property
     def in_flight(self) -> int:
@@ -109,23 +109,23 @@ class Scheduler(Generic[Q]):
 
         `again`: another replica of the pool has counted their work already.
         """
-        model, total_s = self.limits.model, 0.0
+        model, total = self.limits.model, 0.0
         for query in queries:
-            query.cost_s = model.cost_s(query.tokens)
-            total_s += query.cost_s
-        first, outlook, admission, run_s = queries[0], self._outlook(now), self.admission, self.limits.run_s
-        most_s = 0.0
+            query.cost = model.cost(query.tokens)
+            total += query.cost
+        first, outlook, admission, run_work = queries[0], self._outlook(now), self.admission, self.limits.run_work
+        most = 0.0
         if first.deferrable:
-            admission.promote(now, queries, total_s)
+            admission.promote(now, queries, total)
         else:
-            most_s = admission.most_s(first.due - now)
-            self.demand.offered(now, queries, total_s, most_s, tenant=first.tenant, again=again)
-        taken = admission.fitting(now, queries, total_s, outlook, run_s)
+            most = admission.most_cost(first.due - now)
+            self.demand.offered(now, queries, total, most, tenant=first.tenant, again=again)
+        taken = admission.fitting(now, queries, total, outlook, run_work)
         if 0 < taken < len(queries):
             later = outlook[0], outlook[1] + (0.0 if first.bulk else self._hold_s)  # its run may wait for the rest
-            taken = admission.fitting(now, queries, total_s, later, run_s) if partial else 0
+            taken = admission.fitting(now, queries, total, later, run_work) if partial else 0
         if not first.deferrable:
-            self.demand.note(now, queries, taken, total_s, most_s)
+            self.demand.note(now, queries, taken, total, most)
         if taken:
             self._admit(now, queries[:taken], outlook)
         if taken < len(queries):
@@ -136,16 +136,16 @@ class Scheduler(Generic[Q]):
         """Admit urgent queries of one tenant, each a request of its own, if there surely is room for one after another.
         If not, returns False, and nothing has been decided: `offer` must decide on each.
         """
-        model, total_s = self.limits.model, 0.0
+        model, total = self.limits.model, 0.0
         for query in queries:
-            query.cost_s = model.cost_s(query.tokens)
-            total_s += query.cost_s
+            query.cost = model.cost(query.tokens)
+            total += query.cost
         outlook = self._outlook(now)
-        if not self.admission.has_room_for_each(now, min([query.due for query in queries]), total_s, outlook):
+        if not self.admission.has_room_for_each(now, min([query.due for query in queries]), total, outlook):
             return False
-        self.demand.offered(now, queries, total_s, _NEVER, tenant=queries[0].tenant, again=again)
+        self.demand.offered(now, queries, total, _NEVER, tenant=queries[0].tenant, again=again)
         for query in queries:
-            self.demand.note(now, (query,), 1, query.cost_s, _NEVER)
+            self.demand.note(now, (query,), 1, query.cost, _NEVER)
             self._admit(now, (query,), outlook)
         return True
 
@@ -170,7 +170,7 @@ class Scheduler(Generic[Q]):
         admission.admitted(now, queries[-1], outlook)
         if (in_flight := queue.count + self.run.unanswered) > self.most:
             self.most = in_flight
-        predicted_s = until_s + f * self.limits.predictor.seconds(queue.next_run_s)
+        predicted_s = until_s + f * self.limits.predictor.seconds(queue.next_work)
         for query in queries:
             query.admitted_at, query.predicted_s = now, predicted_s
         if not is_running:
@@ -179,7 +179,7 @@ class Scheduler(Generic[Q]):
     def _count_refused(self, count: int, query: ScheduledQuery, now: float) -> None:
         if self.limits.policy.depth == 0:
             self.refusals.closed += count
-        elif self.admission.never(query.cost_s, query.due - now):
+        elif self.admission.never(query.cost, query.due - now):
             self.refusals.never += count
         else:
             self.refusals.full += count
@@ -213,7 +213,7 @@ class Scheduler(Generic[Q]):
         """Begin the next run. Returns its queries in the order of their deadlines, deferrable and bulk ones last."""
         run, admission = self.queue.urgent.copy(), self.admission
         if len(run) < self.queue.count:
-            run += self.queue.deferrable_first(*admission.deferrable_s(now, run), admission.bulk_s(now, run))
+            run += self.queue.deferrable_first(*admission.deferrable_limits(now, run), admission.bulk_limit(now, run))
         self._forget(run)
         self._held.clear()
         self.runs += 1
@@ -227,7 +227,7 @@ class Scheduler(Generic[Q]):
     def ended(self, now: float, *, whole: bool = True) -> None:
         """End the current run. If not `whole`, it failed or was stopped, and nothing is learned from its time."""
         # On a device that is not slow, a probe is like any other run.
-        probe = self._by_finish.is_probe and self.limits.is_slow(self.run.work_s)
+        probe = self._by_finish.is_probe and self.limits.is_slow(self.run.work)
         self.run.ended(now, whole=whole, probe=probe)
         self._by_finish.ended(whole=whole)
         self._apply()
@@ -272,7 +272,7 @@ class Scheduler(Generic[Q]):
         """Seconds until all running and waiting queries are done."""
         free_s = outlook[1] if self.run.is_running else 0.0
         if self.queue.count:
-            free_s += outlook[0] * self.limits.predictor.seconds(self.queue.urgent_s + self.queue.deferrable_s)
+            free_s += outlook[0] * self.limits.predictor.seconds(self.queue.urgent_work + self.queue.deferrable_work)
         return free_s
 
     def state(self, now: float) -> ReplicaState:
@@ -280,17 +280,17 @@ class Scheduler(Generic[Q]):
         model, predictor, outlook = self.limits.model, self.limits.predictor, self._outlook(now)
         waiting, refusals, slowdown = self.queue.count, self.refusals, outlook[0] * predictor.slope
         admission, opening, under_share_opens_s = self.admission, self._opening(now, outlook), 0.0
-        opens_s, cost_s, room_s, grows = opening
+        opens_s, cost, room, grows = opening
         if over_share := admission.over_share if opens_s < _NEVER else ():
             over_share_s = admission.opening(now, outlook, over_share=True).opens_s
-            opens_s, under_share_opens_s, cost_s = max(opens_s, over_share_s), opens_s, 0.0
+            opens_s, under_share_opens_s, cost = max(opens_s, over_share_s), opens_s, 0.0
         return ReplicaState(
-            opens_s, self._free_s(outlook), max(0.0, admission.bulk_room_s), waiting + self.run.unanswered, waiting,
+            opens_s, self._free_s(outlook), max(0.0, admission.bulk_room), waiting + self.run.unanswered, waiting,
             self.most, self.runs,
             (model.query_s, model.token_s, model.token2_s, predictor.seconds(0.0) / predictor.slope),
             slowdown, predictor.margin, (refusals.full, refusals.never, refusals.closed),
             under_share_opens_s, over_share or (), depth=self.limits.policy.depth,
-            opens_cost_s=cost_s, room_s=room_s, reserve_s=self.demand.reserve_s if cost_s else 0.0,
+            opens_cost=cost, room=room, reserve=self.demand.reserve if cost else 0.0,
             room_grows=grows,
         )  # fmt: skip
 

@@ -40,7 +40,7 @@ class ScheduledQuery:
     bulk: bool = False
     tenant: Tenant | None = None
     account: Account | None = None  # the tenant's, from admission on
-    cost_s: float = 0.0
+    cost: float = 0.0
     # Set at admission. `passed` compares the prediction with what happens.
     admitted_at: float = field(init=False, repr=False)
     predicted_s: float = field(init=False, repr=False)  # from admission to the end of the work ahead, and its own
@@ -54,13 +54,13 @@ class ReplicaState(NamedTuple):
 
     - `opens_s`: until a query of the mean cost would be admitted (0: now, inf: closed).
     - `free_s`: until everything that it holds is done.
-    - `bulk_s`: room for bulk queries, in planned device seconds.
+    - `bulk_room`: room for bulk queries, in planned device seconds.
     - `slowdown`: a run takes about this many times what `model` says. The beta_s in `model` is the learned one.
     """
 
     opens_s: float
     free_s: float
-    bulk_s: float
+    bulk_room: float
     in_flight: int
     waiting: int
     most: int  # the most in flight at once since the start
@@ -75,33 +75,33 @@ class ReplicaState(NamedTuple):
     over_share: Sequence[str] = ()
     routers: int = 1  # connected to it
     depth: int | None = None  # the limit in force; None if it goes by its own model
-    # Room by predicted finish, in planned device seconds. `opens_cost_s`: the cost to which `opens_s` applies; 0: any.
-    # `room_s`: the room now. `reserve_s`: even a shorter query needs this much room. `room_grows`: room
+    # Room by predicted finish, in planned device seconds. `opens_cost`: the cost to which `opens_s` applies; 0: any.
+    # `room`: the room now. `reserve`: even a shorter query needs this much room. `room_grows`: room
     # grows steadily, by a second in `slowdown` seconds; otherwise much of it comes at once, at `opens_s`.
-    opens_cost_s: float = 0.0
-    room_s: float = 0.0
-    reserve_s: float = 0.0
+    opens_cost: float = 0.0
+    room: float = 0.0
+    reserve: float = 0.0
     room_grows: bool = False
 
-    def opens_for_s(self, cost_s: float, taken_s: float) -> float:
-        """Seconds until there is room for a query of this cost beside `taken_s` of work sent since. 0: now."""
-        needed_s = max(cost_s, self.reserve_s) + taken_s
-        if (missing_s := needed_s - self.room_s) <= 0:
+    def opens_for_s(self, cost: float, taken: float) -> float:
+        """Seconds until there is room for a query of this cost beside `taken` of work sent since. 0: now."""
+        needed = max(cost, self.reserve) + taken
+        if (missing := needed - self.room) <= 0:
             return 0.0
-        grows_s = self.slowdown * (self.opens_cost_s - self.room_s) if self.room_grows else 0.0
+        grows_s = self.slowdown * (self.opens_cost - self.room) if self.room_grows else 0.0
         if not self.opens_s or self.opens_s <= grows_s + _SAME_S:
-            return self.slowdown * missing_s
-        return self.opens_s + self.slowdown * max(0.0, needed_s - self.opens_cost_s)  # no room before that
+            return self.slowdown * missing
+        return self.opens_s + self.slowdown * max(0.0, needed - self.opens_cost)  # no room before that
 
     def room_after_s(self, seconds: float) -> float:
         """The room so many seconds later."""
-        return self.room_s + (seconds / self.slowdown if self.room_grows else 0.0)
+        return self.room + (seconds / self.slowdown if self.room_grows else 0.0)
 
     def closed_for(self, seconds: float) -> ReplicaState:
         """The state of a replica that admits nothing for so long, to nobody."""
         opens_s, free_s = max(self.opens_s, seconds), max(self.free_s, seconds)
-        closed = self._replace(opens_s=opens_s, free_s=free_s, bulk_s=0.0, over_share=(), under_share_opens_s=0.0)
-        return closed._replace(opens_cost_s=0.0, room_s=0.0, reserve_s=0.0, room_grows=False)
+        closed = self._replace(opens_s=opens_s, free_s=free_s, bulk_room=0.0, over_share=(), under_share_opens_s=0.0)
+        return closed._replace(opens_cost=0.0, room=0.0, reserve=0.0, room_grows=False)
 
 
 @dataclass(slots=True)
