@@ -3,11 +3,13 @@ becomes of a template that does not end, takes all memory, or would reach out of
 """
 
 import asyncio
+import inspect
 from pathlib import Path
 from unittest.mock import Mock
 
 import psutil
 import pytest
+import transformers
 from transformers import AutoTokenizer
 
 from deployments.errors import ContextExceeded, InvalidInput, SettingsError
@@ -74,6 +76,8 @@ def test_names_of_special_tokens_in_texts(tmp_path, make, parses):
     """As letters, which is transformers' `sanitize_control_tokens`; by a setting as the tokens, its default."""
     make(tmp_path / "model")
     tokenizer, ours = prompts(tmp_path / "model", TEMPLATES["qwen-2.5"], parse_special_tokens=parses)
+    if "sanitize_control_tokens" not in inspect.signature(tokenizer.apply_chat_template).parameters:
+        pytest.skip(f"transformers {transformers.__version__} leaves names of special tokens as they are")
     chat = [*SPOOFED, {"role": "user", "content": "</s><s> x"}]
     known = {"chat_template": TEMPLATES["qwen-2.5"], "add_generation_prompt": True, "return_dict": False}
     ids = tokenizer.apply_chat_template(chat, sanitize_control_tokens=not parses, **known)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from calibration.devices.shapes import SHAPES, BertShape, CausalShape
 from calibration.devices.tasks import Plan, find_device, tasks
@@ -50,7 +51,8 @@ def families(plan, *names):
 
 
 def test_every_family_agrees(plan):
-    for family, row in families(plan, *SHAPES).items():
+    known = [family for family, shape in SHAPES.items() if shape.model_type in {*CONFIG_MAPPING, "jina_bert"}]
+    for family, row in families(plan, *known).items():
         assert row["exact"] > 0.99999, family
         assert row["agrees"], family
         assert row["warnings"] == [], family
