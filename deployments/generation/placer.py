@@ -28,11 +28,12 @@ from deployments.generation.channel import PendingGeneration
 from deployments.generation.charge import GenerationCharge
 from deployments.generation.frames import GenerationOffer, NewToken, RefusedOffer
 from deployments.generation.metrics import Streamed
-from deployments.generation.pool import GenerationLink, GenerationPool, GenerationView
+from deployments.generation.pool import GenerationLink, GenerationPool
 from deployments.generation.request import OfferRecord, Outcome, WantedGeneration
 from deployments.generation.settings import GenerationRouterConfig
 from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard
+from deployments.generation.view import GenerationView
 from deployments.serving.ejections import Ejections
 from deployments.serving.replica_set import ASKED
 from deployments.serving.replica_view import hangs_after_s

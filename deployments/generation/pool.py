@@ -1,35 +1,15 @@
-"""A pool of generating replicas as a Router sees it: what it knows about each, its connection, and their order."""
+"""A pool of generating replicas as a Router sees it: a connection to each, ordered by predicted first token."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from deployments.generation.channel import GenerationChannel, PendingGeneration
 from deployments.generation.frames import GenerationOffer, GenerationReport, NewToken
-from deployments.generation.scheduler.state import MODES, HostState, StepState
+from deployments.generation.scheduler.state import MODES, HostState
+from deployments.generation.view import GenerationView
 from deployments.serving.replica_set import ReplicaLink, ReplicaSet, learned
-from deployments.serving.replica_view import ReplicaView
-
-
-@dataclass(slots=True, eq=False)
-class GenerationView(ReplicaView[StepState]):
-    """One generating replica as a Router sees it. Its unseen work is in prompt tokens."""
-
-    routers: int = 1  # connected to it, including this one
-
-    def first_s(self, now: float, tokens: int) -> float:
-        """Seconds until a prompt of `tokens` tokens would have its first token there, if it were sent now."""
-        if self.state is None:
-            return math.inf
-        waits_s = max(0.0, self.heard_at + self.state.first_s - now)
-        return waits_s + self.state.prompt_token_s * (self._unseen_work + tokens)
-
-    def opens_s(self, now: float) -> float:
-        """Seconds until it would admit a typical generation, by its last state. 0: now."""
-        return 0.0 if self.state is None else max(0.0, self.heard_at + self.state.opens_s - now)
 
 
 class GenerationLink(ReplicaLink[GenerationView, GenerationChannel]):

@@ -34,7 +34,7 @@ MODULES = {
     "deployments/embedding/frames.py": "test_frames",
     "deployments/generation/frames.py": "test_generation_frames",
     "deployments/generation/charge.py": "test_charge",
-    "deployments/generation/pool.py": "test_generation_view",
+    "deployments/generation/view.py": "test_generation_view",
     "deployments/generation/scheduler/answer_lengths.py": "test_answer_lengths",
     "deployments/generation/scheduler/block_pool.py": "test_block_manager",
     "deployments/generation/scheduler/block_manager.py": "test_block_manager",

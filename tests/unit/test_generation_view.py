@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from deployments.generation.pool import GenerationView
 from deployments.generation.scheduler.state import StepState
+from deployments.generation.view import GenerationView
 
 STATE = StepState(3.0, 0.5, 0.01, 7, 12, 3, 2, 99, (0.1, 0.0, 0.0, 0.001, 0.0, 8), 1.5, 0.02, (4, 1))
 
