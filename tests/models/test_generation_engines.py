@@ -16,7 +16,7 @@ from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.engine import causal_stages, device_sampling, graphed_decoder, paged_attention
 from deployments.generation.engine.device_sampling import TorchLogits
 from deployments.generation.engine.factory import _quick_dtype, _room, create_step_engine
-from deployments.generation.engine_thread import StepWork, probe_work
+from deployments.generation.engine_thread import probe_work
 from deployments.generation.frames import GenerationOffer, GenerationOffers
 from deployments.generation.planned_steps import PlannedStep, measure, measure_host
 from deployments.generation.scheduler.block_pool import BLOCK
@@ -28,7 +28,7 @@ from deployments.generation.scheduler.work import UNTIMED, Chunk, Work
 from deployments.generation.settings import GenerationAcceleratorSettings, GenerationCpuSettings
 from deployments.generation.step_loop import StepLoop
 from deployments.generation.text.model_card import read_generation_card
-from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling
+from deployments.generation.text.sampling import Sampling
 from deployments.settings import ModelSettings
 from tests.kit.causal_models import causal, check
 from tests.kit.packed_models import VOCABULARY
@@ -148,30 +148,15 @@ def test_the_first_times_of_steps_come_from_a_few_of_them(tmp_path, monkeypatch)
 def test_tokens_that_are_drawn_on_the_device_are_the_same(tmp_path, monkeypatch, place):
     _, card = saved(tmp_path)
     sampled = [Sampling(0.0), Sampling(1.0, seed=1), Sampling(2.0, 20, 0.9, 2), Sampling(0.8, 0, 0.7, 3)]
-
-    def answers(engine):
-        samplers = [Sampler(asked) for asked in sampled]
-        texts = [np.arange(5 + 3 * row, dtype=np.int32) for row in range(len(sampled))]
-        starts, found = [0] * len(texts), []
-        for _ in range(12):
-            chunks = [
-                Chunk(text[start:], start, [row], on_host=engine.num_cpu_blocks > 0 and row % 2 == 1)
-                for row, (text, start) in enumerate(zip(texts, starts, strict=True))
-            ]
-            work = Work([chunk for chunk in chunks if not chunk.on_host], second=[c for c in chunks if c.on_host])
-            order = sorted(range(len(chunks)), key=lambda row: chunks[row].on_host)
-            drawn = [RowSamplers([samplers[row]], 3 if row else None) for row in order]
-            starts = [len(text) for text in texts]
-            for row, picked in zip(order, StepWork(work, drawn).run(engine.steps).picked, strict=True):
-                found.append([picked[0].id, *(token for token, _ in picked[0].alternatives)])
-                texts[row] = np.append(texts[row], np.int32(picked[0].id))
-        return found
-
-    here = answers(create_step_engine(card, place, "cpu", 1))
+    offers = [
+        GenerationOffer(number, 60.0, np.arange(5 + 3 * number, dtype=np.int32), 12, asked, answers=2)
+        for number, asked in enumerate(sampled)
+    ]
+    here = generate(create_step_engine(card, place, "cpu", 1), offers)
     for module in (device_sampling, causal_stages):
         monkeypatch.setattr(module, "logits_of", lambda _: TorchLogits)
     engine = create_step_engine(card, place, "cpu", 1)
-    assert answers(engine) == here
+    assert generate(engine, offers) == here
     one = Work([Chunk(np.zeros(3, np.int32), 0, [0])])
     assert isinstance(engine.steps.step(one).logits, TorchLogits)
 

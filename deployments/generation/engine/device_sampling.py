@@ -120,9 +120,9 @@ class TorchLogits:
         vocabulary = self._logits.shape[1]
         named = min(vocabulary, max(draw.logprobs or 0 for draw in draws))
         at_once = max(1, _AT_ONCE // vocabulary)
-        order = sorted(range(len(draws)), key=lambda at: draws[at].kind)
+        order = sorted(range(len(draws)), key=lambda at: draws[at].way)
         parts = []
-        for _, places in groupby(order, lambda at: draws[at].kind):
+        for _, places in groupby(order, lambda at: draws[at].way):
             alike = [draws[at] for at in places]
             starts = range(0, len(alike), at_once)
             parts += [self._batch_lines(alike[start : start + at_once], sort, named) for start in starts]
@@ -130,10 +130,10 @@ class TorchLogits:
         return [line for _, line in sorted(zip(order, lines, strict=True))]
 
     def _batch_lines(self, draws: Sequence[Draw], sort: int, named: int) -> torch.Tensor:
-        """The lines of draws of one kind, on the device, [draws, `_ALTERNATIVES` + 2 `named`]. `named`: the number of
+        """The lines of draws in one way, on the device, [draws, `_ALTERNATIVES` + 2 `named`]. `named`: the number of
         alternatives in a line.
         """
-        way, with_logprobs = draws[0].kind
+        way, with_logprobs = draws[0].way, any(draw.logprobs is not None for draw in draws)
         batch = DrawBatch.of(self._logits, draws, self._floats)
         vocabulary, tokens, too_few = self._logits.shape[1], batch.likeliest, torch.zeros_like(batch.finite)
         if way == SORTED or (with_logprobs and named):
@@ -187,14 +187,9 @@ class Draw(NamedTuple):
         way = ALL if top_k == vocabulary and asked.top_p >= 1 else SORTED
         return cls(row, asked.temperature, top_k, asked.top_p, sampler.random(), way, logprobs)
 
-    @property
-    def kind(self) -> tuple[int, bool]:
-        """(way, whether logprobs are wanted). Draws of one kind are computed together."""
-        return self.way, self.logprobs is not None
-
 
 class DrawBatch(NamedTuple):
-    """Draws of one kind, on the device. `logits`: those of each draw's row, float32 [draws, vocabulary]. All other
+    """Draws in one way, on the device. `logits`: those of each draw's row, float32 [draws, vocabulary]. All other
     fields are [draws, 1]: the `largest` logit, its token (`likeliest`), whether it is `finite`, and the fields of the
     `Draw`, in the floats in which shares are computed.
     """
