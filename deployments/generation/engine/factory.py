@@ -76,23 +76,19 @@ def _loaded(  # noqa: PLR0917
 ) -> StepEngine:  # fmt: skip
     """Load the model from its files onto the device."""
     torch = import_torch(device)
-    there = open_device(torch, device)
-    on_cpu = there.type == "cpu"
-    if on_cpu:
-        torch.set_num_threads(threads)
-
-    from deployments.engines.model_forms import read_config
     from deployments.engines.packed.tensors import MissingWeight, Place, Weights
-    from deployments.generation.engine.causal_model import CausalModel, unsupported
+    from deployments.generation.engine.causal_model import CausalModel
     from deployments.generation.engine.causal_stages import CausalStages
     from deployments.generation.engine.device_sampling import logits_of
     from deployments.generation.engine.graphed_decoder import ModelSteps, with_graphs
     from deployments.generation.engine.hybrid_steps import HybridSteps
     from deployments.generation.engine.paged_attention import block_size_for
 
-    config = read_config(card.model)
-    if problem := unsupported(config):
-        raise SettingsError("args.model.id", problem)
+    there = open_device(torch, device)
+    on_cpu = there.type == "cpu"
+    if on_cpu:
+        torch.set_num_threads(threads)
+    config = _config(card)
     dtype, why = (settings.dtype, "set by hand") if settings.dtype != "auto" else _quick_dtype(torch, there)
     place = Place(there, getattr(torch, dtype))
     block_size = block_size_for(place, has_host=num_cpu_blocks > 0)
@@ -102,19 +98,8 @@ def _loaded(  # noqa: PLR0917
     if blocks == "auto":
         least = blocks_of(card.context, block_size)
         blocks = _room(torch, there, settings, weights_bytes, least * block_bytes) // block_bytes
-        if blocks < least:
-            raise SettingsError(
-                f"args.{'cpu' if on_cpu else 'accelerator'}.blocks",
-                f"the free memory holds the keys and values of {blocks * block_size} tokens, "
-                f"fewer than one text of {card.context}; lower model.max_tokens, or set the number of blocks",
-            )
-    left = _free_memory() - (weights_bytes + blocks * block_bytes if on_cpu else 0)
-    if num_cpu_blocks and num_cpu_blocks * block_bytes > left:
-        raise SettingsError(
-            "args.accelerator.num_cpu_blocks",
-            f"{num_cpu_blocks} blocks take {num_cpu_blocks * block_bytes / 1e9:.3g} GB of the host's memory, "
-            f"which has room for {max(0, left // block_bytes)}",
-        )
+        _check_blocks(blocks, block_size, card.context, there)
+    _check_host(num_cpu_blocks, block_bytes, weights_bytes + blocks * block_bytes if on_cpu else 0)
     try:
         weights = Weights.of_files(card.model.folder, place)
         model = CausalModel(config, weights, blocks, num_cpu_blocks=num_cpu_blocks, block_size=block_size)
@@ -129,6 +114,17 @@ def _loaded(  # noqa: PLR0917
         steps, blocks, "torch", named, dtype, emulated=False, why=why,
         block_size=block_size, num_cpu_blocks=num_cpu_blocks, layers=config.num_hidden_layers,
     )  # fmt: skip
+
+
+def _config(card: GenerationCard) -> Any:
+    """The model's transformers config. Raises SettingsError if such a model cannot generate here."""
+    from deployments.engines.model_forms import read_config
+    from deployments.generation.engine.causal_model import unsupported
+
+    config = read_config(card.model)
+    if problem := unsupported(config):
+        raise SettingsError("args.model.id", problem)
+    return config
 
 
 def _quick_dtype(torch: Any, device: Any) -> tuple[str, str]:
@@ -151,6 +147,27 @@ def _room(torch: Any, device: Any, settings: PoolOfDevices, weights_bytes: int, 
     if isinstance(settings, GenerationAcceleratorSettings):
         free = min(free, total // settings.replicas_per_device)  # others there may not have loaded yet
     return max(0, int(_ACCELERATOR_SHARE * (free - weights_bytes)))
+
+
+def _check_blocks(blocks: int, block_size: int, context: int, device: Any) -> None:
+    """Raises SettingsError if so many blocks hold less than a full-length text."""
+    if blocks < blocks_of(context, block_size):
+        raise SettingsError(
+            f"args.{'cpu' if device.type == 'cpu' else 'accelerator'}.blocks",
+            f"the free memory holds the keys and values of {blocks * block_size} tokens, "
+            f"fewer than one text of {context}; lower model.max_tokens, or set the number of blocks",
+        )
+
+
+def _check_host(num_cpu_blocks: int, block_bytes: int, own_bytes: int) -> None:
+    """Raises SettingsError if the host lacks the memory for its blocks, besides what a CPU as accelerator uses."""
+    left = _free_memory() - own_bytes
+    if num_cpu_blocks and num_cpu_blocks * block_bytes > left:
+        raise SettingsError(
+            "args.accelerator.num_cpu_blocks",
+            f"{num_cpu_blocks} blocks take {num_cpu_blocks * block_bytes / 1e9:.3g} GB of the host's memory, "
+            f"which has room for {max(0, left // block_bytes)}",
+        )
 
 
 def _block_bytes(config: Any, block_size: int, itemsize: int) -> int:
