@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.serve_adapter.visits import Source, Visits
+from deployments.serve_adapter.visits import MOST_SOURCES, Source, Visits
 
 READ = 0.2  # of the SLO: the longest time that a request waits to be read
 SPARE = 1 / 15  # places beyond those, for each of them: HAProxy keeps them for other keys than the one with the most
@@ -27,7 +27,6 @@ _SHORT = 0.5  # of what it reads in time: with fewer in hand, the Router is not 
 _ENOUGH = 8  # requests for one measurement
 _LEARNING = 0.3  # weight of the newest measurement
 _LOOK_S = 1.0  # a measurement ends then, however few requests it has
-_MOST_PROXIES = 1000
 _QUIET_S = 2.0  # a proxy that has sent nothing for so long, as one that was replaced, leaves its share to others
 
 
@@ -78,7 +77,7 @@ class Door:
         Each proxy keeps what it has here; those that sent something lately share the rest evenly. `room`: for how many
         more requests the replicas have room, `inf` if a device is idle.
         """
-        if len(self._sent) > _MOST_PROXIES:  # most of them were replaced; the others are back with their next check
+        if len(self._sent) > MOST_SOURCES:  # most of them were replaced; the others are back with their next check
             self._sent.clear()
         entered = self.visits.entered[source]
         if entered != self._sent.get(source, (0, now))[0]:

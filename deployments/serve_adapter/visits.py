@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-_MOST_SOURCES = 1000  # of more, those without requests are forgotten: HAProxies are replaced, and clients may lie
+MOST_SOURCES = 1000  # of more, those without requests are forgotten: HAProxies are replaced, and clients may lie
 HOLD_S = 0.05  # half of the usual time between two checks of a HAProxy
 
 Source = Hashable
@@ -29,7 +29,7 @@ class Visits:
     @contextmanager
     def visit(self, source: Source = None) -> Iterator[None]:
         """Count a request while the block runs."""
-        if source not in self.entered and len(self.entered) >= _MOST_SOURCES:
+        if source not in self.entered and len(self.entered) >= MOST_SOURCES:
             self._forget()
         self.in_flight[source] += 1
         self.entered[source] += 1
