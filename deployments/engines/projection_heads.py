@@ -60,16 +60,12 @@ class ProjectionHeads(torch.nn.Module):
 
     def _answer(self, output: Output, states: torch.Tensor, lengths: Lengths) -> torch.Tensor:
         if output == "text":
-            return self.text(self._pool(states, lengths))
+            bounds = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+            return self.text(pool_rows(states, bounds.to(states.device), lengths.tolist(), self._pooling))
         if output == "tokens":
             return states
         rows: torch.Tensor = self._after[output](states)
         return functional.normalize(rows, dim=-1) if output == "multi_vector" else rows
-
-    def _pool(self, states: torch.Tensor, lengths: Lengths) -> torch.Tensor:
-        """Pool the states of all tokens: float32 [queries, numbers]. Raises SettingsError for an unknown pooling."""
-        bounds = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
-        return pool_rows(states, bounds.to(states.device), lengths.tolist(), self._pooling)
 
 
 class Whole(torch.nn.Module):

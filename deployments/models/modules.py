@@ -146,13 +146,9 @@ def pooled_by(folder: Path, wanted: str) -> str:
         if len(found) == 1 and found[0] in _POOLING.values():
             return found[0]
         if found:
-            raise unknown_pooling(" and ".join(found))
+            named = " and ".join(found)
+            raise SettingsError("args.model.pooling", f"the model pools by {named}; one of cls, mean, last is served")
     raise SettingsError("args.model.pooling", "the model's files do not say how it pools: set cls, mean or last")
-
-
-def unknown_pooling(name: str) -> SettingsError:
-    """The error for a pooling that is not computed here."""
-    return SettingsError("args.model.pooling", f"the model pools by {name}; one of cls, mean, last is served")
 
 
 def prompts_of(folder: Path, wanted: str | None) -> tuple[dict[str, str], str | None]:

@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import Qwen3Config
 
-from deployments.engines.packed.model import pool_rows
 from deployments.errors import SettingsError
 from deployments.models.text_pairs import Cuts
 from deployments.models.tokenizer import Tokenizer
@@ -171,11 +170,6 @@ def test_half_precision_that_overflows_is_found(folder):
     assert np.isfinite(rows_of(engine_of(card), ids)).all()
     assert not np.isfinite(rows_of(engine_of(card, dtype="float16"), ids)).all()
     assert engine_of(card, dtype="auto").info.dtype in {"float32", "bfloat16"}
-
-
-def test_an_unknown_pooling_is_refused_everywhere():
-    with pytest.raises(SettingsError, match="the model pools by median; one of cls, mean, last is served"):
-        pool_rows(None, None, [1], "median")
 
 
 @pytest.mark.parametrize(

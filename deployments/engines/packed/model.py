@@ -15,7 +15,6 @@ from deployments.engines.packed.layers import Block, Layer
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.tensors import Place
 from deployments.models.colbert import UNSEEN
-from deployments.models.modules import unknown_pooling
 from deployments.models.text_pairs import TYPE
 
 Head = Callable[[torch.Tensor, Layout], torch.Tensor]  # [tokens, width] -> float32 [queries, numbers]
@@ -181,11 +180,7 @@ def pool(x: torch.Tensor, layout: Layout, pooling: str) -> torch.Tensor:
 
 
 def pool_rows(x: torch.Tensor, bounds: torch.Tensor, lengths: Sequence[int], pooling: str) -> torch.Tensor:
-    """Pool [tokens, width] -> float32 [queries, width]. `bounds`: 0 and the end of each query. Raises SettingsError for
-    an unknown pooling.
-    """
+    """Pool [tokens, width] -> float32 [queries, width]. `bounds`: 0 and the end of each query."""
     if pooling == "mean":
         return torch.stack([one.mean(0, dtype=torch.float32) for one in torch.split(x, list(lengths))])
-    if pooling not in _TOKENS:
-        raise unknown_pooling(pooling)
     return x.index_select(0, _TOKENS[pooling](bounds)).float()
