@@ -23,9 +23,8 @@ from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.micro_batches import Lengths
 from deployments.errors import not_finite
 from deployments.models.model_files import ModelCard, read_model_card
-from deployments.models.outputs import Numbers, Outputs, Rows, join
+from deployments.models.outputs import Numbers, Outputs, Rows, join, pack
 from deployments.models.space import space_of
-from deployments.models.sparse import pack
 from deployments.serving.replica import Replica
 from deployments.settings import Settings
 

@@ -33,8 +33,7 @@ from deployments.models.outputs import TEXT, Outputs
 from deployments.models.space import space_of
 from deployments.models.text_pairs import Cuts
 from deployments.models.tokenizer import Query, Token
-from deployments.models.tokenizer_cache import ask_once
-from deployments.models.tokenizer_check import checked_tokenizer
+from deployments.models.tokenizer_check import ask_once, checked_tokenizer
 from deployments.models.tokenizing import ON_LOOP, estimated_tokens
 from deployments.serving.router import BaseRouter, Handles, RouterContext
 from deployments.settings import Settings

@@ -17,8 +17,7 @@ from deployments.engines.packed.fixed_layout import FixedLayout
 from deployments.engines.packed.model import PackedModel
 from deployments.engines.races import is_quicker
 from deployments.errors import first_line
-from deployments.models.model_files import ModelCard
-from deployments.models.model_kind import SCORING
+from deployments.models.model_files import SCORING, ModelCard
 from deployments.models.outputs import TEXT
 
 logger = logging.getLogger("ray.serve")

@@ -28,10 +28,8 @@ from deployments.engines import TokenBatch, Vectors
 from deployments.engines.micro_batches import Lengths
 from deployments.errors import WindveError
 from deployments.models.colbert import UNSEEN
-from deployments.models.model_files import ModelCard
+from deployments.models.model_files import SCORING, ModelCard
 from deployments.models.model_folder import bad_model
-from deployments.models.model_kind import SCORING
-from deployments.models.modules import unknown_pooling
 from deployments.models.text_pairs import TYPE
 
 logger = logging.getLogger("ray.serve")
@@ -102,8 +100,7 @@ class PooledModel(torch.nn.Module):
         if self._pooling == "last":
             last = (mask.sum(1) - 1).view(-1, 1, 1).expand(-1, 1, hidden.shape[-1])
             return hidden.gather(1, last).squeeze(1).float()
-        if self._pooling != "mean":
-            raise unknown_pooling(self._pooling)
+        assert self._pooling == "mean"  # `modules.pooled_by` refuses others
         weights = mask.unsqueeze(-1).float()
         return (hidden.float() * weights).sum(1) / weights.sum(1)
 

@@ -27,8 +27,7 @@ from deployments.generation.text.model_card import GenerationCard, read_generati
 from deployments.generation.text.sampling import Picked
 from deployments.hardware.device_detector import CPU, Topology
 from deployments.models.space import space_of
-from deployments.models.tokenizer_cache import ask_once
-from deployments.models.tokenizer_check import checked_tokenizer
+from deployments.models.tokenizer_check import ask_once, checked_tokenizer
 from deployments.serving.router import BaseRouter, Handles, RouterContext
 
 logger = logging.getLogger("ray.serve")

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from deployments.errors import InvalidInput
 from deployments.models.colbert import Role
 from deployments.models.model_files import ModelCard
-from deployments.models.outputs import Numbers, Output, Outputs, split
-from deployments.models.sparse import largest_weights
+from deployments.models.outputs import Numbers, Output, Outputs, largest_weights, split
 from deployments.models.text_pairs import Cuts, Pair
 from deployments.models.tokenizer import Query, Token, TokenIds, Tokenizer, check_texts
 from deployments.models.tokenizing import Tokenizing

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from deployments.errors import SettingsError
-from deployments.models.colbert import Late, read_late
+from deployments.models.colbert import Late, is_stanford, read_late
 from deployments.models.config_adapters import class_config
 from deployments.models.llm_reranker import Judge, check_words, judge_of
 from deployments.models.model_folder import bad_model, read_json, understood
-from deployments.models.model_kind import SCORING, kind_of
 from deployments.models.modules import (
     check_modules,
     check_task,
@@ -31,6 +30,7 @@ from deployments.models.text_pairs import Side
 from deployments.models.weights import count_parameters, find_weights
 from deployments.settings import Auto, Kind, ModelSettings
 
+SCORING = frozenset({"reranker", "classifier"})  # kinds that answer with a number for each label, not with a vector
 _AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # their positions start after the padding token's id
 _BEGINNING = 4096  # bytes of tokenizer.json, in which its `truncation` stands
 _WITHOUT_TYPES = {"roberta", "xlm-roberta", "camembert"}  # their table of token types has only one type
@@ -102,7 +102,7 @@ def _card(settings: ModelSettings, root: Path, revision: str | None) -> ModelCar
     weights = find_weights(folder)
     judge = judge_of(settings, config, names_of(root))
     labels = _labels(config) if judge is None else (judge.yes,)
-    kind = kind_of(root, config, labels, settings.kind, is_llm_reranker=judge is not None)
+    kind = _kind_of(root, config, labels, settings.kind, is_llm_reranker=judge is not None)
     text, hidden = _sizes(folder, config)
     after = _after(root, config, kind, hidden, judge, alone=settings.kind != "auto")
     sentence, tokenizer = transformer_config(root), read_json(folder / "tokenizer_config.json")
@@ -145,6 +145,43 @@ def _config(folder: Path, *, own_code: bool) -> tuple[dict[str, Any], dict[str, 
         raise bad_model(f"{folder} holds no config.json, so it is not a model")
     translated = class_config(config, own_code=own_code)
     return translated or config, translated
+
+
+def _kind_of(
+    folder: Path, config: Mapping[str, Any], labels: tuple[str, ...], wanted: str, *, is_llm_reranker: bool = False
+) -> Kind:
+    """The model's kind, or `wanted` if that is not auto. `is_llm_reranker`: it is a language model that scores pairs
+    (`llm_reranker`).
+
+    Raises SettingsError if the model cannot be of the wanted kind.
+    """
+    classes = config.get("architectures") or []
+    named = " and ".join(classes) or "no architectures"
+    scores = is_llm_reranker or any(name.endswith("ForSequenceClassification") for name in classes)
+    modules = names_of(folder)
+    compares = is_stanford(config) or ("Dense" in modules and "Pooling" not in modules)
+    if wanted == "auto":
+        if "SpladePooling" in modules:
+            return "sparse"
+        if compares:
+            return "multi_vector"
+        if scores and "Pooling" not in modules:
+            return "reranker" if len(labels) == 1 else "classifier"
+        return "embedding"
+    if wanted == "multi_vector" and not compares:
+        raise SettingsError(
+            "args.model.kind", f"multi_vector needs a ColBERT model with its projection; this one is {named}"
+        )
+    if wanted in SCORING and not scores:
+        raise SettingsError("args.model.kind", f"{wanted} needs a model ForSequenceClassification; this one is {named}")
+    if wanted in SCORING and (wanted == "reranker") != (len(labels) == 1):
+        raise SettingsError(
+            "args.model.kind",
+            f"a reranker has one label and a classifier several; this model has {len(labels)}: {', '.join(labels[:5])}",
+        )
+    if wanted == "sparse" and not any(name.endswith("ForMaskedLM") for name in classes):
+        raise SettingsError("args.model.kind", f"sparse needs a model ForMaskedLM; this one is {named}")
+    return wanted  # type: ignore[return-value]
 
 
 def _direction(folder: Path) -> Side:

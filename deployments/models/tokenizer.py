@@ -17,9 +17,8 @@ from deployments.errors import EmptyInput, InvalidInput, SettingsError
 from deployments.models.colbert import ColbertTokens, Role
 from deployments.models.excerpts import Excerpt, Excerpts
 from deployments.models.llm_reranker import RerankPrompts
-from deployments.models.model_files import ModelCard
+from deployments.models.model_files import SCORING, ModelCard
 from deployments.models.model_folder import bad_model, read_json
-from deployments.models.model_kind import SCORING
 from deployments.models.text_pairs import Cuts, Pair, Template, cut_longest_first
 from deployments.models.tokenizer_files import add_ends, ends_of, lower_case, read_tokenizer
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from deployments.embedding.request import Embedded
 from deployments.models.model_files import ModelCard
-from deployments.models.sparse import unpack
+from deployments.models.outputs import unpack
 from serve_app.embedding import requests
 from serve_app.embedding.ollama import OllamaEmbedRequest, OllamaPromptRequest
 from serve_app.embedding.output_shapes import Vector, cut_rows, shape_vectors

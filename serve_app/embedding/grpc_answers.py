@@ -14,7 +14,7 @@ import numpy as np
 
 from deployments.embedding.request import Embedded
 from deployments.models.model_files import ModelCard
-from deployments.models.sparse import unpack
+from deployments.models.outputs import unpack
 from deployments.models.tokenizer import Token
 from serve_app.embedding.output_shapes import Vector, best_first, scores, shape_vectors
 from serve_app.embedding.requests import EmbedRequest

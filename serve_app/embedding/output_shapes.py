@@ -11,8 +11,7 @@ import numpy.typing as npt
 from deployments.embedding.request import Embedded
 from deployments.embedding.router import Router
 from deployments.hardware.device_detector import CPU
-from deployments.models.model_files import ModelCard
-from deployments.models.model_kind import SCORING
+from deployments.models.model_files import SCORING, ModelCard
 from serve_app.version import VERSION
 
 Vector = npt.NDArray[np.float32]

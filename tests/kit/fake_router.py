@@ -7,7 +7,7 @@ import numpy as np
 from deployments.embedding.request import Embedded
 from deployments.errors import WrongKind
 from deployments.models.model_files import ModelCard
-from deployments.models.sparse import pack
+from deployments.models.outputs import pack
 from deployments.models.tokenizer import Token
 from deployments.settings import Settings
 

@@ -6,7 +6,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
-from deployments.models.tokenizer_probes import ODD, PLAIN
+from deployments.models.tokenizer_check import ODD, PLAIN
 
 TEXTS = [*PLAIN.values(), *ODD.values()]
 BYTES = [f"<0x{number:02X}>" for number in range(256)]

@@ -11,8 +11,7 @@ from transformers import AutoModel, AutoTokenizer
 from deployments.engines import TokenBatch
 from deployments.errors import SettingsError
 from deployments.models.encoder import Encoder
-from deployments.models.outputs import join
-from deployments.models.sparse import unpack
+from deployments.models.outputs import join, unpack
 from deployments.models.text_pairs import Cuts
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.engines import FORMS, NEVER, card_of, check_rows, engine_of, rows_of

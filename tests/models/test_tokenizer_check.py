@@ -14,8 +14,7 @@ from deployments.errors import SettingsError
 from deployments.models import reference_tokenizer
 from deployments.models.model_files import ModelCard
 from deployments.models.reference_tokenizer import Question
-from deployments.models.tokenizer_check import checked_tokenizer
-from deployments.models.tokenizer_probes import ODD, PAIRS, PLAIN
+from deployments.models.tokenizer_check import ODD, PAIRS, PLAIN, checked_tokenizer
 from tests.kit import tiny_tokenizers as tiny
 from tests.kit.kinds_of_models import PACKAGE
 

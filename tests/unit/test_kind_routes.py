@@ -14,7 +14,7 @@ from calibration.measure import traffic
 from deployments.embedding.request import Wanted
 from deployments.embedding.router import Router
 from deployments.errors import WrongKind
-from deployments.models.sparse import largest_weights
+from deployments.models.outputs import largest_weights
 from deployments.models.text_pairs import Pair
 from deployments.settings import Kind
 from serve_app.embedding.api import HttpApi

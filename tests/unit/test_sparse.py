@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from deployments.models.sparse import pack, unpack
+from deployments.models.outputs import pack, unpack
 
 
 @pytest.mark.parametrize("density", [0, 0.005, 1])

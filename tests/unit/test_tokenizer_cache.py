@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import constants
 
 from deployments.models.reference_tokenizer import OwnTokenizer, Question
-from deployments.models.tokenizer_cache import ask_once
+from deployments.models.tokenizer_check import ask_once
 
 ANSWER = OwnTokenizer("BertTokenizer", "{}")
 
