@@ -29,9 +29,9 @@ tokens they hold. A generation goes through these states:
 parked rows change in one place.
 
 The slowdown is learned from all steps. The margin for admission is learned from several consecutive steps, over which
-the scatter of their times averages out, and the one for composing a step from single steps. In virtual time, with
-40 ms for a token and steps that scatter by 20 %, one margin for both serves 45 % fewer tokens in time if it is learned
-from single steps, and 5 % fewer, some late, if from several.
+the scatter of their times averages out, and the one for composing a step from single steps. In one
+scene of virtual time, with 40 ms for a token and steps that scatter by 20 %, one margin for both serves 45 % fewer
+tokens in time if it is learned from single steps, and 5 % fewer, some late, if from several.
 """
 
 from __future__ import annotations
