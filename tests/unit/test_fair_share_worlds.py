@@ -98,7 +98,7 @@ def test_a_router_offers_a_quiet_tenants_queries_where_they_have_room(figure):
     """
     worst = {name: found["worst"] for name, found in GROUPS["tenants"].play(False)}
     figure(", ".join(f"{name}: {share:.3f}" for name, share in worst.items()))
-    assert min(worst.values()) >= 0.99
+    assert min(worst.values()) >= 0.985  # 0.013 is two of its queries on the first device
 
 
 @pytest.mark.parametrize("curve", [V100, ATLAS])
@@ -124,9 +124,9 @@ def test_a_quiet_tenant_is_protected_within_a_second_or_two_of_a_flood(figure, c
 @pytest.mark.parametrize(
     ("load", "least"),
     [
-        pytest.param(Load(ATLAS, 1.0), 0.83, id="atlas"),
-        pytest.param(Load(V100, 1.0), 0.7, id="v100"),
-        pytest.param(Load(V100, 1.0, None), 0.68, id="v100, answers at the end"),
+        pytest.param(Load(ATLAS, 1.0), 0.85, id="atlas"),
+        pytest.param(Load(V100, 1.0), 0.74, id="v100"),
+        pytest.param(Load(V100, 1.0, None), 0.72, id="v100, answers at the end"),
         pytest.param(Load((0.005, 0.04), 0.5), 0.97, id="5 ms, 40 ms"),
         pytest.param(Load(QUICK, 0.5, seconds=10), 0.99, id="quick"),
     ],

@@ -127,15 +127,20 @@ class Admission(Generic[Q]):
         """When a query of at least the mean cost, with the SLO to its deadline, would be admitted. `over_share`: for a
         tenant over its share.
         """
-        account = next(iter(self.demand.shares.over_share.values()), None) if over_share else None
-        rho = 0.0 if self.demand.shares.has_level else self.demand.rho  # for tenants under their share
-        if account is not None:
-            rho = account.ahead_rho + account.rho
-        room = self._slo_room(now, outlook, rho)
-        if account is not None:
-            mean_s = self.demand.long_queries.mean
-            room = self.demand.shared_room(account, room, self.queue.next_work, outlook[1], mean_s)
-        return self._opening(now, outlook, room, rho)
+        demand = self.demand
+        account = next(iter(demand.shares.over_share.values()), None) if over_share else None
+        if account is None:
+            rho = 0.0 if demand.shares.has_level else demand.rho  # for tenants under their share
+            return self._opening(now, outlook, self._slo_room(now, outlook, rho), rho)
+        rho, mean, until_s = account.ahead_rho + account.rho, demand.long_queries.mean, outlook[1]
+        for_all, next_work = self._slo_room(now, outlook, rho), self.queue.next_work
+        room = demand.shared_room(account, for_all, next_work, until_s, mean)
+        last = demand.shared_room(account, for_all, next_work, 0.0, mean)
+        opening = self._opening(now, outlook, room, rho)
+        if not room < mean <= last:
+            return opening
+        # The room that is kept for others shrinks until the next run starts.
+        return opening._replace(opens_s=min(opening.opens_s, until_s * (mean - room) / (last - room)))
 
     @property
     def bulk_room(self) -> float:

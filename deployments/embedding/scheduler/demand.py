@@ -11,6 +11,7 @@ from deployments.admission.starvation import LongRequests
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.state import ScheduledQuery
 
+_SPARE = 3.0  # of the work that others are expected to ask for: their queries come unevenly
 _LEAST_RUN = 0.25  # of a run's most work: fairness never shortens a run further
 _FADE_S = 0.01
 _RHO_S = 3.0  # the arrival rate is averaged over this time
@@ -106,11 +107,12 @@ class Demand:
         always fits the limits on their part of a run: otherwise long queries would never run.
         """
         limits, shares = self.limits, self.shares
-        room -= (kept_s := shares.kept_s(account, until_s))
+        room -= shares.kept_s(account, until_s)
         if not shares.has_under_share:
             return room
         share = limits.policy.max_batch_fraction or 1.0  # None: of a Router of an older version
-        part = min(share * limits.run_work - shares.others_waiting_s, self._shared_run - next_work - kept_s)
+        left = self._shared_run - next_work - _SPARE * shares.expected_s(account, until_s)
+        part = min(share * limits.run_work - shares.others_waiting_s, left)
         return min(room, part if shares.others_waiting_s else max(part, cost))
 
     @property
