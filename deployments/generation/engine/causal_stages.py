@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
@@ -155,18 +155,61 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
+class BlockCopies:
+    """Copies blocks within the caches and between them. On CUDA this runs layer by layer on a separate stream, and a
+    layer waits only for its own copies. On other devices it runs at once.
+    """
+
+    def __init__(self, model: CausalModel) -> None:
+        self._caches = model.cache.tensor, model.host_cache.tensor
+        self._stream: torch.cuda.Stream | None = None
+        if model.place.device.type == "cuda":
+            self._stream = torch.cuda.Stream(model.place.device)  # type: ignore[no-untyped-call]
+        self._copied: list[torch.cuda.Event] = []  # for each layer, the end of this step's copies
+
+    def begin(self, copies: Sequence[Copy]) -> None:
+        """Begin all copies that precede a step, in order. Those of the step before have ended."""
+        self._copied = []
+        if self._stream is None:
+            self._copy(copies, range(len(self._caches[0])))
+            return
+        self._stream.synchronize()
+        if copies:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for layer in range(len(self._caches[0])):
+                    self._copy(copies, [layer])
+                    self._copied.append(self._stream.record_event())
+
+    def _copy(self, copies: Sequence[Copy], layers: Iterable[int]) -> None:
+        for layer in layers:
+            for source, target, from_host, to_host in copies:
+                for kind in range(2):  # keys, then values: each is contiguous
+                    read, written = self._caches[from_host][layer, kind], self._caches[to_host][layer, kind]
+                    written[target].copy_(read[source], non_blocking=self._stream is not None)
+
+    def wait(self, layer: int, *, here: bool) -> None:
+        """Make the accelerator wait for the copies of this layer. `here`: make this thread wait, too."""
+        if self._copied:
+            torch.cuda.current_stream().wait_event(self._copied[layer])
+            if here:
+                self._copied[layer].synchronize()
+
+
 class CausalStages:
     """`hybrid_steps.Stages` for a model that has a cache in the host's memory.
 
     The engine's thread calls all methods. On CUDA it submits work to the accelerator, and waits only for numbers that
     it needs itself: the queries, keys and values of the host's rows. Only this thread writes to the host's cache. The
-    host's thread only reads it, so abandoned attention does no harm.
+    host's thread only reads it, so abandoned attention does no harm. Blocks are copied between the caches on a separate
+    CUDA stream.
     """
 
     def __init__(self, model: CausalModel, cores: Sequence[int] = ()) -> None:
         """`cores`: the host's attention runs one thread on each. Empty: it has as many threads as torch."""
         self._model, self._logits = model, logits_of(model.place.device)
         self._host = HostAttention(cores)
+        self._copies = BlockCopies(model)
         self._stopwatch = Stopwatch(model.place.device)
         self._arrived: torch.cuda.Event | None = None  # set when the last `begin`'s data have reached the host
         if model.place.device.type == "cuda":
@@ -178,10 +221,7 @@ class CausalStages:
 
     @torch.inference_mode()
     def copy(self, copies: Sequence[Copy]) -> None:
-        caches = self._model.cache.tensor, self._model.host_cache.tensor
-        for source, target, from_host, to_host in copies:
-            for read, written in zip(caches[from_host].flatten(0, 1), caches[to_host].flatten(0, 1), strict=True):
-                written[target].copy_(read[source])  # keys or values of one layer: contiguous
+        self._copies.begin(copies)
 
     @torch.inference_mode()
     def batch(self, chunks: Sequence[Chunk]) -> CausalBatch:
@@ -190,6 +230,7 @@ class CausalStages:
     @torch.inference_mode()
     def begin(self, layer: int, batches: Sequence[CausalBatch]) -> None:
         on_host = any(batch.on_host for batch in batches)
+        self._copies.wait(layer, here=on_host)
         self._stopwatch.begin()
         qkv = self._model.layers[layer].before(joined([batch.x for batch in batches]))
         for batch, own in zip(batches, torch.split(qkv, [len(batch.x) for batch in batches]), strict=True):
