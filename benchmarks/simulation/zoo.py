@@ -143,7 +143,7 @@ class Oracle(LinePredictor):
     def seconds(self, work_s: float) -> float:
         return self._law.mean_s(work_s, self._now)
 
-    def work_s(self, seconds: float) -> float:
+    def work_in(self, seconds: float) -> float:
         seconds = (seconds - self._law.added_mean_s) / self._law.scale(self._now)
         if seconds < self._curve[0]:
             return seconds - self._curve[0]

@@ -152,8 +152,8 @@ def test_clients_that_obey_need_few_requests(case, closed, mixed, returning, req
 @pytest.mark.parametrize(
     ("case", "at_the_end", "mixed", "requests", "work"),
     [
-        ("V100 + Xeon", ["accelerator"], False, 3.2, 0.97),
-        ("V100 + Xeon", ["accelerator"], True, 3.4, 0.97),
+        ("V100 + Xeon", ["accelerator"], False, 3.3, 0.97),
+        ("V100 + Xeon", ["accelerator"], True, 3.5, 0.97),
         ("V100 + Xeon", ["accelerator", "cpu"], False, 2.7, 1.01),
         ("V100", ["accelerator"], False, 2.8, 1.04),
         ("V100", ["accelerator"], True, 2.8, 1.08),
