@@ -112,8 +112,7 @@ class Shares:
 
     def account(self, now: float, tenant: Tenant) -> Account:
         """The tenant's account, as of now."""
-        if now - self._at > _DIVIDE_S:
-            self._divide(now)
+        self.divide(now)
         account = self.accounts.get(tenant.name)
         if account is None:
             account = self.accounts[tenant.name] = Account(tenant.weight)
@@ -148,7 +147,10 @@ class Shares:
         """Names of at most `_MOST_NAMED` tenants over their share."""
         return list(itertools.islice(self.over_share, _MOST_NAMED))
 
-    def _divide(self, now: float) -> None:
+    def divide(self, now: float) -> None:
+        """Divide the device among its tenants anew, if the last division is `_DIVIDE_S` old."""
+        if now - self._at <= _DIVIDE_S:
+            return
         if (passed_s := now - self._at) < math.inf:
             asked_s = sum(account.offered_s for account in self.accounts.values()) - self._asked_s
             self._lately_rho += (asked_s / passed_s - self._lately_rho) * -math.expm1(-passed_s / _FLOOD_S)

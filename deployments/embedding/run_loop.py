@@ -163,11 +163,8 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         each = [(offer, self._queries(session, offer, now)) for offer in offers]
         for kind, some in groupby(each, _kind):
             alike = list(some)
-            together = kind is not None and self.schedule.offer_each(now, [one for _, (one,) in alike], again=kind[0])
-            for offer, queries in alike:
-                if together:
-                    session.admitted[offer.number] = {0: queries[0]}
-                else:
+            if kind is None or not self._decide_each(session, alike, now, again=kind[0]):
+                for offer, queries in alike:
                     self._decide(session, offer, queries, now)
 
     def _queries(self, session: QuerySession, offer: Offer, now: float) -> list[OfferedQuery]:
@@ -189,13 +186,22 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             for index, ids in enumerate(offer.queries)
         ]
 
+    def _decide_each(self, session: QuerySession, offers: Sequence[_Offered], now: float, *, again: bool) -> bool:
+        """Admit single queries together. Returns False, and has decided nothing, if they may lack room."""
+        try:
+            if not self.schedule.offer_each(now, [query for _, (query,) in offers], again=again):
+                return False
+        except Exception as error:  # noqa: BLE001 - whatever it is, these queries must end
+            self._undecided(session, offers, error)
+        else:
+            session.admitted.update((offer.number, {0: query}) for offer, (query,) in offers)
+        return True
+
     def _decide(self, session: QuerySession, offer: Offer, queries: list[OfferedQuery], now: float) -> None:
         try:
             count = self.schedule.offer(now, queries, partial=offer.partial, again=offer.again)
-        except Exception as error:
-            logger.exception("an offer could not be decided on")
-            self._drop(queries)
-            self._tell(session).failed.append((offer.number, f"the replica failed to decide: {error}"))
+        except Exception as error:  # noqa: BLE001 - whatever it is, these queries must end
+            self._undecided(session, [(offer, queries)], error)
             return
         if count:
             session.admitted[offer.number] = dict(enumerate(queries[:count]))
@@ -206,6 +212,12 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         elif not count:
             never = self.schedule.admission.never(max(q.cost for q in queries), offer.left_s)
             self._tell(session).refused.append((offer.number, never))
+
+    def _undecided(self, session: QuerySession, offers: Sequence[_Offered], error: Exception) -> None:
+        logger.error("offers could not be decided on", exc_info=error)
+        for offer, queries in offers:
+            self._drop(queries)
+            self._tell(session).failed.append((offer.number, f"the replica failed to decide: {error}"))
 
     def _drop(self, queries: Sequence[OfferedQuery]) -> None:
         """Drop queries that nobody wants. Waiting ones free their room at once. A run with no others is stopped."""
@@ -458,8 +470,11 @@ class RunLoop(RouterSessions[QuerySession, Report]):
             self.report_soon()
 
 
-def _kind(offered: tuple[Offer, Sequence[OfferedQuery]]) -> tuple[bool, Tenant | None] | None:
+_Offered = tuple[Offer, list[OfferedQuery]]
+
+
+def _kind(offered: _Offered) -> tuple[bool, Tenant | None] | None:
     """What urgent single queries that are decided on together have in common. None: decide on this offer by itself."""
     offer, queries = offered
-    is_alone = len(queries) > 1 or queries[0].deferrable or offer.partial
-    return None if is_alone else (offer.again, offer.tenant)
+    by_itself = len(queries) != 1 or queries[0].deferrable or offer.partial
+    return None if by_itself else (offer.again, offer.tenant)

@@ -4,7 +4,8 @@
 
 On the wire, a head is the list of its fields' values. A new field is appended with a default, and `WIRE` counts up. A
 reader uses the default for a missing field and skips fields that it does not know. So adjacent versions understand each
-other in both directions, and a service can be upgraded replica by replica.
+other in both directions, and a service can be upgraded replica by replica. After any other change `WIRE` counts up by
+two: then they do not.
 """
 
 from __future__ import annotations

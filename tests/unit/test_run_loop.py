@@ -1,6 +1,7 @@
 """A replica's side, in virtual time: what it admits, runs, answers and drops."""
 
 import asyncio
+import itertools
 import math
 import random
 import time
@@ -594,6 +595,34 @@ async def test_an_offer_that_cannot_be_decided_on_fails_alone(monkeypatch):
     await asyncio.sleep(2)
     assert router.ends[2][0] == "failed"
     assert len(router.answers()) == 6
+
+
+async def test_single_queries_that_cannot_be_decided_on_fail_together_and_alone(monkeypatch):
+    router, runner, _ = served()
+    other = FakeRouter(runner, "other")
+    other.offer(3)
+    await asyncio.sleep(0.2)  # a run is under way: a frame's queries are admitted together
+    note, calls = runner.schedule.demand.__class__.note, itertools.count(1)
+
+    def noted(demand, *facts):
+        return 1 // (next(calls) - 2) and note(demand, *facts)
+
+    monkeypatch.setattr(runner.schedule.demand.__class__, "note", noted)
+    ids = [np.full(75, 1, np.int32)]
+    runner.receive(router, Offers([Offer(number, 1.0, ids) for number in (1, 2, 3)]))
+    monkeypatch.undo()
+    other.offer()
+    await asyncio.sleep(2)
+    assert [router.ends[number][0] for number in (1, 2, 3)] == ["failed"] * 3
+    assert len(other.answers()) == 4
+
+
+async def test_an_offer_without_queries_fails_alone():
+    router, runner, _ = served()
+    runner.receive(router, Offers([Offer(1, 1.0, [])]))
+    router.offer()
+    await asyncio.sleep(1)
+    assert router.ends[1][0] == "failed"
 
 
 async def test_never_is_told_apart_from_full():

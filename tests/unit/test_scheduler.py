@@ -794,9 +794,11 @@ def test_the_first_one_due_limits_those_that_are_admitted_together(queue, room_m
 
 
 def test_none_are_admitted_together_while_room_is_kept():
+    assert not shared(running(300), 0.2, quiet=False, loud=True).offer_each(0.2, [query(10, 1.2)])
     queue = running(300)
-    queue.demand.shares.level = 1.0
-    assert not queue.offer_each(0.2, [query(10, 1.2)])
+    queue.demand.shares._at = 0.1
+    queue.demand.shares.accounts = {"loud": Account(1.0, 0.0, 20.0, 5.0), "quiet": Account(1.0, 0.0, 0.1, 0.1)}
+    assert not queue.offer_each(0.2, [query(10, 1.2)])  # as the shares are now, not as they were
     queue = running(300)
     for at in range(9):
         queue.demand.long_queries.offered(0.1 + at / 100, 0.3, refused=True)

@@ -109,15 +109,17 @@ class Admission(Generic[Q]):
             taken += 1
         return taken
 
+    def keeps_nothing(self, now: float) -> bool:
+        """Whether a run is under way, and no room of the next one is kept for anybody."""
+        is_open = self.run.is_running and self.limits.policy.depth != 0
+        return is_open and not self.demand.reserve and not self.demand.is_contended(now)
+
     def has_room_for_each(self, now: float, due: float, total: float, outlook: Outlook) -> bool:
-        """Whether urgent queries of this total cost, the first of them due at `due`, would all be admitted, one after
-        another in any order. It may be False although they would. A run is under way, and nothing is kept for anybody:
-        each has at least the room of the first one due, less what the others before it take.
+        """Whether urgent queries of this total cost, the first of them due at `due`, have room one after another in any
+        order if nothing is kept for anybody: each has at least the room of the first one due, less what the others
+        before it take. That they are many may begin a reserve for long queries; it does not count yet.
         """
-        limits, demand = self.limits, self.demand
-        if not self.run.is_running or demand.shares.has_level or demand.reserve or limits.policy.depth == 0:
-            return False
-        return total <= self._room(now, due - now, outlook, limits.run_work, demand.rho_with(total))
+        return total <= self._room(now, due - now, outlook, self.limits.run_work, self.demand.rho_with(total))
 
     def is_full(self, now: float, outlook: Outlook) -> bool:
         """Whether a query of the mean cost would be refused."""
@@ -364,7 +366,7 @@ class DepthAdmission(Admission[Q]):
     def over_share(self) -> Sequence[str]:
         return ()
 
-    def has_room_for_each(self, *_: object) -> bool:
+    def keeps_nothing(self, _now: float) -> bool:
         return False
 
     def promote(self, *_: object) -> None:

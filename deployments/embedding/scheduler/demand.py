@@ -48,6 +48,12 @@ class Demand:
         if cost <= most:
             self.long_queries.offered(now, cost, refused=True, count=count, most=most)
 
+    def is_contended(self, now: float) -> bool:
+        """Whether tenants have shares of this device now."""
+        self.shares.capacity_rho = self.limits.capacity_rho
+        self.shares.divide(now)
+        return self.shares.has_level
+
     def has_urgent(self, now: float) -> bool:
         """Whether an urgent query came lately."""
         return now - self._rho_at < _RHO_S

@@ -136,6 +136,8 @@ class Scheduler(Generic[Q]):
         """Admit urgent queries of one tenant, each a request of its own, if there surely is room for one after another.
         If not, returns False, and nothing has been decided: `offer` must decide on each.
         """
+        if not self.admission.keeps_nothing(now):
+            return False
         model, total = self.limits.model, 0.0
         for query in queries:
             query.cost = model.cost(query.tokens)
