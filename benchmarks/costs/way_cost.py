@@ -121,9 +121,9 @@ class _Replica:
         started = time.thread_time_ns()
         self.frames += 1
         offers = Offers.decode(b"".join(buffers)).offers
-        queries = [(offer.number, at) for offer in offers for at in range(len(offer.queries))]
-        numbers, ats = map(list, zip(*queries, strict=True))
-        every, width = len(queries), self._vectors.shape[1]
+        numbers = [offer.number for offer in offers for _ in offer.queries]
+        ats = [at for offer in offers for at in range(len(offer.queries))]
+        every, width = len(numbers), self._vectors.shape[1]
         found = self._vectors[ats].reshape(-1)
         answered = [PassAnswers(numbers, ats, [1.0] * every, [1e-3] * every, [width] * every, found, 1e-3, 8, 600)]
         admitted = [(offer.number, len(offer.queries)) for offer in offers if offer.partial]

@@ -97,7 +97,7 @@ class GenerationResult(RunResult):
         found = self.pools[pool]
         return StepRoom(
             found["blocks"], found["max_num_batched_tokens"], self.info["max_input_length"], found["num_cpu_blocks"],
-            max(member["block_size"] for member in found["replicas"].values()),
+            min(member["block_size"] for member in found["replicas"].values()),
         )  # fmt: skip
 
     def layers(self, pool: str) -> int:

@@ -62,7 +62,7 @@ class Placement:
 
     async def _offer(self, left: list[int]) -> list[int]:
         """Place these queries. Returns those that must be offered again."""
-        if len(left) == 1:
+        if len(left) == 1 and not self.parts:
             return self._offer_one(left, self.placer.candidates(self.request, self.request.lengths(left)))
         try:
             if await self.placer.place(self.request, left, self.parts, self.avoided):
@@ -122,6 +122,8 @@ class Placement:
                 lost = ReplicaLost("the replica that had the query has no room for it; try again")
                 return await self._lost(part.indices, lost)
             self.placer.note_full(self.request, part.link, self.request.lengths(part.indices))
+            if asyncio.get_running_loop().time() > self.request.due:
+                raise self._no_room()
             return self._offer_one(part.indices, part.others)
         self.placer.collect(part, found, self.answers)
         for other in [one for one in self.parts if self.answers.keys() >= set(one.indices)]:

@@ -40,8 +40,8 @@ REFUSED_BECAUSE = (  # a replica's reasons, in the order of `GeneratorState.refu
 )
 
 # Ray's agent keeps one set of bounds per name and node, and sorts all processes' counts into it. So the bounds do not
-# depend on the promise. They include the usual promises, for which the share of kept ones is then exact.
-_BOUNDS_S = [round(step * 10.0**power, 6) for power in range(-3, 2) for step in (1, 2, 3, 5, 7.5)]
+# depend on the promise. For a promise that is one of them the share of kept ones is exact.
+_BOUNDS_S = [round(step * 10.0**power, 6) for power in range(-3, 2) for step in (1, 2, 3, 4, 5, 7.5)]
 _POOL = ("pool",)
 
 

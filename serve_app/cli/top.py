@@ -202,7 +202,7 @@ def _head(model: str | None, ours: Mapping[str, Any], said: Sequence[_Said]) -> 
     facts = [f"{ours.get('topology')}; promise {promise}; refused {refused}"]
     if busy := [one.ours["router_busy"] for one in said if _is_number(one.ours.get("router_busy"))]:
         facts.append(f"Routers busy {sum(busy) / len(busy):.0%}")
-    if recent := [one.ours["recent"] for one in said if "recent" in one.ours]:  # absent where text is generated
+    if recent := [one.ours["recent"] for one in said if "recent" in one.ours]:  # absent in older services
         facts.append(f"late in five minutes {sum(sum(one['late']) for one in recent)}")
     if (routers := ours.get("routers", 1)) > len(said):
         facts.append(f"counted by {len(said)} of {routers} Routers")

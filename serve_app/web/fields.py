@@ -33,7 +33,7 @@ _WRONG_TYPE, _WRONG = "windve_type", "windve_value"  # pydantic requires a name 
 _TYPES = {"string_type": "a string", "bool_type": "true or false"}  # pydantic's names
 _TOO_LONG = "string_too_long"
 _EMPTY = {
-    "string_too_short": "is an empty string; send text or leave it out",
+    "string_too_short": "is an empty string; send text",
     "too_short": "is an empty list; send at least one item",
 }
 _NAMES: set[str] = set()  # of all fields; other names in pydantic's paths are the branches of unions
@@ -160,8 +160,8 @@ def _one_or_two(texts: Any) -> Any:
     if texts == [""]:
         raise PydanticCustomError("string_too_short", "")
     if len(texts) not in {1, 2}:
-        problem = f"is a list of {len(texts)} strings, but a pair has 2; send a batch as a list of lists"
-        raise PydanticCustomError(_WRONG, problem)
+        problem = f"is a list of {len(texts)} strings, but a pair has 2; send one text or a pair"
+        raise PydanticCustomError(_WRONG, f"{problem}, and over HTTP a batch as a list of lists")
     return texts
 
 

@@ -208,6 +208,23 @@ async def test_what_had_no_room_elsewhere_is_offered_once_more_when_the_hung_rep
     assert (len(a1.heard), len(a2.heard)) == (1, 2)
 
 
+async def test_a_lost_query_whose_second_replica_hangs_undecided_is_answered_by_a_third():
+    """Beside the answer to another query of the request."""
+
+    def gives_up(pending):
+        lost = ReplicaLost("it makes no progress")
+        asyncio.get_running_loop().call_later(
+            0.1, lambda: pending.hang() if pending.admitted is None else pending.fail(lost)
+        )
+
+    a1, a2 = replicas(admits(1, after_s=0.4), admits(1, dies))
+    a1.scripts.append(refuses)
+    a2.scripts.append(refuses)
+    a3, a4 = ScriptedReplica("a3", gives_up, rank=2), ScriptedReplica("a4", rank=3)
+    assert len(await answer(placer_of(a1, a2, a3, a4), request_of(75, 75))) == 2
+    assert (len(a3.heard), len(a4.heard)) == (1, 1)
+
+
 async def test_so_many_may_be_offered_elsewhere():
     a1, a2 = replicas(*[hangs] * 2)
     placer = placer_of(a1, a2)

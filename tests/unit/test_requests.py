@@ -147,7 +147,7 @@ ID = "must be a token id (a whole number from 0), not"
 DIMENSIONS = "dimensions must be a whole number from 1 to 8"
 TRUNCATE = "truncate must be true or false or 'NONE', 'START' or 'END', not"
 EMBEDDINGS = [
-    (OpenAIRequest, {"input": ""}, "input is an empty string; send text or leave it out"),
+    (OpenAIRequest, {"input": ""}, "input is an empty string; send text"),
     (OpenAIRequest, {"input": []}, "input is an empty list; send at least one item"),
     (OpenAIRequest, {"input": ["a", ""]}, "input[1] is an empty string"),
     (OpenAIRequest, {"input": [[]]}, "input[0] is an empty list; send at least one item"),

@@ -134,15 +134,17 @@ class Admission(Generic[Q]):
         if account is None:
             rho = 0.0 if demand.shares.has_level else demand.rho  # for tenants under their share
             return self._opening(now, outlook, self._slo_room(now, outlook, rho), rho)
-        rho, mean, until_s = account.ahead_rho + account.rho, demand.long_queries.mean, outlook[1]
+        rho, until_s = account.ahead_rho + account.rho, outlook[1]
         for_all, next_work = self._slo_room(now, outlook, rho), self.queue.next_work
+        mean = demand.long_queries.mean
         room = demand.shared_room(account, for_all, next_work, until_s, mean)
         last = demand.shared_room(account, for_all, next_work, 0.0, mean)
+        needed = max(mean, demand.reserve)
         opening = self._opening(now, outlook, room, rho)
-        if not room < mean <= last:
+        if not room < needed <= last:
             return opening
         # The room that is kept for others shrinks until the next run starts.
-        return opening._replace(opens_s=min(opening.opens_s, until_s * (mean - room) / (last - room)))
+        return opening._replace(opens_s=min(opening.opens_s, until_s * (needed - room) / (last - room)))
 
     @property
     def bulk_room(self) -> float:
