@@ -34,7 +34,7 @@ from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 
 _MAX_ONGOING = 1_000_000  # requests at the Router: must exceed all depths, or overload waits in the proxy
-_PLACES_BEFORE_PROXY = 10  # it is at least this many times all depths together
+_PROXY_FACTOR = 10  # it is at least this many times all depths together
 _DIGITS = 6  # significant digits of alpha and beta
 
 
@@ -147,8 +147,8 @@ class CalibrationResult(RunResult):
             if line is not None and line.curve.rises:  # otherwise the Router uses what the warm-up measures
                 cost = {key: _round(value) for key, value in asdict(self.costs[pool]).items()}
                 user_config[pool] |= {"alpha_s": _round(line.curve.alpha_s), "beta_s": cost.pop("beta_s"), "cost": cost}
-        places = sum(depth * self.pools[pool]["live_replicas"] for pool, depth in depths.items())
-        return {"max_ongoing_requests": max(_MAX_ONGOING, _PLACES_BEFORE_PROXY * places), "user_config": user_config}
+        slots = sum(depth * self.pools[pool]["live_replicas"] for pool, depth in depths.items())
+        return {"max_ongoing_requests": max(_MAX_ONGOING, _PROXY_FACTOR * slots), "user_config": user_config}
 
     def _record(self) -> dict[str, Any]:
         """The calibration record. `proved`: the loads that met the SLO."""

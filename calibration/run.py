@@ -54,7 +54,7 @@ class Calibration:
         options, kind = self.result.options, self.result.info["windve"]["kind"]
         timeout_s = self._router.request_timeout_s + _TIMEOUT_MARGIN_S
         application, pools, bursts = self._application, list(self.result.pools), self.result.bursts
-        replicas = Replicas.connect(application, self.result.pools, _warm_up_s)
+        replicas = Replicas.connect(application, self.result.pools, _typical_run_s)
         runs = PlannedBursts(replicas, bursts, options.tokens)
         traffic = Traffic(
             application.address, application.headers, bursts, pools, options.tokens, options.seed, timeout_s, kind
@@ -92,10 +92,10 @@ class Calibration:
         assert way is not None
         replicas = {name: pool["live_replicas"] for name, pool in self.result.pools.items()}
         load = Load(traffic, replicas, most_at_once(way, options.slo_s))
-        if (places := sum(depth * replicas[pool] for pool, depth in depths.items())) > load.most:
+        if (slots := sum(depth * replicas[pool] for pool, depth in depths.items())) > load.most:
             self.result.note(
-                f"the devices take {places} queries at once, but the way to them only about {1 / way.alpha_s:.0f} "
-                "a second: the proof sends as many as come through; add Routers (num_replicas) or cores for them"
+                f"the devices have {slots} slots, but only about {1 / way.alpha_s:.0f} queries a second reach them: "
+                "the proof sends no more than that; add Routers (num_replicas) or cores for them"
             )
         async with trying_out(self._application, self.result.note) as try_out:
 
@@ -205,8 +205,8 @@ class Calibration:
             return {}
 
 
-def _warm_up_s(found: Mapping[str, float]) -> float:
-    """By a replica's warm-up, how long a typical run takes."""
+def _typical_run_s(found: Mapping[str, float]) -> float:
+    """Seconds of a typical run, from the latency model that a replica measured at its warm-up."""
     return _TYPICAL * found["alpha_s"] + found["beta_s"]
 
 

@@ -211,9 +211,7 @@ class _Session:
             written.config = f"rayservice/{service.name}"
             self.console.print(f"written: {written.config}; KubeRay applies it in place", soft_wrap=True)
 
-    def show(
-        self, result: CalibrationResult | GenerationResult, written: WrittenReport, problem: str | None = None
-    ) -> None:
+    def show(self, result: Result, written: WrittenReport, problem: str | None = None) -> None:
         """Write and show the report. `problem`: why the calibration failed."""
         shown = (
             step_report.shown(result.report(problem, written))

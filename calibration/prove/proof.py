@@ -43,7 +43,7 @@ class Load:
     replicas: Mapping[str, int]
     most: int
 
-    def places(self, depths: Mapping[str, int]) -> int:
+    def slots(self, depths: Mapping[str, int]) -> int:
         """How many queries a burst fills, which may be fewer than the depths take."""
         return max(1, min(self.most, self._all(depths)))
 
@@ -56,12 +56,12 @@ class Load:
 
     async def send(self, depths: Mapping[str, int], aim: Aim) -> Burst:
         """More queries than the depths take: at once, or from clients that come at any moment."""
-        places = self.places(depths)
+        slots = self.slots(depths)
         if aim.shape == "steady":
             window_s = max(_SHORTEST_WINDOW_S, _STEADY_PROOF * aim.slo_s)
-            clients = places + math.ceil(_STEADY_CLIENTS * places)
+            clients = slots + math.ceil(_STEADY_CLIENTS * slots)
             return await self.traffic.steady("verify", depths, clients, window_s, _STEADY_PAUSE * aim.slo_s)
-        return await self.traffic.burst("verify", depths, places + math.ceil(_OVERLOAD * places))
+        return await self.traffic.burst("verify", depths, slots + math.ceil(_OVERLOAD * slots))
 
 
 async def verify(
@@ -102,14 +102,14 @@ def step_down(depth: int, attempt: int) -> int:
 
 
 async def _verify_once(load: Load, depths: dict[str, int], aim: Aim, say: Callable[[str], None]) -> VerificationReport:
-    wanted = max(_FEWEST_BURSTS, min(_MOST_BURSTS, math.ceil(_QUERIES / load.places(depths))))
+    wanted = max(_FEWEST_BURSTS, min(_MOST_BURSTS, math.ceil(_QUERIES / load.slots(depths))))
     planned = 1 if aim.shape == "steady" else wanted
     bursts: list[Burst] = []
     for number in range(planned):
         bursts.append(await load.send(depths, aim))
         say(f"{number + 1} of {planned}")
         found = _sum_up(depths, bursts, aim.slo_s)
-        if aim.shape == "burst" and found.late > (1 - REQUIRED) * load.places(depths) * planned:
+        if aim.shape == "burst" and found.late > (1 - REQUIRED) * load.slots(depths) * planned:
             break  # further bursts cannot make up for it
     if failed := sum(burst.failed for burst in bursts):
         raise CalibrationFailed(f"{failed} queries failed in the verification: nothing was written")

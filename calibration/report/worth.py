@@ -26,7 +26,9 @@ def saved_share(gain: float) -> float:
 
 
 def core_worth(report: CalibrationReport) -> dict[str, float | None]:
-    """Queries per second and core, one per request at a Router. None if the report does not tell."""
+    """Queries per second that one core answers in each place; at a Router, with one query per request. None: the report
+    lacks the figures.
+    """
     pool, request_s, of_pool = report.pools.get(CPU), report.router_request_s, None
     if pool and pool.curve and pool.cores and (depth := pool.depth or pool.estimate):
         of_pool = depth / max(1e-9, pool.curve.latency_s(depth, report.settings.shape)) / pool.cores
@@ -48,7 +50,9 @@ def core_worth_sheet(report: CalibrationReport) -> Sheet | None:
     worth = core_worth(report)
     shown = [DASH if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in worth.values()]
     rows = list(zip(("in the CPU pool, at its depth", "in a Router, at least"), shown, strict=True))
-    notes = ["A Router's: by its CPU time in the streams, background work included; HAProxy's is not in it."]
+    notes = [
+        "The Router's figure comes from its CPU time during the streams. It includes background work, but not HAProxy."
+    ]
     if cores := router_cores(report):
         notes.append(f"Routers need {cores:.2g} cores for all that the pools answer at their depths.")
     if worth["cpu_pool"] and worth["router"] and worth["router"] > worth["cpu_pool"]:

@@ -107,7 +107,9 @@ class Shares:
 
     @property
     def has_level(self) -> bool:
-        """Whether the device is contended: some work was refused lately."""
+        """Whether the device is contended: tenants ask for about all that it can do or more, and it refused some work
+        lately.
+        """
         return self.level < math.inf
 
     def account(self, now: float, tenant: Tenant) -> Account:

@@ -77,7 +77,7 @@ class Placer:
 
     def fits(self, request: Request, tokens: float) -> bool:
         """Whether idle replicas would admit all queries of the request at once, in the rest of its SLO. `tokens`: the
-        mean length. It costs a look at a replica for each query, not one at each replica.
+        mean length. Looks at no more replicas than it needs, about one for each query.
         """
         left_s = self.config.slo_s - (asyncio.get_running_loop().time() - request.started)
         return self.idle_take(len(request.queries), tokens, left_s)
@@ -290,8 +290,8 @@ class Placer:
         )
 
     def is_never(self, request: Request, lengths: Sequence[int]) -> bool:
-        """Whether idle devices at their best known speed could not answer queries of these lengths within the time that
-        the request allows, or its texts alone took so long to tokenize.
+        """Whether idle devices at their best known speed could not answer queries of these lengths in the time that the
+        request allows, less the time that tokenizing took.
         """
         if not lengths or request.bulk or not self.can_answer:
             return False

@@ -16,7 +16,7 @@ from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.view import UNKNOWN_COST, Ask
 from deployments.serving.replica_set import ReplicaSet
 
-# For one query, so many replicas are compared, the open ones among so many: all of a thousand would take milliseconds.
+# Replicas compared for one query, and those looked at to find open ones: comparing a thousand would take milliseconds.
 _COMPARED, _LOOKED_AT = 16, 32
 LEAST_SHARE = 0.05  # what a CPU pool must add: less is hard to tell from the accelerator's own variation
 _DIFFERENT = 1.25  # a choice stands until the share is this factor beyond the limit: learned figures vary by less
@@ -92,9 +92,11 @@ class Pool(ReplicaSet[Link]):
         return _counted((link.view.most_queries(tokens, slo_s) for link in _as_many(self.live, enough)), enough)
 
     def room_now(self, now: float, tokens: float, enough: float = math.inf) -> float:
-        """For how many queries of `tokens` tokens the replicas have room now. It counts as `capacity` does."""
+        """For how many queries of `tokens` tokens the replicas have room now. It stops counting at `enough`."""
         depth = self.config.queue_depth if self.by_count else None
-        links = self.live if self.is_open else ()  # all, if it must be: the first of them fill first
+        links = (
+            self.live if self.is_open else ()
+        )  # no sample: the first replicas fill first, so the room is at the others
         return _counted((link.view.room_now(now, tokens, self.policy["slo_s"], depth) for link in links), enough)
 
     def is_idle(self, now: float) -> bool:

@@ -32,7 +32,7 @@ class Embedded:
 
     - `vectors`: the first output that was asked for, one array for each query, in order. For "text": unit vectors
       float32 [dimension] of an embedding model, logits float32 [labels] of a reranker or classifier, rows for
-      `sparse.unpack` of a sparse model. For "sparse": rows for `sparse.unpack`. Otherwise float32 [tokens, numbers].
+      `outputs.unpack` of a sparse model. For "sparse": rows for `outputs.unpack`. Otherwise float32 [tokens, numbers].
     - `norms`: the norm of each embedding before it became a unit vector; 1.0 for everything else.
     - `pools`: the names of the pools that answered, sorted.
     - `tokens`: the total of all queries, including prompts and special tokens.

@@ -220,8 +220,8 @@ class GenerationPlacer:
         request.streamed.admitted(pool.name)
 
     async def place_again(self, request: GenerationRequest, error: ReplicaLost | EngineBroken) -> None:
-        """Place a generation elsewhere whose replica died or has a broken engine, before any token had come. This
-        happens once, and only before the first token is due. Raises `error`, or one of its type that says why no other
+        """Place a generation elsewhere after its replica died or its engine broke, if no token has come. This happens
+        once, and only before the first token is due. Raises `error`, or one of its type that says why no other
         replica admits it.
         """
         if isinstance(error, EngineBroken) and request.link is not None:

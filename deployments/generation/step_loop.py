@@ -10,7 +10,7 @@ replica drops the Router's generations.
     the probe fails,    the engine is broken: Routers offer the prompts elsewhere, once, and the replica's health check
     or hangs            fails until a step succeeds
     the probe succeeds  a prompt was bad; if the step had only one, the prompt ends with the error. Otherwise nobody
-                        knows which: Routers offer all of them elsewhere, once. So they do with prompts that were not in
+                        knows which: Routers offer all of them elsewhere, once, and also the prompts that were not in
                         the step
 
 Imports neither ray nor torch; tests run it in virtual time.
@@ -287,8 +287,8 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             self._compose(self.now())
 
     def _compose(self, at: float) -> None:
-        """Compose the next step, which begins `at`, and hand it to the engine, if there is anything to do, and anything
-        that can be known while another step runs.
+        """Compose the next step, which begins `at`, and hand it to the engine. Does nothing if there is no work, or
+        none that is known while another step runs.
         """
         began = self.now()
         try:

@@ -90,7 +90,7 @@ class Encoder:
             )
 
     def rows(self, numbers: Numbers, ids: TokenIds, *, outputs: Outputs, role: Role) -> dict[Output, Numbers]:
-        """Split the numbers of a query's answer into its outputs: a vector for "text", a row for `sparse.unpack` for
+        """Split the numbers of a query's answer into its outputs: a vector for "text", a row for `outputs.unpack` for
         "sparse", float32 [tokens, numbers] for others.
         """
         found = split(numbers, outputs, len(ids), self._card.token_widths)

@@ -1,4 +1,6 @@
-"""The routes of OpenAI, TEI, Cohere and Ollama to one model. All call the Router."""
+"""The HTTP routes to one embedding model, reranker or classifier, in the dialects of OpenAI, TEI, Cohere, Jina, vLLM,
+Infinity and Ollama. All call the Router.
+"""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ ROUTES: Mapping[str, ModelRoute] = {
     "/classify": _CLASSIFY,
     "/v1/classify": replace(_CLASSIFY, name="classify_1"),
     "/embed_sparse": _sparse(
-        "embed_sparse", "Texts -> weights of words", [[{"index": int, "value": float}]], requests.EncodeRequest,
+        "embed_sparse", "The weights of each text's words", [[{"index": int, "value": float}]], requests.EncodeRequest,
         reply=dialects.sparse,
     ),
     "/v1/multi-vector": _multi_vector(
@@ -148,7 +148,7 @@ ROUTES: Mapping[str, ModelRoute] = {
 }  # fmt: skip
 SEVERAL = "/encode"  # of models of several kinds: all their answers from one batch
 _ENCODE = ModelRoute(
-    "encode", "Dense, sparse and multi-vector answers from one run", _SEVERAL, requests.SeveralRequest,
+    "encode", "Dense, sparse and multi-vector answers from one batch", _SEVERAL, requests.SeveralRequest,
     reply=dialects.several, kinds=("embedding", "sparse", "multi_vector"),
 )  # fmt: skip
 VLLM_RERANK = replace(ROUTES["/v2/rerank"], reply=partial(scoring.ranks, version="2", documents=True))

@@ -1,8 +1,8 @@
 """What the access log and traces record of a request. Pure.
 
-`web/` and `rpc/` create a `TracedRequest` for each request to be logged or traced. The handler that calls a Router sets
-its `Facts`: `embedding.facts.EmbeddingFacts` or `generation.facts.GenerationFacts`. A request that fails before then
-has none.
+`web/` and `rpc.py` create a `TracedRequest` for each request to be logged or traced. The handler that calls a Router
+sets its `Facts`: `embedding.facts.EmbeddingFacts` or `generation.facts.GenerationFacts`. A request that fails before
+then has none.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Builds the OpenAPI document of a service. The schemas of bodies come from the types that validate them.
 
-`embedding/document.py` and `generation/document.py` list their routes.
+`embedding/routes.py` lists the routes of embedding models, `generation/document.py` those of generation.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def test_a_way_that_carries_less_than_the_devices_bounds_the_proof(calibrate, mo
     found = calibrate(Application())
     assert {burst.sent for burst in found.bursts if burst.stage == "verify"} == {20 + 2}  # half an SLO of 20/s
     assert [proof.rate for proof in found.streams] == [pytest.approx(0.7 * 20)] * 2
-    assert any("the devices take 114 queries at once, but the way to them only about 20" in one for one in found.notes)
+    assert any("the devices have 114 slots, but only about 20 queries a second reach them" in it for it in found.notes)
 
 
 def test_a_run_that_is_stopped_while_settings_are_tried_puts_them_back(monkeypatch):

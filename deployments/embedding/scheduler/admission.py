@@ -115,9 +115,9 @@ class Admission(Generic[Q]):
         return is_open and not self.demand.reserve and not self.demand.is_contended(now)
 
     def has_room_for_each(self, now: float, due: float, total: float, outlook: Outlook) -> bool:
-        """Whether urgent queries of this total cost, the first of them due at `due`, have room one after another in any
-        order if nothing is kept for anybody: each has at least the room of the first one due, less what the others
-        before it take. That they are many may begin a reserve for long queries; it does not count yet.
+        """Whether urgent queries of this total cost have room one after another, in any order, if no room is kept for
+        anybody. `due`: the earliest deadline. They may start a reserve for long queries, but it applies to later
+        queries only.
         """
         return total <= self._room(now, due - now, outlook, self.limits.run_work, self.demand.rho_with(total))
 
@@ -342,9 +342,9 @@ class DepthAdmission(Admission[Q]):
     __slots__ = ()
 
     def fitting(
-        self, _now: float, queries: Sequence[ScheduledQuery], _total_s: float, _outlook: Outlook, _run_s: float
+        self, _now: float, queries: Sequence[ScheduledQuery], _total: float, _outlook: Outlook, _run_work: float
     ) -> int:
-        """See the base. Places that the queries' tenant must leave to others do not count."""
+        """See the base. Slots that the queries' tenant must leave to others do not count."""
         first = queries[0]
         free, account = self._free(bulk=first.bulk), first.account
         if account is not None and not first.deferrable:

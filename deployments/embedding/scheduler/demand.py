@@ -128,8 +128,8 @@ class Demand:
         """
         limits, predictor = self.limits, self.limits.predictor
         slo_s = predictor.fill_s(limits.policy.slo_s)
-        first_s = self.shares.under_share_cost_s + limits.pass_work
-        after_s = predictor.seconds(first_s) if limits.micro_batch_tokens else slo_s / 2
+        first_work = self.shares.under_share_cost_s + limits.pass_work
+        after_s = predictor.seconds(first_work) if limits.micro_batch_tokens else slo_s / 2
         return max(_LEAST_RUN * limits.run_work, predictor.work_in(slo_s - after_s))
 
     def prefers(self, query: ScheduledQuery) -> bool:

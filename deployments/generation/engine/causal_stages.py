@@ -314,7 +314,8 @@ class HostAttention:
 
 class Stopwatch:
     """Adds up the seconds for which a device computes what is submitted between each `begin` and its `end`: on CUDA by
-    events, on a CPU by the clock. Elsewhere they stay 0, which means untimed (`ComputeSeconds`): an NPU's are untested.
+    events, on a CPU by the clock. On other devices, such as NPUs, they stay 0, which means untimed (`ComputeSeconds`):
+    timing is untested there.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""How a host takes part in its accelerator's steps. Without one, it computes everything by itself. Pure.
+"""How a host takes part in its accelerator's steps. Without a host, the accelerator computes everything. Pure.
 
 Each generation is on the accelerator or on the host, with all its rows, and may move between two steps
 (`hybrid/host_cache`). A host row takes part in the steps in which it yields most (`hybrid/planner`), and in those that
@@ -18,8 +18,8 @@ from deployments.generation.scheduler.work import Copy
 
 _COPIES = 0.1  # of the longest step: the most time for moves to the accelerator, unless all rows have slack for more
 
-Compose = Callable[[Sequence[Row]], StepComposer]
-"""Begins a step: composes the accelerator's part, with room left for these host rows."""
+BeginStep = Callable[[Sequence[Row]], StepComposer]
+"""Begins a step's composer, with room left for these host rows."""
 
 
 def shares(queue: StepQueue, generation: Generation) -> Sequence[HostShare]:
@@ -53,7 +53,7 @@ def move(now: float, queue: StepQueue) -> tuple[list[Copy], float]:
     return copies, len(copies) * host.room.block_size * host.time.copy_token_s
 
 
-def compose(begin: Compose, queue: StepQueue) -> ComposedStep:
+def compose(begin: BeginStep, queue: StepQueue) -> ComposedStep:
     """Compose a step, with host rows if there is a host. Changes nothing."""
     host = queue.host
     if host is None:
