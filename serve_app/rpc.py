@@ -24,7 +24,7 @@ from deployments.serve_adapter.visits import VISITS
 from serve_app.api_keys import ApiKeys
 from serve_app.observe.facts import TracedRequest
 from serve_app.observe.observer import REQUEST_ID, Observer
-from serve_app.web.admission_headers import admission, check_space
+from serve_app.web.request_headers import admission, check_space
 
 _LARGEST_DETAILS = 2_000  # bytes; each may become three in an HTTP/2 header, and clients accept 8 KiB of headers
 _UNAVAILABLE_RETRY_S = 1.0

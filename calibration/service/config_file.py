@@ -64,7 +64,9 @@ def _args(application: Mapping[str, Any]) -> Any:
 
 
 def example(application: Application) -> dict[str, Any]:
-    """Changes of the kind that a calibration of the application writes: whether they can be written is tried first."""
+    """Changes of the kind that a calibration of the application writes (`result.changes_for`): whether they can be
+    written is tried first.
+    """
     return _EXAMPLE_OF_STEPS if application.generates else _EXAMPLE
 
 

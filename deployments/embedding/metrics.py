@@ -1,4 +1,6 @@
-"""The metrics of embeddings: every name, tag and bucket. docs/operations.md explains each one."""
+"""The metrics that only embeddings have; `serving/metrics.py` has those that generation has, too. docs/operations.md
+explains each one.
+"""
 
 from __future__ import annotations
 

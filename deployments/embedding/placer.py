@@ -1,4 +1,5 @@
-"""Chooses replicas for a request: which ones the Router asks, in which order, and the error if none admits.
+"""Chooses replicas for a request: which ones the Router asks, pool by pool (within a pool: `Pool.soonest`), and the
+error if none admits, with Retry-After.
 
 Replicas decide; the Router only asks. A request of several queries may be spread over replicas. Once all parts are
 admitted, the Router confirms them; otherwise it calls them off. Meanwhile their replicas delay the next run a little.

@@ -23,10 +23,10 @@ from serve_app.embedding.routes import A_MODEL, ALL_ROUTES, ROOT, ROUTES, VLLM_R
 from serve_app.embedding.scoring_requests import ScoreRequest
 from serve_app.observe.observer import Observer
 from serve_app.web.about import ModelApi, Routes
-from serve_app.web.admission_headers import admission
 from serve_app.web.asgi import Answer, HttpRequest, dumps, dumps_in_turns, json_answer
 from serve_app.web.errors import JSON, Headers
 from serve_app.web.fields import Rules, says
+from serve_app.web.request_headers import admission
 from serve_app.web.tokenizer_routes import TokenizerRoutes
 
 _NUMBERS_AT_ONCE = 64_000  # writing these takes 2 ms

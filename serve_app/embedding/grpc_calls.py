@@ -45,8 +45,8 @@ from serve_app.rpc import (
     say,
     set_status,
 )
-from serve_app.web.admission_headers import SPACE
 from serve_app.web.json_values import MOST_VALUES
+from serve_app.web.request_headers import SPACE
 from serve_app.web.tokenizer_routes import TokenizeRequest
 
 Context = RayServegRPCContext

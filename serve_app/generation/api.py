@@ -20,11 +20,11 @@ from serve_app.generation.requests import ChatRequest, CompletionOptions, Comple
 from serve_app.observe.observer import Observer
 from serve_app.version import VERSION
 from serve_app.web.about import CHATS, COMPLETIONS, ModelApi, Routes
-from serve_app.web.admission_headers import admission
 from serve_app.web.asgi import Answer, HttpRequest, dumps
 from serve_app.web.errors import JSON
 from serve_app.web.event_stream import EVENTS, EventStream, StreamBounds
 from serve_app.web.fields import Fields
+from serve_app.web.request_headers import admission
 from serve_app.web.tokenizer_routes import TokenizerRoutes
 
 Body = TypeVar("Body", bound=Fields)

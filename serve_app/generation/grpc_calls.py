@@ -26,7 +26,7 @@ from serve_app.generation.requests import ChatRequest, CompletionRequest
 from serve_app.observe.observer import Observer
 from serve_app.proto.generation_pb2 import ChatMessage, GenerateRequest, GenerateResponse, Token, Usage
 from serve_app.rpc import CallScope, GrpcService, Received, asked_by, is_live, metadata_of, say
-from serve_app.web.admission_headers import SPACE
+from serve_app.web.request_headers import SPACE
 
 _OPTIONS = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "n")
 

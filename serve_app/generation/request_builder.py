@@ -50,7 +50,7 @@ class RequestBuilder:
         client: Client | None,
         received: float,
     ) -> list[WantedGeneration]:
-        """One generation per prompt. `admission`: from the headers (see `web.admission_headers`). `received`: as in
+        """One generation per prompt. `admission`: from the headers (see `web.request_headers`). `received`: as in
         `WantedGeneration`. Raises ContextExceeded or InvalidInput.
         """
         tokenizing_s = sum(prompt.seconds for prompt in prompts)

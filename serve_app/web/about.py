@@ -19,10 +19,10 @@ from deployments.serving.router import BaseRouter
 from serve_app.api_keys import ApiKeys
 from serve_app.observe.observer import ONE_MODEL, Observer
 from serve_app.version import VERSION
-from serve_app.web.admission_headers import SPACE, check_space
 from serve_app.web.asgi import PROBES, Answer, Asgi, Handler, HttpRequest, json_answer
 from serve_app.web.errors import NoRoute, WrongMethod
 from serve_app.web.fields import Rules
+from serve_app.web.request_headers import SPACE, check_space
 
 COMPLETIONS = "/v1/completions", "/completions"
 CHATS = "/v1/chat/completions", "/chat/completions"

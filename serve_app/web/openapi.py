@@ -15,9 +15,9 @@ from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 from pydantic_core.core_schema import WithDefaultSchema
 
 from serve_app.version import VERSION
-from serve_app.web.admission_headers import EXPECT_SPACE, PRIORITY, TIMEOUT
 from serve_app.web.asgi import PROBES
 from serve_app.web.errors import error_shape
+from serve_app.web.request_headers import EXPECT_SPACE, PRIORITY, TIMEOUT
 from serve_app.web.tokenizer_routes import DecodeRequest, DetokenizeRequest, TokenizePromptRequest, TokenizeRequest
 
 Schema = dict[str, Any]
@@ -124,7 +124,7 @@ ABOUT: Mapping[str, Route] = {  # the routes of every service
 
 
 def admission_parameters(bulk: str, timeout: str) -> list[Schema]:
-    """The headers of `web.admission_headers`, with their descriptions for this service."""
+    """The headers of `web.request_headers`, with their descriptions for this service."""
     expected = "The space of the vectors that the client expects. Another one is answered 409."
     headers: list[tuple[str, Schema, str]] = [
         (PRIORITY, {"type": "string", "enum": ["normal", "bulk"]}, bulk),

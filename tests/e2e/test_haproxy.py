@@ -27,8 +27,8 @@ from deployments.serve_adapter.local_ray import HAPROXY, HAPROXY_RULES
 from deployments.serving.haproxy_agent import PORTS
 from serve_app.embedding.routes import ALL_ROUTES
 from serve_app.web.about import CHATS, COMPLETIONS, SHARED_ROUTES
-from serve_app.web.admission_headers import admission
 from serve_app.web.errors import error_answer
+from serve_app.web.request_headers import admission
 
 LOOPBACK = "127.0.0.1"
 EMBED_CALL = "/tei.v1.Embed/Embed"

@@ -30,8 +30,8 @@ from serve_app.embedding.scoring_requests import (
     ScoreRequest,
 )
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
-from serve_app.web.admission_headers import admission
 from serve_app.web.fields import Rules
+from serve_app.web.request_headers import admission
 from serve_app.web.tokenizer_routes import DecodeRequest, DetokenizeRequest, TokenizePromptRequest, TokenizeRequest
 
 RULES = Rules(model="m", dimension=8, max_inputs=3)
