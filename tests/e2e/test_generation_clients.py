@@ -117,7 +117,7 @@ def test_openai_whole_answers(server, client):
     done = client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=3, logprobs=1, extra_body={"top_k": 5})
     assert [(one.finish_reason, len(one.logprobs.tokens)) for one in done.choices] == [("length", 3)] * 2
     assert server.world.asked[-1].sampling.top_k == 5
-    assert [one.id for one in client.models.list()] == ["tiny"]
+    assert [one.id for one in client.models.list()] == ["tiny", "gpt-4o"]
 
 
 def test_openai_without_v1_and_with_a_role_of_its_own(server, client):
@@ -127,7 +127,7 @@ def test_openai_without_v1_and_with_a_role_of_its_own(server, client):
     done = bare.chat.completions.create(**asked)
     assert (done.choices[0].message.content, done.id) == (ANSWER, "chatcmpl-order-7")
     assert "tool\n42" in server.world.tokenizer.decode(server.world.asked[-1].ids.tolist())
-    assert [one.id for one in bare.models.list()] == ["tiny"]
+    assert [one.id for one in bare.models.list()] == ["tiny", "gpt-4o"]
     assert bare.completions.create(model="tiny", prompt="a", max_tokens=3).choices[0].finish_reason == "length"
 
 
