@@ -83,8 +83,8 @@ class Link(ReplicaLink[View, Channel]):
         """
         if self._channel is None:
             return
-        model, most_s = self.view.model, math.inf if self.by_count else self.view.idle_room(allowed_s)
-        if lengths := [tokens for tokens in lengths if model.cost(tokens) <= most_s]:
+        model, most = self.view.model, math.inf if self.by_count else self.view.idle_room(allowed_s)
+        if lengths := [tokens for tokens in lengths if model.cost(tokens) <= most]:
             is_tight = self._count_time(allowed_s)
             self._channel.note_refused(model.work(lengths), tenant, () if is_tight else lengths)
 

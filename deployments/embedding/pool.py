@@ -94,9 +94,7 @@ class Pool(ReplicaSet[Link]):
     def room_now(self, now: float, tokens: float, enough: float = math.inf) -> float:
         """For how many queries of `tokens` tokens the replicas have room now. It stops counting at `enough`."""
         depth = self.config.queue_depth if self.by_count else None
-        links = (
-            self.live if self.is_open else ()
-        )  # no sample: the first replicas fill first, so the room is at the others
+        links = self.live if self.is_open else ()  # no sample: the first fill first, so the room is at the others
         return _counted((link.view.room_now(now, tokens, self.policy["slo_s"], depth) for link in links), enough)
 
     def is_idle(self, now: float) -> bool:

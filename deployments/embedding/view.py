@@ -68,7 +68,7 @@ class View(ReplicaView[ReplicaState]):
         need = self.model.cost(ask.tokens)
         if self.model.beta_s + need > ask.allowed_s:
             return self.opens_s(now, ask.tenant)
-        until = self.heard_at + state.opens_for_s(need, self._unseen_work + self._lost_s(state, ask))
+        until = self.heard_at + state.opens_for_s(need, self._unseen_work + self._lost_room(state, ask))
         return max(0.0, until - now, self.outlier.until - now)
 
     def admits_s(self, now: float, ask: Ask, lengths: Sequence[int]) -> float:
@@ -77,14 +77,14 @@ class View(ReplicaView[ReplicaState]):
         """
         return max(self.opens_for_s(now, ask), self.finish_s(now, lengths) - ask.allowed_s)
 
-    def _lost_s(self, state: ReplicaState, ask: Ask) -> float:
+    def _lost_room(self, state: ReplicaState, ask: Ask) -> float:
         """Room that the query loses because it comes `lag_s` late. If the size of a run limits the room, the spare time
         between the run's end and the deadline is used up first.
         """
-        lost_s = ask.lag_s / state.slowdown
+        lost = ask.lag_s / state.slowdown
         left_s = ask.allowed_s / (1 + state.margin) - state.free_s
-        beyond_s = left_s / state.slowdown - self.model.beta_s - state.room
-        return max(0.0, lost_s - max(0.0, beyond_s)) if lost_s > 0 else lost_s
+        beyond = left_s / state.slowdown - self.model.beta_s - state.room
+        return max(0.0, lost - max(0.0, beyond)) if lost > 0 else lost
 
     @property
     def in_flight(self) -> int:
@@ -111,7 +111,7 @@ class View(ReplicaView[ReplicaState]):
             return max(0.0, depth - state.in_flight - sum(count for _, count, _ in self._unseen))
         if self.is_idle and self.opens_s(now) <= 0:  # a replica whose runs are measured is idle, but not open
             return self.most_queries(tokens, slo_s)
-        room = state.room_after_s(now - self.heard_at) - self._unseen_work
+        room = state.room_after(now - self.heard_at) - self._unseen_work
         return max(0.0, room) / max(1e-9, self.model.cost(round(tokens)))
 
     def most_queries(self, tokens: float, slo_s: float) -> float:
@@ -125,9 +125,9 @@ class View(ReplicaView[ReplicaState]):
         state, model = self.state, self.model
         if state is None:
             return left_s
-        most_s = math.inf if state.depth is None else state.depth * model.alpha_s
+        most = math.inf if state.depth is None else state.depth * model.alpha_s
         predictor = LinePredictor(state.slowdown * model.beta_s, state.slowdown, state.margin)
-        return idle_room(predictor, Pacing.of_beta(model.beta_s), left_s, most_s)
+        return idle_room(predictor, Pacing.of_beta(model.beta_s), left_s, most)
 
     def best_room(self, left_s: float) -> float:
         """As `idle_room`, but at its best known speed and without a margin: more is late whatever its state."""
@@ -138,8 +138,8 @@ class View(ReplicaView[ReplicaState]):
         """Planned device seconds of room for bulk queries, by its last state and what was sent since."""
         if self.state is None:
             return 0.0
-        unseen_s = sum(count for _, count, _ in self._unseen) * self.model.alpha_s if by_count else self._unseen_work
-        return self.state.bulk_room - unseen_s
+        unseen = sum(count for _, count, _ in self._unseen) * self.model.alpha_s if by_count else self._unseen_work
+        return self.state.bulk_room - unseen
 
     def is_flooded(self, slo_s: float, depth: int | None) -> bool:
         """Whether it was sent more since its last state than it can admit: within the SLO or, by count, up to `depth`.

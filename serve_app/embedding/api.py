@@ -79,9 +79,9 @@ class HttpApi(ModelApi):
         if path not in ALL_ROUTES:
             return super()._no_route(path)
         card = self._router.card
-        has = " and ".join(routes_of(card.kinds))
+        has = ", ".join(routes_of(card.kinds))
         cosines = ": /score gives the cosines" if card.kind == "embedding" and path.endswith("rerank") else ""
-        return WrongKind(f"{path} does not work with {A_MODEL[card.kind]}{cosines}; use {has}")
+        return WrongKind(f"{path} does not work with {A_MODEL[card.kind]}{cosines}; use one of {has}")
 
     async def _ask(self, route: ModelRoute, request: HttpRequest) -> Answer:
         """Parse a request of the route's type, and answer it in the route's form."""

@@ -183,7 +183,7 @@ def test_a_model_of_several_kinds_has_the_routes_of_each():
     assert close(post(m3(), "/embed", {"inputs": "a"}).json, VECTORS[:1])
     refused = post(colbert(), "/encode", {"inputs": "a"})
     assert refused.status == 424
-    assert "a multi-vector model; use /v1/multi-vector and /pooling" in refused.json["error"]
+    assert "a multi-vector model; use one of /v1/multi-vector, /pooling" in refused.json["error"]
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))

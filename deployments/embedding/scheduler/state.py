@@ -93,7 +93,7 @@ class ReplicaState(NamedTuple):
             return self.slowdown * missing
         return self.opens_s + self.slowdown * max(0.0, needed - self.opens_cost)  # no room before that
 
-    def room_after_s(self, seconds: float) -> float:
+    def room_after(self, seconds: float) -> float:
         """The room so many seconds later."""
         return self.room + (seconds / self.slowdown if self.room_grows else 0.0)
 
