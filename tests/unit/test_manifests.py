@@ -25,8 +25,7 @@ from tests.kit.crds import problems
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = [*serve_config.OVERLAYS]
-CALIBRATED = [overlay for overlay in OVERLAYS if not overlay.startswith("generation")]
-CALIBRATIONS = [f"{overlay}/calibration" for overlay in CALIBRATED]
+CALIBRATIONS = [f"{overlay}/calibration" for overlay in OVERLAYS]
 BUILDS = [*OVERLAYS, *CALIBRATIONS]
 RAY_DRAINS_S = 30  # on SIGTERM
 TO_END_S = 15
@@ -34,7 +33,6 @@ RESOURCES = {"npu": {"huawei.com/Ascend910": "1"}, "cuda": {"nvidia.com/gpu": "1
 
 of_each_build = pytest.mark.parametrize("name", BUILDS)
 of_each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
-of_each_calibrated = pytest.mark.parametrize("overlay", CALIBRATED)
 
 
 def build(folder):
@@ -195,7 +193,7 @@ def test_what_generates_runs_in_the_same_pods_with_a_config_of_its_own(device):
     assert not args(generating)["model"]["id"].startswith("package:"), "the toy knows nothing"
 
 
-@of_each_calibrated
+@of_each_overlay
 def test_service_and_calibration_have_the_same_pods_and_the_same_config(overlay):
     job = f"{overlay}/calibration"
     for group in (head, worker):
@@ -386,7 +384,7 @@ def test_alerts_link_to_the_runbook_where_the_operator_has_it(overlay, tmp_path)
 @of_each_overlay
 def test_nobody_is_let_in_but_the_gateway_prometheus_kuberay_and_who_submits_a_calibration(overlay):
     policy = one(overlay, "NetworkPolicy")["spec"]
-    job = one(f"{overlay.removeprefix('generation-')}/calibration", "RayJob")["spec"]
+    job = one(f"{overlay}/calibration", "RayJob")["spec"]
     submitter = job["submitterPodTemplate"]["metadata"]["labels"]
     assert policy["podSelector"] == {"matchLabels": {"ray.io/is-ray-node": "yes"}}
     assert policy["policyTypes"] == ["Ingress"]
@@ -423,7 +421,7 @@ def test_keys_and_tokens_come_from_secrets_that_are_not_here(name):
 # The calibration
 
 
-@of_each_calibrated
+@of_each_overlay
 def test_the_calibration_s_command_is_one_that_there_is(overlay):
     job = one(f"{overlay}/calibration", "RayJob")["spec"]
     words = shlex.split(job["entrypoint"])
@@ -431,14 +429,14 @@ def test_the_calibration_s_command_is_one_that_there_is(overlay):
     assert not re.search(r"[$;&|<>*'\"\\`]", job["entrypoint"]), "two shells read it: KubeRay's and Ray's"
     arguments = parser().parse_args(words[2:])
     check(arguments)
-    assert "--stress-step" in words, "to be set there"
+    assert ("--stress-step" in words) is not overlay.startswith("generation"), "to be set there"
     assert arguments.rayservice == one(overlay, "RayService")["metadata"]["name"]
     (mount,) = [each for each in container(head(overlay))["volumeMounts"] if each["name"] == "serve"]
     assert arguments.deploy == Path(mount["mountPath"]) / "serve.yaml"
     assert arguments.out.is_relative_to("/tmp")
 
 
-@of_each_calibrated
+@of_each_overlay
 def test_the_calibration_may_do_what_its_code_does_and_no_more(overlay, monkeypatch):
     """The calls are those of the code; the files, those that it reads in the head's pod, where Ray starts it."""
     name, calls = f"{overlay}/calibration", []
@@ -477,7 +475,7 @@ def test_the_calibration_may_do_what_its_code_does_and_no_more(overlay, monkeypa
         assert holds is (template is head(name)["template"]), "the workers and the submitter need none"
 
 
-@of_each_calibrated
+@of_each_overlay
 def test_the_calibration_gives_its_devices_back(overlay):
     job = one(f"{overlay}/calibration", "RayJob")["spec"]
     assert job["shutdownAfterJobFinishes"] is True
