@@ -13,6 +13,7 @@ from calibration.generation.request_capacity import Mix, SimulatedReplica
 from calibration.generation.step_series import StepFit, StepRoom
 from calibration.report.report_model import PoolHead, ReportHead, ReportPart, WrittenReport
 from calibration.result import RunResult
+from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.state import StepPolicy
 
 _CONTEXTS = (256, 1024, 4096)  # contexts for which the overlap is shown, besides the mix's
@@ -49,12 +50,14 @@ class StepReport(ReportPart):
 
 
 class StepPoolReport(PoolHead):
-    """One pool: its replicas, their step time (`StepTime`), and its errors against the measurements. If hosts hold part
-    of the cache: their times (`HostTime`), and whether they pay off.
+    """One pool: its replicas, their step time (`StepTime`), the blocks of each one's cache, and the errors against the
+    measurements. If hosts hold part of the cache: their times (`HostTime`), and whether they pay off.
     """
 
     step_time: dict[str, float] | None = None
     host_time: dict[str, float] | None = None
+    blocks: int = 0
+    block_size: int = BLOCK
     num_cpu_blocks: int = 0
     overlaps: tuple[Overlap, ...] = ()
     median_error: float | None = None
@@ -156,9 +159,12 @@ class GenerationResult(RunResult):
             )
             for one in fit.measured
         )
+        room = self.room(pool)
         return StepPoolReport(
             **self.pool_head(pool) | fit.settings(),
-            num_cpu_blocks=self.room(pool).num_cpu_blocks,
+            blocks=room.blocks,
+            block_size=room.block_size,
+            num_cpu_blocks=room.num_cpu_blocks,
             overlaps=tuple(self.overlaps(pool)),
             median_error=fit.median_error,
             worst_error=fit.worst_error,

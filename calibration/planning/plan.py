@@ -24,7 +24,7 @@ from calibration.planning.cost import (
     size,
     slo_effect,
 )
-from calibration.report.report_model import CalibrationReport
+from calibration.report.report_model import CalibrationReport, read_document
 from calibration.report.tables import POOLS, Sheet, percent, plain, print_sheet
 from calibration.report.worth import core_worth_sheet
 from deployments.errors import SettingsError
@@ -51,13 +51,8 @@ class Instance:
         """The instance of the report in `path`, a report.json or its folder. Raises SettingsError that says what is
         wrong with the report.
         """
-        try:
-            path = path / "report.json" if path.is_dir() else path
-            content = path.read_bytes()
-        except OSError as error:
-            where, why = error.filename or path, error.strerror or error
-            raise SettingsError("REPORT", f"{where} cannot be read: {why}") from None
-        report = CalibrationReport.parse(content, str(path))
+        path, document = read_document(path)
+        report = CalibrationReport.parse(document)
         if report.outcome == "estimated":
             raise SettingsError(
                 "REPORT", f"{path} has estimates that were not proven: calibrate without --estimate-only"

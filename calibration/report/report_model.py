@@ -10,6 +10,7 @@ import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field
@@ -30,6 +31,19 @@ Seconds = Annotated[float, Field(strict=True, ge=0, le=MOST, allow_inf_nan=False
 
 class ReportPart(BaseModel):
     """A part of a report."""
+
+
+def read_document(path: Path) -> tuple[Path, Any]:
+    """The JSON of a report.json or of that in a folder, and the file. Raises SettingsError that says what is wrong."""
+    try:
+        path = path / "report.json" if path.is_dir() else path
+        return path, json.loads(path.read_bytes())
+    except OSError as error:
+        where, why = error.filename or path, error.strerror or error
+        raise SettingsError("REPORT", f"{where} cannot be read: {why}") from None
+    except (ValueError, RecursionError) as error:
+        why = "it is not text" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise SettingsError("REPORT", f"{path} is not a calibration report: it is not JSON ({why})") from None
 
 
 class ApplicationReport(ReportPart):
@@ -234,6 +248,11 @@ class ReportHead(ReportPart):
     def is_refused(self) -> bool:
         return self.outcome == "refused"
 
+    @classmethod
+    def parse(cls, document: Any) -> Self:
+        """The report in the JSON of its file. Raises SettingsError that says what is wrong."""
+        return parse_settings(cls, document, "REPORT")
+
 
 class CalibrationReport(ReportHead):
     """`report.json`. `router_request_s`: CPU seconds that a request of one query cost a Router in the streams."""
@@ -249,18 +268,6 @@ class CalibrationReport(ReportHead):
     streams: list[StreamReport]
     router_request_s: Seconds | None = None
     bursts: list[Burst]
-
-    @classmethod
-    def parse(cls, content: bytes, source: str) -> CalibrationReport:
-        """The report in the content of the file `source`. Raises SettingsError that says what is wrong."""
-        try:
-            document = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            why = "it is not text" if isinstance(error, UnicodeDecodeError) else str(error)
-            raise SettingsError("REPORT", f"{source} is not a calibration report: it is not JSON ({why})") from None
-        if isinstance(document, dict) and document.get("kind") == "generation":
-            raise SettingsError("REPORT", f"{source} is of an application that generates; plans are for embeddings")
-        return parse_settings(cls, document, "REPORT")
 
     def capacity(self, name: str) -> int:
         """Queries in flight on all replicas of a pool; 0 for a CPU that is not used beside an accelerator."""

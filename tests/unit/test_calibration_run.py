@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import io
+import json
 import math
 import sys
 import threading
@@ -184,7 +185,7 @@ def test_depths_costs_and_what_was_proved_are_written(calibrate, tmp_path):
     assert made.router_request_s == pytest.approx(0.0004)
     page = report.shown(made).write(tmp_path / "report")
     assert "stream of mixed lengths" in page.read_text()
-    assert CalibrationReport.parse(page.with_name("report.json").read_bytes(), "it") == made
+    assert CalibrationReport.parse(json.loads(page.with_name("report.json").read_bytes())) == made
 
 
 def test_by_depth_bursts_are_proof_enough(calibrate):

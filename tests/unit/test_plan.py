@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from calibration.planning import command, plan
+from calibration.generation.generation_result import GenerationCalibrationReport
+from calibration.planning import command, plan, texts
 from calibration.planning.plan import Instance, TrafficDemand, make_plan
 from calibration.report.worth import core_worth, router_cores
 from deployments.errors import SettingsError
@@ -213,7 +214,6 @@ def test_numbers_that_cannot_be(planned, option, value):
     [
         (changed((("outcome",), "refused"), (("reason",), "latency is not linear.")), "failed: latency is not linear"),
         (changed((("outcome",), "refused")), "failed: it gives no reason"),
-        (changed((("kind",), "generation")), "is of an application that generates"),
         ([], "should be a mapping of settings, not a list"),
         (changed((("settings",), ...)), "settings: missing"),
         (changed((("settings", "slo_s"), 0)), "settings.slo_s: should be greater than 0, not 0"),
@@ -256,3 +256,58 @@ def test_needs_neither_numpy_nor_plots_nor_ray():
     code = f"import sys, calibration.planning.command; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# Generation: CPU or accelerator for long texts
+
+STEPS = {"row_s": 0.0, "prompt_token_s": 1e-4, "pair_s": 0.0, "knee": 16}
+POOL = {"devices": ["it"], "engine": "torch", "dtype": "bfloat16", "replicas": 2}
+
+
+def of_generation(**changes):
+    pools = {
+        "accelerator": {**POOL, "blocks": 64, "step_time": {**STEPS, "beta_s": 0.01, "kv_token_s": 1e-8}},
+        "cpu": {**POOL, "blocks": 4096, "step_time": {**STEPS, "beta_s": 0.03, "kv_token_s": 1e-7}},
+    }
+    shared = ("windve", "started", "finished", "seconds", "notes", "application", "machine")
+    about = {key: REPORT[key] for key in shared} | {"kind": "generation"}
+    settings = {
+        "prompt_tokens": 1, "answer_tokens": 1, "seed": 0, "ttft_s": 2.0, "tpot_s": 0.05, "longest_prompt": None
+    }  # fmt: skip
+    told = {"outcome": "calibrated", "reason": None, "written": {}, "capacity": 1.0, "streams": []}
+    return {**about, **told, "settings": settings, "pools": pools, **changes}
+
+
+def test_the_latency_of_a_growing_text_is_ellms():
+    """Section 2.2: t = e + (p + 1) a / 2."""
+    report = GenerationCalibrationReport.parse(of_generation())
+    found = texts.pace(report.pools["cpu"], 4096, 0.05)
+    assert found.token_s == pytest.approx(0.03 + 4097 / 2 * 1e-7)
+    rows = int(0.02 / (4097 / 2 * 1e-7))
+    assert found.at_once == 2 * rows
+    assert found.tokens_s == pytest.approx(2 * rows / (0.03 + rows * 4097 / 2 * 1e-7))
+
+
+def test_long_texts_are_the_cpus(planned):
+    """The accelerator's cache holds 8 texts of 1,024 tokens and none of 16,384."""
+    said = planned(of_generation(), ["--price", "4", "--cpu-price", "1"])
+    rows = [line.split() for line in said.splitlines() if line[:1].isdigit()]
+    assert [row[0] for row in rows] == [f"{1024 * 4**power:,}" for power in range(5) for _ in range(2)]
+    assert rows[0][1:3] == ["accelerator", "16"]
+    assert rows[4][1:4] == ["accelerator", "no", "room"]
+    assert float(rows[1][-1]) > float(rows[0][-1]), "a cheap CPU gives more for the money"
+
+
+@pytest.mark.parametrize(
+    ("report", "asked", "problem"),
+    [
+        (of_generation(), ["--peak", "3"], "--peak: is for reports of embeddings"),
+        (of_generation(), ["--price", "-1"], "--price: the price should be above 0"),
+        (of_generation(pools={}), [], "has no step times to plan with"),
+        (REPORT, [*ASKED, "--cpu-price", "1"], "--cpu-price: is for reports of generation"),
+        (REPORT, ASKED[:4], "--price: missing"),
+    ],
+)
+def test_an_option_or_report_of_the_other_kind_is_refused(planned, report, asked, problem):
+    with pytest.raises(SettingsError, match=problem):
+        planned(report, asked)

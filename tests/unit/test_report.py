@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -130,7 +131,7 @@ def changed(change):
 
 def typed(made):
     """As it is read from a file."""
-    return CalibrationReport.parse(orjson.dumps(made), "report.json")
+    return CalibrationReport.parse(json.loads(orjson.dumps(made)))
 
 
 def shown(made, width=100):
