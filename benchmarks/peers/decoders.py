@@ -31,7 +31,7 @@ def windve(folder: Path, dtype: str) -> Decoder:
     from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
     from deployments.generation.scheduler.work import Chunk
 
-    place, blocks = Place(torch.device("cpu"), getattr(torch, dtype)), 128
+    place, blocks = Place(torch.device("cpu"), getattr(torch, dtype)), 160
     model = CausalModel(AutoConfig.from_pretrained(folder), Weights.of_files(folder, place), blocks)
 
     def decode(prompts: Answers, answer: int) -> Answers:
@@ -43,9 +43,13 @@ def windve(folder: Path, dtype: str) -> Decoder:
             picked: list[int] = model.step(chunks).numpy().argmax(-1).tolist()
             return picked
 
-        most = _STEP_TOKENS // len(prompts[0])
-        firsts = [range(row, min(row + most, len(prompts))) for row in range(0, len(prompts), most)]
-        found = [[token] for rows in firsts for token in step(rows, prompts, 0)]
+        found: Answers = []
+        most = max(1, _STEP_TOKENS // len(prompts[0]))  # whole prompts in a step, or parts of one
+        for row in range(0, len(prompts), most):
+            rows = range(row, min(row + most, len(prompts)))
+            for start in range(0, len(prompts[0]), _STEP_TOKENS):
+                picked = step(rows, [prompt[start : start + _STEP_TOKENS] for prompt in prompts], start)
+            found += [[token] for token in picked]
         for place in range(answer - 1):
             last = [tokens[-1:] for tokens in found]
             for tokens, token in zip(found, step(range(len(found)), last, len(prompts[0]) + place), strict=True):
@@ -109,7 +113,7 @@ def openvino(folder: Path, dtype: str) -> Decoder:
             written
         )
     scheduling = genai.SchedulerConfig()
-    scheduling.cache_size, scheduling.max_num_batched_tokens = 1, _STEP_TOKENS
+    scheduling.cache_size, scheduling.max_num_batched_tokens = 1, _STEP_TOKENS  # GB
     scheduling.enable_prefix_caching = False
     short = {"float32": "f32", "bfloat16": "bf16"}[dtype]
     pipeline = genai.ContinuousBatchingPipeline(
@@ -133,8 +137,8 @@ def vllm(folder: Path, dtype: str) -> Decoder:
         str(folder),
         dtype=dtype,
         skip_tokenizer_init=True,
-        max_model_len=512,
-        max_num_seqs=32,
+        max_model_len=8448,
+        max_num_seqs=40,
         max_num_batched_tokens=_STEP_TOKENS,
         enable_prefix_caching=False,
     )
@@ -147,7 +151,14 @@ def vllm(folder: Path, dtype: str) -> Decoder:
     return decode
 
 
-DECODERS = {made.__name__: made for made in (windve, generate, generate_batch, openvino, vllm)}
+def llama_cpp(folder: Path, dtype: str) -> Decoder:
+    """llama.cpp, its weights written anew as GGUF."""
+    from benchmarks.peers.llama_cpp_decoder import LlamaCpp
+
+    return LlamaCpp(folder, dtype, len(os.sched_getaffinity(0)))
+
+
+DECODERS = {made.__name__: made for made in (windve, generate, generate_batch, openvino, vllm, llama_cpp)}
 
 
 def main(library: str, folder: str, dtype: str) -> None:
