@@ -19,9 +19,10 @@ from matplotlib.figure import Figure
 
 from benchmarks.costs.plan_cost import SEQUENCES, plan_us, step_us
 from benchmarks.kit.bench import Bench, Found, all_of, one_of
-from benchmarks.kit.figures import BLUE, RED, figure_of, panels
+from benchmarks.kit.figures import BLUE, OURS, RED, figure_of, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet, table
+from benchmarks.simulation.host_planners import ApexPlanner, NeoPlanner, PlannedCache, ThresholdPlanner
 from benchmarks.simulation.hybrid_device import HybridDevice
 from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld
 from benchmarks.simulation.true_device import TrueDevice
@@ -29,7 +30,7 @@ from calibration.generation.overlap import Overlap, alone_s
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
-from deployments.generation.scheduler.hybrid.host_cache import HostCache
+from deployments.generation.scheduler.hybrid.planner import HybridPlanner
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED, StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
@@ -78,6 +79,7 @@ class Span(NamedTuple):
 LENGTHS = Lengths((448, 576), (64, 192))
 _SPAN, _QUICK_SPAN = Span(60.0, 60.0), Span(20.0, 20.0)
 _PAPERS_SPAN = Span(1200.0, 300.0)  # a large host's cache fills for minutes
+_CONTEST_SPAN = Span(300.0, 60.0)
 
 
 class Point(NamedTuple):
@@ -98,7 +100,7 @@ class Point(NamedTuple):
 class Paper(NamedTuple):
     """A machine of a paper (`EMULATED_ACCELERATORS`), and generations with the paper's prompt length. `host_gb`: host
     memory for its cache. `cache`: fraction of the accelerator's cache to use. `quick`: factor on the host's memory
-    speed.
+    speed. `ratio`: N_G / N_C, in place of that of the data sheets.
     """
 
     machine: str
@@ -108,19 +110,25 @@ class Paper(NamedTuple):
     gain: str
     cache: float = 1.0
     quick: float = 1.0
+    ratio: float | None = None
 
     @property
     def name(self) -> str:
         cache = f", {self.cache:.0%} of the cache" if self.cache != 1 else ""
-        return f"{self.machine}{cache}" + (f", a host {self.quick:g} x as fast" if self.quick != 1 else "")
+        host = f", a host {self.quick:g} x as fast" if self.quick != 1 else ""
+        return f"{self.machine}{cache}{host}" + (f", N_G / N_C {self.ratio:g}" if self.ratio else "")
 
     def on(self) -> Machine:
         device = EMULATED_ACCELERATORS[self.machine]
         blocks = round(self.host_gb * 1e9 / (BLOCK * device.model.kv_bytes))
-        host = replace(device.host_time, kv_token_s=device.host_time.kv_token_s / self.quick)
+        kv_token_s = device.host_time.kv_token_s / self.quick
+        if self.ratio is not None:
+            kv_token_s = self.ratio * device.step_time.kv_token_s
+        host = replace(device.host_time, kv_token_s=kv_token_s)
         return Machine(device.step_time, host, round(self.cache * device.blocks), blocks)
 
 
+_PAPERS_RATIO = 10.0  # APEX, Section 2.4: "N_C is often less than 10% of N_G"
 _T4 = Paper("neo-t4-llama-2-7b", ORDINARY, 350, 40, "NEO: up to 7.5 x")
 _A10G = Paper("neo-a10g-llama-3.1-8b", ORDINARY, 1000, 40, "NEO: 1.13 x (g5.4xlarge)")
 PAPERS = (
@@ -129,9 +137,20 @@ PAPERS = (
     _A10G,
     _A10G._replace(quick=2, gain="NEO: 1.30 x (g5.8xlarge)"),
     _A10G._replace(quick=4, gain="NEO: 1.79 x (g5.16xlarge)"),
-    Paper("apex-t4-llama-2-7b", BULK, 350, 120, "APEX: up to 1.96 x (vLLM)"),
-    Paper("apex-a10-llama-3.1-8b", BULK, 1000, 160, "APEX: 1.11 to 1.89 x (vLLM)"),
+    *(
+        paper._replace(ratio=ratio)
+        for paper in (
+            Paper("apex-t4-llama-2-7b", BULK, 350, 120, "APEX: up to 1.96 x (vLLM)"),
+            Paper("apex-a10-llama-3.1-8b", BULK, 1000, 160, "APEX: 1.11 to 1.89 x (vLLM)"),
+        )
+        for ratio in (None, _PAPERS_RATIO)
+    ),
 )
+CONTESTANTS: Mapping[str, type[HybridPlanner]] = {
+    "NEO": NeoPlanner, "APEX": ApexPlanner, "APEX, 8 host rows for one": ThresholdPlanner, OURS: HybridPlanner
+}  # fmt: skip
+FAST_DECODE = "FastDecode+"
+_PROMISED = StepPolicy(ttft_s=2.0, tpot_s=0.15, bulk_share=1.0)
 TRUE = ((Point(2, 1.0), ORDINARY), (Point(8, 0.5), BULK))  # at true speed
 _TRUE_SPAN, _FEW_BLOCKS, _VOCABULARY = Span(30.0, 60.0), 1024, 1000  # blocks at the host, so that it is full soon
 _KV_TOKENS = 28_000
@@ -147,6 +166,8 @@ def run(bench: Bench) -> None:
         if bench.wants(piece):
             measure(bench)
     _all_papers(bench)
+    if bench.wants("contestants"):
+        _contestants(bench)
 
 
 def _all_points(bench: Bench) -> None:
@@ -215,6 +236,22 @@ def _paper(bench: Bench, paper: Paper, span: Span) -> None:
     bench.sample({"what": "paper", "machine": paper.name}, found, f"{gain(found, CHOSEN):.2f}")
 
 
+def _contestants(bench: Bench) -> None:
+    """Each way to plan on each of the papers' machines: ordinary generations with promises, and bulk ones."""
+    span = _QUICK_SPAN if bench.quick else _CONTEST_SPAN
+    with bench.steps(len(PAPERS) * len(KINDS)) as step:
+        for paper, kind in product(PAPERS, KINDS):
+            step(f"{paper.name}, {kind}")
+            machine, lengths = paper.on(), Lengths.about(paper.prompt, _OUTPUT)
+            policy = _PROMISED if kind == ORDINARY else _WIDE
+            run = partial(served, lengths=lengths, span=span, kind=kind, policy=policy)
+            found = {ACCELERATOR: run(machine, hybrid=False)}
+            found |= {name: run(machine, planner=planner) for name, planner in CONTESTANTS.items()}
+            found[FAST_DECODE] = run(machine._replace(blocks=1), planner=NeoPlanner)  # no room but the host's
+            shown = ", ".join(f"{name} {gain(found, name):.2f}" for name in found)
+            bench.sample({"what": "contest", "machine": paper.name, "kind": kind}, found, shown)
+
+
 def served(
     machine: Machine,
     lengths: Lengths,
@@ -224,13 +261,16 @@ def served(
     *,
     hybrid: bool = True,
     true: bool = False,
+    policy: StepPolicy = _WIDE,
+    planner: type[HybridPlanner] = HybridPlanner,
 ) -> dict[str, Any]:
-    """Run the device with these modes allowed for the host's rows. `true`: at true speed, with an engine whose
-    accelerator and host sleep.
+    """Run the device with these modes allowed for the host's rows, which the `planner` chooses. `true`: at true speed,
+    with an engine whose accelerator and host sleep.
     """
     times, own, blocks, num_cpu_blocks = machine
-    policy = replace(_WIDE, modes=modes)
-    schedule = StepScheduler(times, policy, blocks, host=HostCache(own, num_cpu_blocks) if hybrid else None)
+    policy = replace(policy, modes=modes)
+    host = PlannedCache(own, num_cpu_blocks, of=planner) if hybrid else None
+    schedule = StepScheduler(times, policy, blocks, host=host)
     device = StepDevice("hybrid", times, schedule, NOISE, hybrid=HybridDevice(times, own))
     if true:
         steps = EmulatedSteps(times, blocks, _VOCABULARY, host=own, num_cpu_blocks=num_cpu_blocks, noise=NOISE)
@@ -261,11 +301,13 @@ def measured(world: StepWorld, arrivals: Iterator[Arrival], span: Span) -> dict[
         if world.now >= span.warm_s + span.seconds:
             break
     seconds, steps = world.now - since[0], modes.total()
+    begun = [one for one in world.sent if one.came_at is not None and one.came_at > since[0]]
     rows, kv_tokens, host_s = sums.tolist()
     return {
         "tokens_s": (world.tokens - since[1]) / seconds,
         "steps": {mode: count / steps for mode, count in modes.items()},
         "host": host_s / seconds,
+        "late": sum(not one.in_time for one in begun) / max(1, len(begun)),
         "step_s": seconds / steps,
         "rows": rows / steps,
         "kv_tokens": kv_tokens / steps,
@@ -316,7 +358,14 @@ def sheets(found: Found) -> list[Sheet]:
     costs = {"what": "{of}", "p50": "{p50_us:.0f}", "p99": "{p99_us:.0f}"}
     title = f"Planning with {SEQUENCES} sequences, us of a core"
     points = (_point_sheet(found, kind) for kind in KINDS)
-    return [*points, _true_sheet(found), _paper_sheet(found), table(title, costs, all_of(found, what="cost"))]
+    contests = (_contest_sheet(found, kind) for kind in KINDS)
+    return [
+        *points,
+        _true_sheet(found),
+        _paper_sheet(found),
+        *contests,
+        table(title, costs, all_of(found, what="cost")),
+    ]
 
 
 def _point_sheet(found: Found, kind: str) -> Sheet:
@@ -360,6 +409,24 @@ def _paper_sheet(found: Found) -> Sheet:
             rows.append({**one, "kind": paper.kind, "prompt": paper.prompt, "alone": one[ACCELERATOR], "chosen": chosen,
                          "gain": gain(one, CHOSEN), "says": paper.gain, "shares": _shares(chosen)})  # fmt: skip
     return table(f"Beside the papers, by data sheets; answers of {_OUTPUT} tokens", columns, rows)
+
+
+def _contest_sheet(found: Found, kind: str) -> Sheet:
+    names = [*CONTESTANTS, FAST_DECODE]
+    columns = {"emulated machine": "{machine}", "alone, tokens/s": f"{{{ACCELERATOR}[tokens_s]:.0f}}"}
+    columns |= {name: f"{{gain {name}}}" for name in names}
+    rows = [
+        {**one, **{f"gain {name}": _gain_and_late(one, name) for name in names}}
+        for one in all_of(found, what="contest", kind=kind)
+    ]
+    promise = f"{_PROMISED.ttft_s:g} s to the first token, {_PROMISED.tpot_s:g} s a token; in parentheses: late"
+    about = promise if kind == ORDINARY else "no promise"
+    return table(f"Gain of {kind} generations by the way to plan ({about})", columns, rows)
+
+
+def _gain_and_late(one: Mapping[str, Any], name: str) -> str:
+    late = one[name]["late"]
+    return f"{gain(one, name):.2f}" + (f" ({late:.1%})" if one["kind"] == ORDINARY else "")
 
 
 def _true_sheet(found: Found) -> Sheet:

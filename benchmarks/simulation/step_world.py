@@ -228,7 +228,9 @@ class StepWorld:
         device, waits = self.devices[0], next(backlog)
         while True:
             runs = device.start(self.now)
-            while device.schedule.offer(self.now, self._sent(waits)).admitted:
+            while device.schedule.offer(self.now, sent := self._sent(waits)).admitted:
+                sent.device = device.name
+                self.sent.append(sent)
                 waits = next(backlog)
             if runs:
                 self.now = device.ends()
