@@ -10,10 +10,16 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.kit.service import SHARED, by_depth, emulating, load_yaml
 
 HERE = Path(__file__).parent
+SAME_CONFIG = {
+    **dict.fromkeys(("test_bad_input", "test_clients", "test_real_model"), "real"),
+    **dict.fromkeys(("test_page", "test_prometheus", "test_rehearsal"), "rehearsal"),
+}
+LONGEST = ("test_calibration", "test_routers", "real", "rehearsal")  # of those that share a Ray: they come first
 PROMPTS = {"query": "Represent this sentence for searching: ", "document": ""}
 
 
@@ -34,10 +40,29 @@ def short_folder():
     raise AssertionError("there are always more numbers")
 
 
+def pytest_xdist_make_scheduler(config, log):
+    """Files of the same config run in one process, which then serves it once."""
+
+    class ByConfig(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return group_of(Path(nodeid.partition("::")[0]))
+
+    return ByConfig(config, log)
+
+
+def group_of(path):
+    return SAME_CONFIG.get(path.stem, path.stem)
+
+
 def pytest_collection_modifyitems(items):
     """Files with a Ray of their own come first: after them each process starts the one that the others share."""
     sharing = {item.path for item in items if "shared" in getattr(item, "fixturenames", ())}
-    items.sort(key=lambda item: item.path in sharing)
+
+    def order(item):
+        group = group_of(item.path)
+        return item.path in sharing, LONGEST.index(group) if group in LONGEST else len(LONGEST), group
+
+    items.sort(key=order)
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.e2e)

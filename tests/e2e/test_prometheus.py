@@ -24,11 +24,17 @@ def prometheus(request, tmp_path_factory):
     if not is_installed():
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus): its expressions are not tested")
     service = request.getfixturevalue("rehearsal")
-    service.router["slo_s"] = 1.0
-    service.deploy()
-    service.wait_for_each(lambda ours: ours["slo_s"] == 1.0, "the shorter SLO")
+    slo_s = service.router["slo_s"]
+    put_in_force(service, 1.0)
     with reading(service.metrics_address, RULES["groups"]) as prometheus:
         yield prometheus
+    put_in_force(service, slo_s)
+
+
+def put_in_force(service, slo_s):
+    service.router["slo_s"] = slo_s
+    service.deploy()
+    service.wait_for_each(lambda ours: ours["slo_s"] == slo_s, f"an SLO of {slo_s} s")
 
 
 @pytest.fixture(scope="module")

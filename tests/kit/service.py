@@ -1,6 +1,7 @@
 """A real service for tests: runs `windve serve CONFIG` as a module, so that no installed script is needed."""
 
 import contextlib
+import copy
 import fcntl
 import json
 import os
@@ -111,9 +112,9 @@ class Service:
         self._take(config)
         self.headers = headers
         self.deploy()
-        wait_until(self._is_complete, "the next applications")
+        wait_until(self.is_complete, "the next applications")
 
-    def _is_complete(self):
+    def is_complete(self):
         """Whether every application runs, and each of its Routers knows all replicas of each pool."""
         applications = self.status()["applications"]
         for name, about in applications.items():
@@ -372,10 +373,16 @@ class SharedRay:
     """
 
     def __init__(self):
-        self._service = None
+        self._service, self._served = None, None
 
     def serve(self, config, headers=()):
-        """The Service, once it serves this config. `headers`: sent with our own requests, such as an API key."""
+        """The Service, once it serves this config. `headers`: sent with our own requests, such as an API key. If the
+        module before had the same config and left it as it was, nothing is replaced.
+        """
+        asked = copy.deepcopy((config, dict(headers)))
+        if self._service is not None and self._served == (asked, self._service.config):
+            wait_until(self._service.is_complete, "what the module before has killed")
+            return self._service
         try:
             if self._service is None:
                 self._service = Service(config, Path(tempfile.mkdtemp(prefix="shared-")))
@@ -386,6 +393,7 @@ class SharedRay:
         except BaseException:
             self.stop()  # the next module gets a new one
             raise
+        self._served = asked, copy.deepcopy(self._service.config)
         return self._service
 
     def stop(self):
