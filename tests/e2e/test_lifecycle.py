@@ -113,14 +113,9 @@ def test_an_application_without_room_says_what_it_waits_for(tmp_path):
 
 @pytest.mark.parametrize(
     ("where", "value", "sentence"),
-    [  # of our own checks before Ray starts, of Serve's, and of the application's where Ray runs
+    [  # of our own checks and of Serve's; the application's own: test_rehearsal.py
         (("applications", 0, "args", "modle"), {"id": "x"}, "args.modle: there is no such setting"),
         (("applications", 0, "deployments", 0, "max_ongoing_request"), 3, "did you mean max_ongoing_requests?"),
-        (
-            ("applications", 0, "args", "accelerator", "device"),
-            "npu",
-            "args.accelerator.device: the config asks for npu, but",
-        ),
     ],
 )
 def test_bad_settings_refuse_to_start_and_name_the_key(tmp_path, where, value, sentence):

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 
 from calibration.load import ClientConnection, request_bytes
-from tests.kit.service import emulating, running, wait_until
+from tests.kit.service import emulating, wait_until
 
 TEXT = "Where does the overflow go?"
 PAUSE_S = 0.02
@@ -82,13 +82,14 @@ class Clients:
         self._enough.set()
 
 
-def test_no_vector_is_another_models(tmp_path, figure):
+def test_no_vector_is_another_models(shared, tmp_path, figure):
     spaces, folders = {}, save_models(tmp_path)
 
     def note(name):
         spaces[name] = service.ask("/v1/embeddings", {"input": TEXT, "model": name}).headers["x-windve-space"]
 
-    with running(config_of("model-a", folders), tmp_path) as service, ThreadPoolExecutor(1) as pool:
+    service = shared.serve(config_of("model-a", folders))
+    with ThreadPoolExecutor(1) as pool:
         clients = Clients(service.address)
         asking = pool.submit(clients.run)
         try:
