@@ -5,16 +5,13 @@ import json
 import math
 from collections import Counter
 from datetime import UTC, datetime
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from benchmarks import __main__ as benchmarks
 from benchmarks.comparisons import overload
-from benchmarks.comparisons.overload_servers import shown
 from benchmarks.overload import command, report, sweep
 from benchmarks.overload.account import figures
 from benchmarks.overload.client import Comeback, Endpoint, OpenLoop, Outcome, hint_of
@@ -43,13 +40,6 @@ def test_a_schedule_is_long_enough_and_the_same_again(shape, queries_s, seconds,
         lasts_s = moments[-1] + shape.period_s
         assert len(schedule) == int(queries_s * shape.period_s * round(lasts_s / shape.period_s) + 0.5)
         assert {round(at_s / shape.period_s % 1, 6) % 1 for at_s in moments} == {0.0}
-
-
-def test_a_longer_schedule_goes_on_as_the_shorter_one():
-    shape = Shape(POISSON, MIXED, 1.0)
-    short, long = shape.schedule(20.0, 5.0), shape.schedule(20.0, 50.0)
-    assert long[: len(short)] == short
-    assert abs(len(long) - 1000) < 4 * math.sqrt(1000)
 
 
 def test_lengths():
@@ -93,11 +83,6 @@ def test_one_query_fewer_proves_nothing(late):
     assert queries_needed(late + 1) > queries
 
 
-def test_more_than_one_percent_late_proves_nothing():
-    assert not proves(100_000, 1_001)
-    assert not proves(0, 0)
-
-
 # --- accounting -------------------------------------------------------------------------------------------------------
 
 
@@ -124,12 +109,6 @@ GAVE_UP = outcome(None, 5.0, gave_up=True)
 def test_what_became_of_queries(outcomes, counts):
     found = figures(outcomes, [], 1.0, 2.0)
     assert {key: found[key] for key in counts} == counts
-
-
-@given(st.lists(st.sampled_from([IN_TIME, LATE, REFUSED, BROKEN, GAVE_UP])))
-def test_each_query_is_counted_once(outcomes):
-    found = figures(outcomes, [], 1.0, 2.0)
-    assert sum(found[key] for key in ("in_time", "late", "refused", "failed")) == found["sent"] == len(outcomes)
 
 
 @pytest.mark.parametrize(
@@ -181,28 +160,6 @@ def test_hints(headers, seconds):
 
 
 # --- the client -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("url", "path"),
-    [
-        ("http://h:8000", "/v1/embeddings"),
-        ("http://h:8000/v1/", "/v1/embeddings"),
-        ("http://h:8000/v1/embeddings", "/v1/embeddings"),
-        ("http://h:8000/gateway", "/gateway/v1/embeddings"),
-    ],
-)
-def test_urls(url, path):
-    assert Endpoint.parse(url).path == path
-
-
-def test_a_request_names_model_and_key():
-    head, _, body = Endpoint.parse("http://h:8000", "a-model", "secret").request(75, 0).partition(b"\r\n\r\n")
-    assert b"authorization: Bearer secret" in head
-    assert json.loads(body)["model"] == "a-model"
-    plain = Endpoint.parse("http://h:8000").request(75, 0)
-    assert b"authorization" not in plain
-    assert b'"model"' not in plain
 
 
 def reply(status, body, headers=""):
@@ -284,37 +241,6 @@ def test_clients_that_come_back():
     assert all(one.admitted_s is not None for one in loop.comebacks)
 
 
-def test_who_is_refused_again_and_again_stops_coming_back():
-    loop = sent(lambda number: HINTED, 1)
-    assert [(one.tries, one.admitted_s) for one in loop.comebacks] == [(8, None)]
-
-
-def test_clients_give_up():
-    async def silent(reader, writer):
-        await reader.read()
-        writer.close()
-
-    async def run():
-        async with await asyncio.start_server(silent, "127.0.0.1", 0) as listening:
-            endpoint = Endpoint.parse(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
-            clients = Clients(endpoint.address, timeout_s=0.05)
-            loop = OpenLoop(clients, endpoint)
-            await loop.run([Query(0.0, 16)] * 3)
-            return loop.outcomes
-
-    assert [(one.status, one.gave_up) for one in asyncio.run(run())] == [(None, True)] * 3
-
-
-def test_a_server_that_is_not_there_is_a_failure_of_each_query():
-    async def run():
-        endpoint = Endpoint.parse("http://127.0.0.1:1")
-        loop = OpenLoop(Clients(endpoint.address, GENEROUS_S), endpoint)
-        await loop.run([Query(0.0, 16)] * 2)
-        return loop.outcomes
-
-    assert [(one.status, one.gave_up) for one in asyncio.run(run())] == [(None, False)] * 2
-
-
 @pytest.mark.parametrize("answer", [reply(200, "{}"), reply(401, '{"error": "no key"}'), CLOSED, reply(429, "{}")])
 def test_a_server_that_gives_no_embedding_is_not_measured(answer):
     def use(port):
@@ -369,12 +295,6 @@ def test_capacity_is_what_a_closed_loop_gets():
         beside(lambda _: HINTED, lambda port: sweep.capacity(Endpoint.parse(f"http://127.0.0.1:{port}"), plan, EQUAL))
 
 
-@pytest.mark.parametrize("words", ["--slo 0", "--loads 1,-1", "--lengths long", "--seconds no"])
-def test_options_that_make_no_sense(words, capsys):
-    with pytest.raises(SystemExit):
-        command.main(words.split())
-
-
 def test_what_cannot_be_measured_is_said(tmp_path, capsys):
     assert command.main(["--out", str(tmp_path)]) == 1
     assert command.main(["--url", "http://127.0.0.1:1", "--out", str(tmp_path)]) == 1
@@ -413,76 +333,3 @@ def test_the_comparison_shows_settings_and_goals(tmp_path):
     late, goodput = overload.goals(found)
     assert (late.reached, goodput.reached) == (0.0, 1.5)
     overload.plot(found).savefig(tmp_path / "overload.png")
-
-
-def test_the_comparison_tunes_aloud_and_measures_with_the_best(monkeypatch):
-    """A server whose goodput is its `limit`, up to 2."""
-    now, said, kept = [{}], [], []
-
-    class Running:
-        def __init__(self, setting):
-            self._setting = setting
-
-        def __enter__(self):
-            now[0] = self._setting
-            return "http://127.0.0.1:1"
-
-        def __exit__(self, *_):
-            pass
-
-    def point(endpoint, plan, shape, queries_s):
-        limit = now[0].get("limit", 0)
-        return {**SAMPLES[0], "goodput_s": limit * (limit <= 2), "raw": []}
-
-    monkeypatch.setattr(sweep, "check", lambda endpoint: None)
-    monkeypatch.setattr(sweep, "capacity", lambda *_: {"queries_s": 5.0, "steps": {4: 5.0}})
-    monkeypatch.setattr(sweep, "point", point)
-    bench = SimpleNamespace(
-        console=SimpleNamespace(print=said.append), found={}, measure=lambda call: call(),
-        sample=lambda about, found, show: kept.append((about["load"], found["goodput_s"])),
-    )  # fmt: skip
-    server = overload.Server("x", Running, lambda room: [{"limit": share} for share in (1, 2, room)])
-    overload._Contest(bench, Plan.usual(1.0, loads=(2.0,), lengths=(EQUAL,)), server).run()
-    assert kept == [(2.0, 2)] * len(ARRIVALS)
-    assert bench.found["tuned"]["x"] == {
-        "setting": "limit 2", "tried": {"as it comes": 0.0, "limit 1": 0.2, "limit 2": 0.4, "limit 5": 0.0}
-    }  # fmt: skip
-    assert said[-1] == "x, measured with: limit 2"
-    assert shown({}) == "as it comes"
-
-
-def test_each_server_is_started_with_its_setting(monkeypatch, tmp_path):
-    """The commands, without running them."""
-    from benchmarks.comparisons import contestants, overload_servers
-
-    monkeypatch.setattr(overload_servers, "quickest_cpu_dtype", lambda: ("float32", ""))
-    started = {}
-
-    def running(peer):
-        started[peer.name] = (peer.command(tmp_path, 1234), peer.variables)
-
-    monkeypatch.setattr(contestants.Peer, "running", running)
-    for server in overload_servers.servers(1.0)[2:]:
-        server.running(server.settings(100)[-1])
-    command, variables = started["mosec"]
-    assert command[-4:] == ["--capacity", "20", "--port", "1234"]
-    assert variables["MAX_BATCH"] == "8"
-    assert started["litserve"][1]["TIMEOUT_S"] == "0.7"
-    assert started["infinity"][1]["INFINITY_QUEUE_SIZE"] == "20"
-    assert {key: started["serve_batch"][1][key] for key in ("MAX_ONGOING", "MAX_QUEUED")} == {
-        "MAX_ONGOING": "50", "MAX_QUEUED": "50"
-    }  # fmt: skip
-    assert "--max-num-queued-tokens" in started["vllm_cpu"][0]
-
-
-def test_the_console_says_where_the_client_falls_behind():
-    assert "client behind" in sweep.shown(sample("x", 1.0, [Outcome(Query(0.0, 75), 0.5, 0.9, 200)]))
-    assert "client behind" not in sweep.shown(SAMPLES[0])
-
-
-def test_results_of_two_slos_make_no_picture(tmp_path):
-    for slo_s in (1.0, 2.0):
-        kept = {"plan": {"slo_s": slo_s}, "samples": SAMPLES}
-        (tmp_path / f"{slo_s}.json").write_text(json.dumps(kept))
-    with pytest.raises(RuntimeError, match="2 SLOs"):
-        command.write(tmp_path, Console(quiet=True))

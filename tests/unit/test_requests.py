@@ -5,7 +5,7 @@ import json
 import socket
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.errors import EmptyInput, InvalidInput, UnknownModel
@@ -350,6 +350,7 @@ def bodies(draw, takes):
 
 
 @pytest.mark.parametrize("takes", GOOD)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_nothing_but_invalid_input_is_raised(takes, data):
     with contextlib.suppress(InvalidInput):
