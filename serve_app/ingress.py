@@ -45,16 +45,24 @@ class ServiceIngress(AsgiIngress):
     method by the call's name.
     """
 
+    _access_log: LineWriter | None = None  # while the settings may be wrong
+
     def __init__(self, settings: ApplicationSettings) -> None:
         """Raises SettingsError."""
         self._origins = settings.cors_allow_origins
         self.api_keys = None if settings.api_keys is None else ApiKeys.read(settings.api_keys)
         replica, traces = serve.get_replica_context().replica_tag, settings.traces
         tracer = None if traces is None else Tracer.exporting(traces, replica)
-        self.observer = Observer(LineWriter(access_log_handler()), tracer, KNOWN_ROUTES)
+        self._access_log = LineWriter(access_log_handler())
+        self.observer = Observer(self._access_log, tracer, KNOWN_ROUTES)
         self._agent = HAProxyAgent(VISITS, self._situation)
         self._haproxy = HAProxyCounts()
         self._listening: asyncio.Task[None] | None = None
+
+    def __del__(self) -> None:
+        """Serve calls this when the Router has answered all its requests, before it ends the process."""
+        if self._access_log is not None:
+            self._access_log.close()
 
     @abstractmethod
     def api(self) -> ASGIApp:

@@ -80,13 +80,23 @@ class LineWriter:
         asyncio.get_running_loop().call_later(_EVERY_S, self._write, context=contextvars.Context())
 
     def _write(self) -> None:
+        if not self._lines:
+            return  # `close` has written them
+        written = asyncio.get_running_loop().run_in_executor(self._thread, self._handler.emit, self._record())
+        written.add_done_callback(self._written)
+
+    def _record(self) -> logging.LogRecord:
+        """All lines that wait. They wait no longer."""
         lines, self._lines = self._lines, []
         if self._dropped:
             lines.append(orjson.dumps({"dropped": self._dropped}))
             self._dropped = 0
-        record = logging.makeLogRecord({"msg": b"\n".join(lines).decode()})
-        written = asyncio.get_running_loop().run_in_executor(self._thread, self._handler.emit, record)
-        written.add_done_callback(self._written)
+        return logging.makeLogRecord({"msg": b"\n".join(lines).decode()})
+
+    def close(self) -> None:
+        """Write the lines that wait, and return when all are written."""
+        if self._lines:
+            self._thread.submit(self._handler.emit, self._record()).result()
 
     def _written(self, _: Any) -> None:
         self._writing = False

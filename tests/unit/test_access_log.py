@@ -133,7 +133,9 @@ async def test_lines_are_written_in_a_thread_and_what_is_too_much_is_counted(mon
     kept.news.clear()
     writer.add({"number": 5})
     await kept.news.wait()
-    assert kept.lines[3:] == [{"number": 5}]
+    writer.add({"number": 6})
+    writer.close()
+    assert kept.lines[3:] == [{"number": 5}, {"number": 6}]
 
 
 @pytest.mark.real_time
