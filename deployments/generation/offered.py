@@ -12,6 +12,7 @@ from deployments.generation.request import Finish
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.work import Chunk, Work
+from deployments.generation.text.logit_rules import rules_of
 from deployments.generation.text.sampling import RowSamplers, Sampler
 from deployments.models.tokenizer import TokenIds
 from deployments.serving.planned_runs import Timed
@@ -66,6 +67,12 @@ class OfferedGeneration(Generation):
         if answer.sampler.ends_with(token):
             return "stop"
         return "length" if answer.tokens == self.most_tokens else None
+
+
+def sampler_of(offer: GenerationOffer, number: int) -> Sampler:
+    """The sampler of an offer's answer `number`."""
+    rules = rules_of(offer.sampling, offer.ids, offer.end_tokens)
+    return Sampler(offer.sampling, number, offer.end_tokens, rules)
 
 
 def offered(row: Row) -> OfferedGeneration:

@@ -32,13 +32,13 @@ from typing import Any
 from deployments.errors import EngineFailed
 from deployments.generation.engine_thread import Compute, Found, StepWork, probe_work
 from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
-from deployments.generation.offered import Answer, GenerationSession, OfferedGeneration, Step, offered
+from deployments.generation.offered import Answer, GenerationSession, OfferedGeneration, Step, offered, sampler_of
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.scheduler.work import UNTIMED, load_of
-from deployments.generation.text.sampling import Picked, Sampler
+from deployments.generation.text.sampling import Picked
 from deployments.serving.frames import FailureKind, add_failure, known
 from deployments.serving.planned_runs import PlannedRuns, Timed
 from deployments.serving.sessions import PROBE_TIMEOUT_S, Connection, RouterSessions, later
@@ -190,7 +190,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             return
         now = self.now()
         waited_s = now - came_at
-        answers = [Answer(number, Sampler(offer.sampling, number, offer.end_tokens)) for number in range(offer.answers)]
+        answers = [Answer(number, sampler_of(offer, number)) for number in range(offer.answers)]
         generation = OfferedGeneration(
             len(offer.ids),
             offer.most_tokens,

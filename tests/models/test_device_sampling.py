@@ -9,6 +9,7 @@ from torch._subclasses import FakeTensorMode
 
 from deployments.generation.engine import device_sampling
 from deployments.generation.engine.device_sampling import TorchLogits, logits_of
+from deployments.generation.text.logit_rules import rules_of
 from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling, pick
 
 KINDS = ("plain", "plain", "alike", "level", "masked", "nan", "-inf", "inf")
@@ -79,6 +80,24 @@ def test_tokens_are_those_of_numpy(monkeypatch, at_once):
                 assert [each.random() for each in ours.samplers] == [each.random() for each in theirs.samplers]
 
     run()
+
+
+def test_rows_with_rules_are_drawn_on_the_host_and_others_are_not():
+    logits = torch.from_numpy((np.random.default_rng(1).standard_normal((3, 50)) * 3).astype(np.float32))
+    asked = Sampling(0.7, logit_bias=((7, 100.0),), seed=3)
+
+    def samplers():
+        plain = [RowSamplers([Sampler(Sampling(seed=seed))], 2) for seed in (1, 2)]
+        return [
+            plain[0],
+            RowSamplers([Sampler(asked, one, (), rules_of(asked, [], ())) for one in (0, 1)], 2),
+            plain[1],
+        ]
+
+    found = TorchLogits(logits).pick(samplers())
+    assert [one.id for one in found[1]] == [7, 7]
+    wanted = [pick(row.numpy(), one) for row, one in zip(logits, samplers(), strict=True)]
+    assert [ids(row) for row in found] == [ids(row) for row in wanted]
 
 
 def test_float32_draws_no_token_that_cannot_come():

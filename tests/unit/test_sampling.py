@@ -1,5 +1,7 @@
 """Which tokens may come, beside the transformers library's own rules, and how often each does."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -61,6 +63,8 @@ def test_a_seed_says_all_and_each_answer_has_its_own(asked):
     picked = [once.pick(logits) for logits in each]
     assert picked == [again.pick(logits) for logits in each]
     assert picked != [other.pick(logits) for logits in each]
+    negative = Sampler(replace(asked, seed=-5))
+    assert picked != [negative.pick(logits) for logits in each]
 
 
 def test_log_shares():

@@ -17,6 +17,8 @@ What `TorchLogits.pick` does with a row of logits, [vocabulary]:
 5. Draws whose line says `_TOO_FEW` repeat steps 2 to 4 with the whole vocabulary sorted.
 6. Each line becomes a `Picked`. A row whose largest logit is not finite becomes None.
 
+Rows whose answers change logits by rules (`Sampler.alters`) are copied to the host, and drawn there.
+
 It is tried on made-up logits when a replica starts. If it fails or draws other tokens, logits are copied to the host
 instead.
 """
@@ -98,8 +100,12 @@ class TorchLogits:
         if len(samplers) != len(self._logits):
             raise ValueError(f"{len(self._logits)} rows of logits, and how to draw from {len(samplers)}")
         vocabulary = self._logits.shape[1]
+        altered = [row for row, of in enumerate(samplers) if of.alter]
         draws = [
-            Draw.of(row, sampler, of.logprobs, vocabulary) for row, of in enumerate(samplers) for sampler in of.samplers
+            Draw.of(row, sampler, of.logprobs, vocabulary)
+            for row, of in enumerate(samplers)
+            if row not in altered
+            for sampler in of.samplers
         ]
         lines = self._lines(draws, min(LIKELIEST, vocabulary))
         again = [at for at, line in enumerate(lines) if line[_TOO_FEW]]
@@ -111,6 +117,9 @@ class TorchLogits:
                 picked[draw.row] = None
             else:
                 row.append(_picked(draw, line))
+        if altered:
+            for at, logits in zip(altered, self._logits[altered].cpu().numpy(), strict=True):
+                picked[at] = pick(logits, samplers[at])
         return picked
 
     def _lines(self, draws: Sequence[Draw], sort: int) -> list[list[float]]:

@@ -1,14 +1,15 @@
 """Picks the next token by a request's sampling options. Pure.
 
 As in OpenAI's API and transformers: divide the logits by `temperature`; keep the `top_k` likeliest tokens; of them,
-keep the fewest whose probabilities add up to `top_p`. A temperature of 0 picks the likeliest token.
+keep the fewest whose probabilities add up to `top_p`. A temperature of 0 picks the likeliest token. The rules of
+`logit_rules` change a copy of the logits before all that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,30 +22,58 @@ Numbers = npt.NDArray[np.float32]
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """`temperature` >= 0; `top_k`: 0 means all; `top_p` in (0, 1]; `seed`: the same seed gives the same answer in any
-    batch.
+    batch; `logit_bias`: what is added to the logits of (token, number). The others are as in `logit_rules`.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
+    min_p: float = 0.0
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+
+class LogitRule(Protocol):
+    """A rule of one answer that changes logits before a token is drawn. It may keep a state."""
+
+    def alter(self, logits: Numbers, drawn: Sequence[int]) -> None:
+        """Change logits, float32 [vocabulary], in place. `drawn`: the answer's tokens so far."""
+        ...
 
 
 class Sampler:
     """The sampler of one answer, with its own random numbers. `last`: the last token that was drawn, int32 [1]; the
-    next step may read it before the loop has seen it. `ended`: no further token is wanted.
+    next step may read it before the loop has seen it. `ended`: no further token is wanted. `alters`: it has rules that
+    change logits, so it draws on the host.
     """
 
-    def __init__(self, sampling: Sampling, number: int = 0, end_tokens: Collection[int] = ()) -> None:
-        """`number`: the answer's number, if a request asks for several."""
+    def __init__(
+        self,
+        sampling: Sampling,
+        number: int = 0,
+        end_tokens: Collection[int] = (),
+        rules: Iterable[LogitRule] = (),
+    ) -> None:
+        """`number`: the answer's number, if a request asks for several. `rules`: its own, used in their order."""
         self.asked = sampling
+        self._rules = tuple(rules)
+        self._drawn: list[int] = []  # kept only for the rules
+        self.alters = bool(self._rules)
         self.last = np.zeros(1, np.int32)  # 0 is a token of any vocabulary
         self.ended = False
         self._end_tokens = end_tokens
-        self._random = np.random.default_rng(None if sampling.seed is None else [abs(sampling.seed), number])
+        self._random = np.random.default_rng(None if sampling.seed is None else [sampling.seed % 2**64, number])
 
     def pick(self, logits: Numbers) -> int:
         """The next token. `logits`: float32 [vocabulary]."""
+        if self.alters:
+            logits = logits.copy()
+            for rule in self._rules:
+                rule.alter(logits, self._drawn)
         if self.asked.temperature == 0:
             return int(logits.argmax())
         tokens, shares = candidates(logits, self.asked)
@@ -56,6 +85,8 @@ class Sampler:
         """Note the next token. None: there is none, and the answer ends."""
         if token is not None:
             self.last[0] = token
+            if self.alters:
+                self._drawn.append(token)
         if token is None or self.ends_with(token):
             self.ended = True
 
@@ -76,6 +107,11 @@ class RowSamplers(NamedTuple):
     samplers: Sequence[Sampler]
     logprobs: int | None
 
+    @property
+    def alter(self) -> bool:
+        """Whether some of them change logits."""
+        return any(sampler.alters for sampler in self.samplers)
+
     def end(self) -> None:
         """End all of them."""
         for sampler in self.samplers:
@@ -84,7 +120,7 @@ class RowSamplers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """A picked token. `logprob`: the natural logarithm of its probability, before temperature, top_k and top_p
+    """A picked token. `logprob`: the natural logarithm of its probability, before all sampling options
     (`log_shares`). `alternatives`: (token, logprob) of the likeliest tokens, sorted.
     """
 

@@ -1,0 +1,84 @@
+"""Rules that change an answer's logits before its next token is drawn: bias, penalties, least tokens, `min_p`. Pure.
+
+They come in the order of vLLM and transformers: bias, penalties, least tokens, and `min_p` on what is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.generation.text.sampling import LogitRule, Numbers, Sampling
+
+
+def rules_of(asked: Sampling, prompt: npt.NDArray[np.int32], end_tokens: Collection[int]) -> Iterator[LogitRule]:
+    """The rules of an answer to these options. `prompt`: token ids, int32 [tokens]."""
+    if asked.logit_bias:
+        yield _Bias(asked.logit_bias)
+    if asked.repetition_penalty != 1 or asked.presence_penalty or asked.frequency_penalty:
+        yield _Penalties(asked, prompt)
+    if asked.min_tokens and end_tokens:
+        yield _LeastTokens(asked.min_tokens, end_tokens)
+    if asked.min_p and asked.temperature:
+        yield _LeastShare(asked.temperature * math.log(asked.min_p))
+
+
+class _Bias:
+    def __init__(self, bias: Sequence[tuple[int, float]]) -> None:
+        self._tokens = np.array([token for token, _ in bias], np.intp)
+        self._added = np.array([added for _, added in bias], np.float32)
+
+    def alter(self, logits: Numbers, drawn: Sequence[int]) -> None:  # noqa: ARG002 - as the others
+        logits[self._tokens] += self._added
+
+
+class _Penalties:
+    """`repetition_penalty` of transformers: positive logits of tokens of the prompt and the answer are divided by it,
+    others multiplied. `frequency_penalty` and `presence_penalty` of OpenAI: each token of the answer loses the first as
+    often as it was drawn, and the second once.
+    """
+
+    def __init__(self, asked: Sampling, prompt: npt.NDArray[np.int32]) -> None:
+        self._asked, self._prompt = asked, prompt
+        self._seen: npt.NDArray[np.bool_] | None = None  # [vocabulary], from the first token on
+        self._counts: dict[int, int] = {}
+        self._counted = 0
+
+    def alter(self, logits: Numbers, drawn: Sequence[int]) -> None:
+        if self._seen is None:
+            self._seen = np.zeros(len(logits), np.bool_)
+            self._seen[self._prompt] = True
+        for token in drawn[self._counted :]:
+            self._seen[token] = True
+            self._counts[token] = self._counts.get(token, 0) + 1
+        self._counted, asked = len(drawn), self._asked
+        if (penalty := np.float32(asked.repetition_penalty)) != 1:
+            found = logits[self._seen]
+            logits[self._seen] = np.where(found > 0, found / penalty, found * penalty)
+        if asked.presence_penalty or asked.frequency_penalty:
+            counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
+            less = asked.frequency_penalty * counts + asked.presence_penalty
+            logits[np.fromiter(self._counts, np.intp, len(self._counts))] -= less.astype(np.float32)
+
+
+class _LeastTokens:
+    def __init__(self, least: int, end_tokens: Collection[int]) -> None:
+        self._least, self._ends = least, np.array(sorted(end_tokens), np.intp)
+
+    def alter(self, logits: Numbers, drawn: Sequence[int]) -> None:
+        if len(drawn) < self._least:
+            logits[self._ends] = -np.inf
+
+
+class _LeastShare:
+    """`min_p`: tokens go that are less likely than this part of the likeliest, after `temperature`."""
+
+    def __init__(self, below: float) -> None:
+        """`below`: the least logit that stays, less the largest."""
+        self._below = np.float32(below)
+
+    def alter(self, logits: Numbers, drawn: Sequence[int]) -> None:  # noqa: ARG002 - as the others
+        logits[logits < logits.max() + self._below] = -np.inf
