@@ -7,11 +7,11 @@ setup(
         Extension(
             f"deployments.generation.kernels.{name}",  # loaded by ctypes: deployments/generation/kernels/native.py
             [f"deployments/generation/kernels/{name}.c"],
-            depends=["deployments/generation/kernels/vectors.h"],
+            depends=[f"deployments/generation/kernels/{header}.h" for header in ("vectors", "multiply")],
             extra_compile_args=["-O3", "-fno-math-errno"],
             libraries=["m"],
             optional=True,
         )
-        for name in ("decode_attention", "decode_products", "decode_rows")
+        for name in ("decode_attention", "decode_products", "decode_rows", "prompt_attention")
     ]
 )

@@ -13,7 +13,7 @@ from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.cache import Cache
 from deployments.generation.engine.packed_step import StepLayout
 from deployments.generation.engine.paged_attention import PaddedRows
-from deployments.generation.kernels.decode_kernel import DecodeKernel, decode_kernel, forms
+from deployments.generation.kernels.decode_kernel import DecodeKernel, _share, decode_kernel, forms
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.work import Chunk
 from tests.kit.packed_models import EXACT
@@ -130,15 +130,41 @@ def test_what_lies_behind_a_row_is_not_seen(kernel):
 
 
 @built
-def test_threads_share_the_rows():
-    heads, found = HeadLayout(8, 4, 64), []
-    layout, qkv, keys, values = world(heads, [700, 1, 300, 129, 128, 40, 999], torch.float32)
+@pytest.mark.parametrize("form", forms())
+@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize("lengths", [[700, 1, 300, 129, 128, 40, 999], [5000], [1024, 1025, 1], [4000, 60] * 3])
+def test_threads_share_the_rows_and_long_rows_are_split(lengths, dtype, form):
+    heads = HeadLayout(7, 1, 64)
+    layout, qkv, keys, values = world(heads, lengths, dtype)
+    wanted = exact(heads, layout, qkv[:, :7], keys, values)
     for count in (1, 3, 100):
         torch.set_num_threads(count)
-        mixed = torch.full((7, 8 * 64), torch.nan)
-        DecodeKernel(forms()[0], heads).attend(qkv[:, :8], keys, values, layout.decoding, mixed)
-        found.append(mixed)
-    assert all(mixed.equal(found[0]) for mixed in found)
+        mixed = torch.full((len(lengths), 7 * 64), torch.nan, dtype=dtype)
+        DecodeKernel(form, heads).attend(qkv[:, :7], keys, values, layout.decoding, mixed)
+        assert (mixed.double() - wanted).abs().max() <= 4 * NEAR[dtype]
+
+
+def test_there_are_parts_for_all_threads_and_none_where_there_are_many_rows():
+    one, many = np.array([2**17]), np.full(32, 2048)
+    for threads in (1, 2, 16, 48):
+        assert 2 * -(-one // _share(one, 2, threads)) >= min(threads, 512)
+        assert _share(many, 8, threads) >= 2048 or threads > 32 * 8 // 4
+    assert _share(np.array([700]), 2, 48) == 512
+
+
+@built
+@pytest.mark.parametrize("form", forms())
+@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_key_that_is_no_number_shows(bad, dtype, form):
+    heads = HeadLayout(4, 2, 32)
+    layout, qkv, keys, values = world(heads, [3000, 70], dtype)
+    keys[layout.tables[0, 7], 1, 10] = bad
+    mixed = torch.empty(2, 4, 32, dtype=dtype)
+    DecodeKernel(form, heads).attend(qkv[:, :4], keys, values, layout.decoding, mixed)
+    assert mixed[0, 2:].isnan().all()
+    assert mixed[0, :2].isfinite().all()
+    assert mixed[1].isfinite().all()
 
 
 @built
@@ -163,6 +189,7 @@ def test_a_step_of_both_kinds_is_torchs(dtype):
         cache.tensor.normal_()
         attention = cache.attention(0, heads)
         attention._kernel = kernel
+        attention._prompts = None if kernel is None else attention._prompts
         found.append(attention(qkv.to(dtype), layout).float()[: layout.tokens])
     assert (found[0] - found[1]).abs().max() <= NEAR[dtype] * 8
 

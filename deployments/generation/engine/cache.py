@@ -18,18 +18,20 @@ from deployments.generation.engine.packed_step import FixedStep, StepLayout
 from deployments.generation.engine.paged_attention import PaddedRows, Paged, by_tables, paged_attention
 from deployments.generation.kernels import native
 from deployments.generation.kernels.decode_kernel import DecodeKernel, decode_kernel
+from deployments.generation.kernels.prompt_kernel import PromptKernel, prompt_kernel
 from deployments.generation.kernels.row_kernels import turn_kernel
 from deployments.generation.scheduler.block_pool import blocks_of
 
 
 class Ways(NamedTuple):
     """`fixed` computes each `FixedStep`. `paged` computes all chunks of other steps, if there is one. Otherwise
-    `kernel` computes chunks of one token, if there is one, and torch the others.
+    `kernel` computes chunks of one token and `prompts` longer ones, where there are these, and torch the others.
     """
 
     kernel: DecodeKernel | PaddedRows | None = None
     paged: Paged | None = None
     fixed: Paged | None = None
+    prompts: PromptKernel | None = None
 
 
 class Cache:
@@ -54,7 +56,8 @@ class Cache:
         paged = None if on_cpu else paged_attention(heads, place, block_size, plain(heads))
         kernel = decode_kernel(heads, place) if on_cpu or paged is not None else PaddedRows(heads)
         self.blocks, self.block_size, self.reads_in_place = blocks, block_size, paged is by_tables
-        self._ways = Ways(kernel, paged, by_tables if paged is by_tables else PaddedRows(heads).fixed)
+        fixed = by_tables if paged is by_tables else PaddedRows(heads).fixed
+        self._ways = Ways(kernel, paged, fixed, prompt_kernel(heads, place))
 
     def attention(self, layer: int, heads: HeadLayout, turned: Turned | None = None) -> CachedAttention:
         return CachedAttention(heads, *self.tensor[layer], turned=turned, ways=self._ways)
@@ -112,7 +115,7 @@ class CachedAttention:
     ) -> None:
         """`turned`: the norm and rotation of query and key. `ways`: None has torch compute all chunks."""
         self._heads, self._keys, self._values, self._turned = heads, keys, values, turned
-        self._kernel, self._paged, self._fixed = ways or Ways()
+        self._kernel, self._paged, self._fixed, self._prompts = ways or Ways()
 
     def __call__(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
         step = cast("StepLayout", layout)
@@ -136,7 +139,11 @@ class CachedAttention:
         mixed = torch.empty(step.tokens, heads.heads * heads.size, dtype=qkv.dtype, device=qkv.device)
         if self._kernel is not None and len(step.decoding.tokens):
             self._kernel.attend(q, self._keys, self._values, step.decoding, mixed)
-        for number, rows in step.once(("torch's", self._kernel is None), lambda: self._for_torch(step)):
+        if (prompts := self._prompts) is not None and len(step.decoding.tokens) < len(step.chunks):
+            tiles = step.once(("tiles", prompts), lambda: prompts.tiles(step.chunks, step.starts, step.tables))
+            prompts.attend(q, self._keys, self._values, tiles, mixed)
+        ways = (self._kernel is None, self._prompts is None)
+        for number, rows in step.once(("torch's", *ways), lambda: self._for_torch(step)):
             chunk = step.chunks[number]
             table = step.tables[number, : blocks_of(chunk.end, self._keys.shape[2])]
             keys, values = (self._of(table, chunk.end, stored) for stored in (self._keys, self._values))
@@ -157,10 +164,11 @@ class CachedAttention:
         return torch.cat(parts)
 
     def _for_torch(self, step: StepLayout) -> list[tuple[int, slice]]:
-        """The chunks that the kernel does not compute: their indices, and where their tokens lie."""
+        """The chunks that no kernel computes: their indices, and where their tokens lie."""
         ends = np.cumsum(step.lengths).tolist()
         found = enumerate(zip(ends, step.lengths, strict=True))
-        return [(at, slice(end - count, end)) for at, (end, count) in found if self._kernel is None or count > 1]
+        missing = (self._kernel is None, self._prompts is None)
+        return [(at, slice(end - count, end)) for at, (end, count) in found if missing[count > 1]]
 
     def _attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
         """Attention of one sequence: queries [tokens, heads, size] from position `start` on, keys and values

@@ -73,6 +73,11 @@ class StepLayout(Layout):
             decoding=DecodeRows.of_chunks(chunks, bounds[:-1]),
         )
 
+    @property
+    def starts(self) -> npt.NDArray[np.int32]:
+        """The index of each chunk's first token in the step."""
+        return self._starts[:-1]
+
     def firsts(self, table: torch.Tensor) -> torch.Tensor:
         return table.index_select(0, self.positions)
 

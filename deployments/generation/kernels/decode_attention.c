@@ -16,9 +16,13 @@ struct attention {
     const int64_t *lengths;   /* of the sequences: tokens in the cache, at least 1 */
     const int64_t *tables;    /* [sequences, table_stride]: their blocks */
     int64_t query_stride, table_stride, sequences, groups, heads, size; /* heads: of one group */
+    const int64_t *parts;     /* [sequences + 1]: how many parts the sequences before have */
+    float *partial;           /* [parts, groups, heads * (size + 2)]: sums, largest score and total of each part */
+    int64_t *done;            /* [sequences, groups]: how many of their parts are computed; 0 at first */
+    int64_t share;            /* tokens of a part: a multiple of PIECE */
     int64_t block_size;       /* tokens of a block: a multiple of PIECE */
     int64_t dtype;            /* of all numbers */
-    int64_t next;             /* the next pair of sequence and group that a thread takes; 0 at first */
+    int64_t next;             /* the next pair of part and group that a thread takes; 0 at first */
     int64_t failed;           /* no memory */
 };
 
@@ -88,8 +92,6 @@ const char *decode_attention_forms(void) {
 }
 
 #else /* one form */
-
-INLINE VECTOR NAME(larger)(VECTOR a, VECTOR b) { return (VECTOR)NAME(pick)((BITS)(a > b), (BITS)a, (BITS)b); }
 
 /* Lane i of the sum of both: of `a` and of `b` in turns, each `stride` lanes wide, the neighbours added. */
 #define FIRST(i, s) ((i) & (s) ? LANES + (i) - (s) : (i))
@@ -173,7 +175,7 @@ INLINE float NAME(weigh)(float *scores, int64_t tokens, float *largest, float *t
     float before = *largest;
     UNROLL for (int i = 0; i < LANES; i++) *largest = most[i] > *largest ? most[i] : *largest;
     for (int64_t t = 0; t < padded; t += LANES)
-        sum += AT(scores + t) = NAME(power)(NAME(larger)(READ(scores + t) - *largest, (VECTOR){0} - 87));
+        sum += AT(scores + t) = NAME(power)(NAME(larger)((VECTOR){0} - 87, READ(scores + t) - *largest)); /* NaN stays */
     float factor = expf(before - *largest);
     *total *= factor;
     UNROLL for (int i = 0; i < LANES; i++) *total += sum[i];
@@ -306,7 +308,34 @@ static TARGET void NAME(piece)(const struct attention *at, struct NAME(memory) *
                   least(HEADS, at->heads - h));
 }
 
-static TARGET void NAME(pair)(const struct attention *at, struct NAME(memory) *of, int64_t sequence, int64_t group) {
+/* Put what was computed of a part beside the other parts of its sequence and group. Whoever is last adds them up, and
+ * gets 1.
+ */
+static TARGET int NAME(merge)(const struct attention *at, struct NAME(memory) *of, int64_t sequence, int64_t group, int64_t part) {
+    int64_t heads = at->heads, numbers = heads * at->size, first = at->parts[sequence], count = at->parts[sequence + 1] - first;
+    float *own = at->partial + (part * at->groups + group) * (numbers + 2 * heads);
+    memcpy(own, of->sums, numbers * sizeof(float));
+    memcpy(own + numbers, of->largest, heads * sizeof(float));
+    memcpy(own + numbers + heads, of->totals, heads * sizeof(float));
+    if (__atomic_add_fetch(at->done + sequence * at->groups + group, 1, __ATOMIC_ACQ_REL) < count)
+        return 0;
+    memset(of->sums, 0, numbers * sizeof(float));
+    for (int64_t h = 0; h < heads; h++)
+        of->largest[h] = -INFINITY, of->totals[h] = 0;
+    for (int64_t p = first; p < first + count; p++) {
+        const float *some = at->partial + (p * at->groups + group) * (numbers + 2 * heads);
+        for (int64_t h = 0; h < heads; h++) {
+            float most = some[numbers + h] > of->largest[h] ? some[numbers + h] : of->largest[h];
+            float before = expf(of->largest[h] - most), factor = expf(some[numbers + h] - most);
+            of->largest[h] = most, of->totals[h] = of->totals[h] * before + some[numbers + heads + h] * factor;
+            for (int64_t i = h * at->size; i < (h + 1) * at->size; i += LANES)
+                AT(of->sums + i) = READ(of->sums + i) * before + READ(some + i) * factor;
+        }
+    }
+    return 1;
+}
+
+static TARGET void NAME(pair)(const struct attention *at, struct NAME(memory) *of, int64_t sequence, int64_t group, int64_t part) {
     int64_t size = at->size, numbers = at->heads * size, first = at->tokens[sequence] * at->query_stride + group * numbers;
     const float *queries = of->queries;
 #ifdef TILES
@@ -318,17 +347,19 @@ static TARGET void NAME(pair)(const struct attention *at, struct NAME(memory) *o
     memset(of->sums, 0, numbers * sizeof(float));
     for (int64_t h = 0; h < at->heads; h++)
         of->largest[h] = -INFINITY, of->totals[h] = 0;
-    int64_t length = at->lengths[sequence], next;
-    for (int64_t t = 0, start = start_of(at, sequence, group, 0); t < length; t += PIECE, start = next) {
-        next = t + PIECE < length ? start_of(at, sequence, group, t + PIECE) : start;
-        NAME(piece)(at, of, queries, start, least(PIECE, length - t), next);
+    int64_t t = (part - at->parts[sequence]) * at->share, end = least(at->lengths[sequence], t + at->share), next;
+    for (int64_t start = start_of(at, sequence, group, t); t < end; t += PIECE, start = next) {
+        next = t + PIECE < end ? start_of(at, sequence, group, t + PIECE) : start;
+        NAME(piece)(at, of, queries, start, least(PIECE, end - t), next);
     }
+    if (at->lengths[sequence] > at->share && !NAME(merge)(at, of, sequence, group, part))
+        return;
     int64_t out = (at->tokens[sequence] * at->groups + group) * numbers;
     for (int64_t i = 0; i < numbers; i += LANES)
         NAME(write)(at->mixed, out + i, READ(of->sums + i) / of->totals[i / size], at->dtype);
 }
 
-/* Compute pairs of sequence and group until none is left. Any number of threads may do so at once, on the same struct. */
+/* Compute pairs of part and group until none is left. Any number of threads may do so at once, on the same struct. */
 TARGET void NAME(decode_attention)(struct attention *at) {
     int64_t size = at->size, heads = (at->heads + 15) / 16 * 16; /* AMX computes 16 */
     float *memory = aligned_alloc(64, (2 * heads * size + PIECE * size + heads * (PIECE + 3) + 16 * (16 + size + PIECE / 2)) * sizeof(float));
@@ -347,11 +378,12 @@ TARGET void NAME(decode_attention)(struct attention *at) {
     if (for_tiles(at))
         _tile_loadconfig(&shapes);
 #endif
-    for (;;) {
-        int64_t pair = __atomic_fetch_add(&at->next, 1, __ATOMIC_RELAXED);
-        if (pair >= at->sequences * at->groups)
-            break;
-        NAME(pair)(at, &of, pair / at->groups, pair % at->groups);
+    int64_t pair;
+    while ((pair = __atomic_fetch_add(&at->next, 1, __ATOMIC_RELAXED)) < at->parts[at->sequences] * at->groups) {
+        int64_t sequence = 0, part = pair / at->groups;
+        while (at->parts[sequence + 1] <= part)
+            sequence++;
+        NAME(pair)(at, &of, sequence, pair % at->groups, part);
     }
 #ifdef TILES
     if (for_tiles(at))

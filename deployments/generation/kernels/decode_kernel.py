@@ -19,6 +19,9 @@ from deployments.generation.scheduler.work import Chunk
 
 _NAME = "decode_attention"
 _SIZES = 16  # a head's size is a multiple of it
+_LEAST = 512  # tokens of a sequence's parts, so that adding them up costs little
+_PIECE = 64  # as in the C file
+_SHARES = 4  # parts per thread, so that all threads end at about the same time
 
 
 class _Attention(ctypes.Structure):
@@ -27,7 +30,8 @@ class _Attention(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("queries", "keys", "values", "mixed", "tokens", "lengths", "tables")),
         *((name, ctypes.c_int64) for name in ("query_stride", "table_stride", "sequences", "groups", "heads", "size")),
-        *((name, ctypes.c_int64) for name in ("block_size", "dtype", "next", "failed")),
+        *((name, ctypes.c_void_p) for name in ("parts", "partial", "done")),
+        *((name, ctypes.c_int64) for name in ("share", "block_size", "dtype", "next", "failed")),
     )
 
 
@@ -64,15 +68,26 @@ class DecodeKernel:
         it, and one layer's keys and values, [blocks, groups, block_size, size]. All are of one dtype. Raises
         MemoryError.
         """
-        heads = self._heads
+        heads, threads = self._heads, torch.get_num_threads()
+        shared = heads.heads // heads.groups
+        share = _share(rows.lengths, heads.groups, threads)
+        parts = np.concatenate([[0], np.cumsum(-(-rows.lengths // share))])
+        partial = np.empty((parts[-1], heads.groups, shared * (heads.size + 2)), np.float32)
+        done = np.zeros((len(rows.tokens), heads.groups), np.int64)
         q = q if q.stride()[1:] == (heads.size, 1) else q.contiguous()
         tensors = (tensor.data_ptr() for tensor in (q, keys, values, mixed))
         arrays = (array.ctypes.data for array in (rows.tokens, rows.lengths, rows.tables))
-        shape = (len(rows.tokens), heads.groups, heads.heads // heads.groups, heads.size, keys.shape[2])
-        work = _Attention(*tensors, *arrays, q.stride(0), rows.tables.shape[1], *shape, native.DTYPES[q.dtype])
-        native.on_threads()(self._run, ctypes.byref(work), min(torch.get_num_threads(), shape[0] * shape[1]))
+        shape = (q.stride(0), rows.tables.shape[1], len(rows.tokens), heads.groups, shared, heads.size)
+        split = (array.ctypes.data for array in (parts, partial, done))
+        work = _Attention(*tensors, *arrays, *shape, *split, share, keys.shape[2], native.DTYPES[q.dtype])
+        native.on_threads()(self._run, ctypes.byref(work), min(threads, int(parts[-1]) * heads.groups))
         if work.failed:
             raise MemoryError("not enough memory for attention: give the replica more, or its cache fewer blocks")
+
+
+def _share(lengths: npt.NDArray[np.int64], groups: int, threads: int) -> int:
+    """The tokens of each part into which longer sequences are split, so that there is work for all threads."""
+    return -(-max(_LEAST, int(lengths.sum()) * groups // (_SHARES * threads)) // _PIECE) * _PIECE
 
 
 def forms() -> list[str]:

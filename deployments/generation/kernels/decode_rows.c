@@ -7,7 +7,7 @@
 enum { SHARE = 16 }; /* rows that a thread takes at once */
 
 #if defined(__x86_64__) && defined(__linux__) /* one of these is chosen when the library is loaded */
-#define FORMS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define FORMS __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define FORMS
 #endif

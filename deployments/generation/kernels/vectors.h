@@ -23,6 +23,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define INLINE static inline __attribute__((always_inline, unused)) TARGET
@@ -87,12 +89,17 @@ typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2), aligned(2),
 
 INLINE BITS NAME(pick)(BITS which, BITS a, BITS b) { return (which & a) | (~which & b); } /* a where all bits are set */
 
+/* Where either is NaN: b. */
+INLINE VECTOR NAME(larger)(VECTOR a, VECTOR b) { return (VECTOR)NAME(pick)((BITS)(a > b), (BITS)a, (BITS)b); }
+
 /* LANES numbers of float16 as float32: by instructions, or else by their bits. Either way a NaN becomes a quiet one. */
 INLINE VECTOR NAME(read_float16)(const void *from) {
 #if defined(HAS_FLOAT16) && LANES == 16
     return (VECTOR)_mm512_cvtph_ps(_mm256_loadu_si256(from));
 #elif defined(HAS_FLOAT16)
     return (VECTOR)_mm256_cvtph_ps(_mm_loadu_si128(from));
+#elif defined(__aarch64__) && LANES == 4
+    return (VECTOR)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
 #else
     BITS half = __builtin_convertvector(*(const NAME(halves) *)from, BITS), absolute = half & 0x7fff;
     BITS bits = (absolute << 13) + (112u << 23); /* the bias of the exponent: 127 in place of 15 */
@@ -110,6 +117,8 @@ INLINE void NAME(write_float16)(void *to, VECTOR numbers) {
     _mm256_storeu_si256(to, _mm512_cvtps_ph((__m512)numbers, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(HAS_FLOAT16)
     _mm_storeu_si128(to, _mm256_cvtps_ph((__m256)numbers, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__) && LANES == 4
+    vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)numbers)));
 #else
     BITS bits = (BITS)numbers, absolute = bits & 0x7fffffff;
     BITS half = (absolute - (112u << 23) + 0xfff + ((absolute >> 13) & 1)) >> 13; /* rounded at bit 13 */
