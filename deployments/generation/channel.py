@@ -21,11 +21,11 @@ class PendingGeneration:
 
     `outcome`: a future. Its result is None once the generation is admitted, or the refusal; it raises ReplicaLost or
     EngineFailed. `tokens` returns the new tokens. `on_token` is called with each token when its frame comes. `unended`:
-    the answers that have not ended.
+    the answers that have not ended. `cached`: tokens of the prompt that the replica's cache held.
     """
 
     def __init__(self, number: int, answers: int, most_unread: int, on_token: Callable[[NewToken], None]) -> None:
-        self.number, self.unended = number, set(range(answers))
+        self.number, self.unended, self.cached = number, set(range(answers)), 0
         self.outcome: asyncio.Future[RefusedOffer | None] = asyncio.get_running_loop().create_future()
         self._most_unread, self._on_token = most_unread, on_token
         self._unread: list[NewToken] = []
@@ -104,8 +104,10 @@ class GenerationChannel(RouterChannel[GenerationOffers, PendingGeneration, Gener
         for refused in report.refused:
             if (pending := self.pending.pop(refused.number, None)) is not None:
                 pending.decide(refused)
+        cached = dict(report.cached)
         for number in report.admitted:
             if (pending := self.pending.get(number)) is not None:
+                pending.cached = cached.get(number, 0)
                 pending.decide(None)
         for token in report.tokens:
             if (pending := self.pending.get(token.number)) is not None:

@@ -27,6 +27,16 @@ class GenerationCharge(Charge):
         load = StepLoad().with_chunk(0, self.prompt_tokens)
         self._spend(self.prompt_tokens, known(StepTime, state.model), load, state)
 
+    def cached(self, state: StepState, tokens: int) -> None:
+        """Refund the device seconds of the prompt's first `tokens` tokens, which the cache held. A quota of tokens
+        counts them.
+        """
+        model, load = known(StepTime, state.model), StepLoad().with_chunk(0, tokens)
+        device_s = state.slowdown * (model.seconds(load) - model.beta_s)
+        self.device_s -= device_s
+        if self.quota is None or self.quota.unit != "tokens":
+            self.pay(-device_s)
+
     def came(self, state: StepState, answer: int) -> None:
         """Charge one more token of that answer."""
         model, rows = known(StepTime, state.model), max(1, state.rows)

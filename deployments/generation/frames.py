@@ -43,6 +43,7 @@ class GenerationOffer(Head):
     tpot_s: float | None = None
     bulk: bool = False
     tenant: Tenant | None = None
+    cache_scope: bytes | None = None
 
 
 class GenerationOffers(Head):
@@ -110,7 +111,8 @@ class RefusedOffer(Head):
 
 class GenerationReport(Head):
     """A replica's frame to one Router. `seen`: how many frames of this Router the replica had read. `admitted`: numbers
-    of offers. `failed`, `broken`, `suspect`: see `Failures`. `routers`: how many are connected.
+    of offers. `failed`, `broken`, `suspect`: see `Failures`. `routers`: how many are connected. `cached`: (offer,
+    tokens that the cache held) for prompts of which it held some.
     """
 
     state: Any = None  # StepState, from when the report is sent
@@ -122,6 +124,7 @@ class GenerationReport(Head):
     routers: int = 1
     broken: list[int] = msgspec.field(default_factory=list)
     suspect: list[int] = msgspec.field(default_factory=list)
+    cached: list[tuple[int, int]] = msgspec.field(default_factory=list)
 
     def encode(self) -> list[list[bytes]]:
         """The buffers of its frames. There is always one frame, because a step has few tokens."""

@@ -90,6 +90,7 @@ class GenerationRouterMetrics:
         count("queries", "Queries by pool and by the outcome of their request", ("pool", "outcome"))
         count("answers", "Answers that have ended, by reason", ("pool", "reason"))
         count("prompt_tokens", "Tokens of the prompts of admitted generations")
+        count("cached_prompt_tokens", "Tokens of these prompts that the cache held already")
         count("answer_tokens", "Tokens that were generated")
         count("ttft_promised", "Generations whose first token was promised")
         count("ttft_missed", "Generations of these whose first token was late, or missing because of a server error")
@@ -206,6 +207,10 @@ class Streamed:
         if self._pool == NO_POOL:
             self._metrics.count("prompt_tokens", self._prompt_tokens, pool)
         self._pool = pool
+
+    def cached(self, tokens: int) -> None:
+        """Count the tokens of its prompt that the replica's cache held."""
+        self._metrics.count("cached_prompt_tokens", tokens, self._pool)
 
     def arrived(self, now: float, answer: int) -> None:
         """Count a new token of that answer."""

@@ -9,6 +9,7 @@ from deployments.errors import EngineFailed
 from deployments.generation.engine_thread import Found, StepWork
 from deployments.generation.frames import GenerationOffer
 from deployments.generation.request import Finish
+from deployments.generation.scheduler.prefix_keys import PrefixKeys
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.work import Chunk, Work
@@ -64,6 +65,8 @@ class OfferedGeneration(Generation):
     def take(self, answer: Answer, token: int) -> Finish | None:
         """Count one more token of this answer. Returns why the answer has ended, or None."""
         answer.tokens += 1
+        if isinstance(self.keys, PrefixKeys) and self.answers == 1:
+            self.keys.add(token)
         if answer.sampler.ends_with(token):
             return "stop"
         return "length" if answer.tokens == self.most_tokens else None
@@ -120,14 +123,15 @@ class Step:
         planned_s = schedule.planned_s  # without the learned slowdown, so that metrics show drift
         return cls(chunks, StepWork(work, samplers, parked_samplers), at, planned_s, wanted, parked)
 
-    def computed(self, found: Found) -> tuple[list[ScheduledChunk], bool]:
-        """The chunks that were computed, and whether the step's time can be compared with its plan, which holds if no
-        chunk of a prompt was left out.
+    def computed(self, found: Found) -> tuple[list[ScheduledChunk], list[Row], bool]:
+        """The chunks that were computed, the rows that were left out, and whether the step's time can be compared with
+        its plan, which holds if no chunk of a prompt was left out.
         """
         left_out = [chunk for chunk, picked in zip(self.wanted, found.picked, strict=False) if picked == []]
         computed = [chunk for chunk in self.chunks if chunk.batch != PARKING and chunk not in left_out]
         computed += [self.parked[number] for number in found.arrived]
-        return computed, not left_out or (bool(computed) and all(chunk.tokens == 1 for chunk in left_out))
+        rows = [chunk.row for chunk in left_out]
+        return computed, rows, not left_out or (bool(computed) and all(chunk.tokens == 1 for chunk in left_out))
 
 
 def _chunk_of(chunk: ScheduledChunk) -> Chunk:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -72,6 +72,7 @@ class GenerationRequest:
     asking: asyncio.Timeout | None = None  # ends the offers to those others, once a token has come after all
     ended: set[int] = field(default_factory=set)  # answers that have ended
     begun: bool = False  # a token has come
+    keys: Sequence[bytes] = ()  # of its prompt's full blocks, the Router's own; empty: none may be in a cache
     hurried: bool = False  # an offer was late or got no reply: a refusal as "never" may not hold at another time
 
     @property
@@ -127,8 +128,8 @@ class GenerationPlacer:
             now = clock()
             offered = OfferRecord(pool.name, link.view.replica, now)
             request.wanted.record.offers.append(offered)
-            first_s = link.view.first_s(now, len(request.wanted.ids))
-            request.predicted_s = now - request.started + first_s
+            first_s, cached = link.view.first_s(now, len(request.wanted.ids)), link.cached(request.keys)
+            request.predicted_s = now - request.started + link.view.first_s(now, len(request.wanted.ids) - cached)
             request.offered.append(link)
             found = await self._ask(request, pool, link)
             if request.is_overtaken and isinstance(found, PendingGeneration):
@@ -137,6 +138,7 @@ class GenerationPlacer:
             offered.decided, offered.outcome = clock(), _outcome(found)
             if isinstance(found, PendingGeneration):
                 self._admitted(request, pool, link)
+                self._cached(request, link, found.cached)
                 request.pending, request.offered_at = found, now
                 request.overdue_at = now + hangs_after_s(first_s, request.due - request.started)
                 return True
@@ -161,7 +163,8 @@ class GenerationPlacer:
     ) -> PendingGeneration | RefusedOffer | None:
         """A replica's decision. None: it hangs, died or failed, and another may be asked."""
         came = partial(self._came, request, pool, link)
-        pending = link.offer(self._offer(request), self.config.max_buffered_tokens, came)
+        buffered, cached = self.config.max_buffered_tokens, link.cached(request.keys)
+        pending = link.offer(self._offer(request), buffered, came, cached)
         try:
             refused = await self._decision(request, link, pending)
         except (TimeoutError, WindveError) as error:
@@ -219,6 +222,16 @@ class GenerationPlacer:
         request.link, request.streamed.predicted_s = link, request.predicted_s
         request.streamed.admitted(pool.name)
 
+    def _cached(self, request: GenerationRequest, link: GenerationLink, tokens: int) -> None:
+        """Its replica's cache held so many tokens of its prompt, and holds all full blocks of it from now on."""
+        link.has_got(request.keys)
+        request.wanted.record.cached_tokens = tokens
+        if not tokens or request.is_second:  # its prompt was counted where it was admitted first
+            return
+        request.streamed.cached(tokens)
+        if request.charge is not None and link.view.state is not None:
+            request.charge.cached(link.view.state, tokens)
+
     async def place_again(self, request: GenerationRequest, error: ReplicaLost | EngineBroken) -> None:
         """Place a generation elsewhere after its replica died or its engine broke, if no token has come. This happens
         once, and only before the first token is due. Raises `error`, or one of its type that says why no other
@@ -268,7 +281,7 @@ class GenerationPlacer:
     def candidates(self, request: GenerationRequest) -> Iterator[tuple[GenerationPool, GenerationLink]]:
         for pool in self.pools.values():
             now = asyncio.get_running_loop().time()
-            for link in islice(pool.soonest(now, len(request.wanted.ids)), ASKED):
+            for link in islice(pool.soonest(now, len(request.wanted.ids), request.keys), ASKED):
                 if link.is_live and link is not request.broken:  # a link may have died while others were asked
                     yield pool, link
 
@@ -287,6 +300,7 @@ class GenerationPlacer:
             tpot_s=None if wanted.bulk else self.config.tpot_s,
             bulk=wanted.bulk,
             tenant=None if wanted.client is None else wanted.client.tenant,
+            cache_scope=wanted.cache_scope,
         )
 
     def _refusal(self, request: GenerationRequest) -> WindveError:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 from deployments.generation.channel import GenerationChannel, PendingGeneration
 from deployments.generation.frames import GenerationOffer, GenerationReport, NewToken
+from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.state import MODES, HostState
 from deployments.generation.view import GenerationView
 from deployments.serving.replica_set import ReplicaLink, ReplicaSet, learned
+
+_MOST_HELD = 8192  # blocks that a Router remembers of each replica, about 1 MB
 
 
 class GenerationLink(ReplicaLink[GenerationView, GenerationChannel]):
@@ -21,18 +25,34 @@ class GenerationLink(ReplicaLink[GenerationView, GenerationChannel]):
     may_run_on = False
     at_work = "it generated this answer"
 
+    def __init__(self, *about: Any) -> None:
+        super().__init__(*about)
+        self._held: dict[bytes, None] = {}  # keys of blocks of prompts that it got, the least recently sent first
+
+    def cached(self, keys: Sequence[bytes]) -> int:
+        """How many tokens of a prompt with these keys its cache likely holds."""
+        return BLOCK * next((count for count, key in enumerate(keys) if key not in self._held), len(keys))
+
+    def has_got(self, keys: Sequence[bytes]) -> None:
+        """Note that it has admitted a prompt with these keys."""
+        for key in reversed(keys):  # of what is forgotten, the ends of prompts go first
+            self._held.pop(key, None)
+            self._held[key] = None
+        for key in list(islice(self._held, max(0, len(self._held) - _MOST_HELD))):
+            del self._held[key]
+
     @property
     def streams(self) -> int:
         """How many generations of this Router the replica has."""
         return 0 if self._channel is None else len(self._channel.pending)
 
     def offer(
-        self, offer: GenerationOffer, most_unread: int, on_token: Callable[[NewToken], None]
+        self, offer: GenerationOffer, most_unread: int, on_token: Callable[[NewToken], None], cached: int = 0
     ) -> PendingGeneration:
-        """Send the offer. Call it only while `is_live`."""
+        """Send the offer, of whose prompt it likely holds `cached` tokens. Call it only while `is_live`."""
         assert self._channel is not None
         pending = self._channel.offer(offer, most_unread, on_token)
-        self.view.sent(self._channel.frames, 1, len(offer.ids))
+        self.view.sent(self._channel.frames, 1, len(offer.ids) - cached)
         if not self._watching:
             self._watch()
         return pending
@@ -70,12 +90,16 @@ class GenerationPool(ReplicaSet[GenerationLink]):
     link_type = GenerationLink
     channel_type = GenerationChannel
 
-    def soonest(self, now: float, tokens: int) -> Sequence[GenerationLink]:
-        """The live replicas: open ones first, and then by predicted first token. Replicas that have stopped or are
-        ejected are left out.
+    def soonest(self, now: float, tokens: int, keys: Sequence[bytes] = ()) -> Sequence[GenerationLink]:
+        """The live replicas: open ones first, and then by predicted first token. One that likely holds the prompt's
+        first blocks, by their `keys`, has only the rest to compute. So a conversation returns to it, unless another
+        replica would compute everything sooner. Replicas that have stopped or are ejected are left out.
         """
-        live = [link for link in self.live if not link.view.is_out(now)]
-        return sorted(live, key=lambda link: link.view.order(link.view.opens_s(now), link.view.first_s(now, tokens)))
+
+        def order(link: GenerationLink) -> Any:
+            return link.view.order(link.view.opens_s(now), link.view.first_s(now, tokens - link.cached(keys)))
+
+        return sorted((link for link in self.live if not link.view.is_out(now)), key=order)
 
     @property
     def in_flight(self) -> int:

@@ -32,11 +32,12 @@ class OfferRecord:
 @dataclass(slots=True, eq=False)
 class GenerationRecord:
     """What happened to a generation, for the access log and traces. `streamed`: when its tokens came; None until the
-    Router begins the generation.
+    Router begins the generation. `cached_tokens`: tokens of its prompt that the replica's cache held.
     """
 
     streamed: Streamed | None = None
     offers: list[OfferRecord] = field(default_factory=list)
+    cached_tokens: int = 0
 
     @property
     def admitted(self) -> OfferRecord | None:
@@ -61,6 +62,7 @@ class WantedGeneration:
     - `received`: when the request had arrived, in seconds of the loop's clock: the time to its first token counts from
       there. None: from when the Router gets it.
     - `tokenizing_s`: how much of the time since then its request's own tokenizing took.
+    - `cache_scope`: who may share the cache's blocks of its prompt and answer; None: nobody.
     - `let_in`: an earlier generation of its request passed its client's quota, which is not checked again.
     - `record`: where the Router records what happens to it.
     """
@@ -77,6 +79,7 @@ class WantedGeneration:
     client: Client | None = None
     received: float | None = None
     tokenizing_s: float = 0.0
+    cache_scope: bytes | None = None
     let_in: bool = False
     record: GenerationRecord = field(default_factory=GenerationRecord, compare=False)
 

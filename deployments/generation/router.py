@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -21,6 +22,8 @@ from deployments.generation.metrics import GenerationPoolState, GenerationRouter
 from deployments.generation.placer import GenerationPlacer, GenerationRequest
 from deployments.generation.pool import GenerationPool
 from deployments.generation.request import Finish, Piece, WantedGeneration
+from deployments.generation.scheduler.block_pool import BLOCK
+from deployments.generation.scheduler.prefix_keys import PrefixKeys
 from deployments.generation.settings import GenerationRouterConfig, GenerationSettings
 from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard, read_generation_card
@@ -32,6 +35,7 @@ from deployments.serving.router import BaseRouter, Handles, RouterContext
 
 logger = logging.getLogger("ray.serve")
 
+_SECRET = secrets.token_bytes(32)
 _BEGUN = Piece(0, "", ())  # consumed by `begin`, never returned to callers
 
 
@@ -108,7 +112,8 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
         due = ends if promise.ttft_s is None else now + promise.ttft_s
         charge = None if wanted.client is None else GenerationCharge(wanted.client.quota, prompt_tokens=len(wanted.ids))
         wanted.record.streamed = streamed
-        return GenerationRequest(wanted, texts, now, due, ends, streamed, charge)
+        keys = () if wanted.cache_scope is None else PrefixKeys(_SECRET, wanted.cache_scope, BLOCK, wanted.ids)
+        return GenerationRequest(wanted, texts, now, due, ends, streamed, charge, keys=keys)
 
     async def _pieces(self, request: GenerationRequest, *, is_first: bool) -> AsyncGenerator[Piece, None]:
         problem: BaseException | None = None

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -33,6 +34,7 @@ from deployments.errors import EngineFailed
 from deployments.generation.engine_thread import Compute, Found, StepWork, probe_work
 from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
 from deployments.generation.offered import Answer, GenerationSession, OfferedGeneration, Step, offered, sampler_of
+from deployments.generation.scheduler.prefix_keys import PrefixKeys
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepState
@@ -80,6 +82,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         self._compute = compute
         self._steps: deque[Step] = deque()  # at most two: one runs, and the next waits in the engine
         self._compose_s = 0.0  # mean time to compose a step
+        self._secret = secrets.token_bytes(32)  # of the keys of blocks
         self._stopped: list[Row] = []  # rows that end with the next step of generations
         self._inbox: deque[tuple[GenerationSession, Callable[[], None]]] = deque()  # what is left to do for frames
         self.planned = PlannedRuns[StepWork](self, self._time_planned)
@@ -203,10 +206,14 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             offer=offer,
             each_answer=answers,
         )
+        if offer.cache_scope is not None:
+            generation.keys = PrefixKeys(self._secret, offer.cache_scope, self.schedule.block_size, offer.ids)
         decision = None if self.planned.is_on else self.schedule.offer(now, generation)
         if decision is not None and decision.admitted:
             session.admitted[offer.number] = generation
             self._tell(session).admitted.append(offer.number)
+            if generation.cached:
+                self._tell(session).cached.append((offer.number, generation.cached))
             return
         # Ignore the wait in the inbox: it must not turn an offer that came in time into one that is never possible.
         never = (decision is None or decision.never) and self.schedule.admission.never(generation, offer.left_s)
@@ -253,7 +260,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
 
     def _probe_work(self) -> StepWork | None:
         """A probe that uses a free block. None if no block is free."""
-        block = self.schedule.room.free_block
+        block = self.schedule.room.spare_block()
         return None if block is None else probe_work(block)
 
     def _time_step(self, work: StepWork) -> asyncio.Future[Timed]:
@@ -272,6 +279,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         return timed
 
     def _time_planned(self, work: StepWork) -> asyncio.Future[Timed]:
+        self.schedule.room.forget_contents()  # the step overwrites any blocks
         for sampler in chain.from_iterable(row.samplers for row in work.samplers):
             sampler.ended = False  # an earlier draw from meaningless tokens may have ended it
         return self._time_step(work)
@@ -357,7 +365,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
     def _account(self, now: float, step: Step, found: Found | BaseException) -> None:
         """Send the step's tokens to Routers, end rows, and let the scheduler learn from the step."""
         finished: list[Row] = []
-        whole, arrived, compute_s = False, list[ScheduledChunk](), UNTIMED
+        whole, left_out, arrived, compute_s = False, list[Row](), list[ScheduledChunk](), UNTIMED
         numbers: Sequence[int] = ()
         try:
             if isinstance(found, BaseException):
@@ -366,7 +374,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             arrived = [step.parked[number] for number in numbers]
             for chunk, picked in zip([*step.wanted, *arrived], found.picked, strict=True):
                 finished += self._picked(chunk, picked)
-            computed, whole = step.computed(found)
+            computed, left_out, whole = step.computed(found)
             self._on_step(len(computed), sum(chunk.tokens for chunk in computed), now - step.began, step.planned_s)
             if computed and None not in found.picked:
                 self.problem = None
@@ -375,7 +383,9 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             self._step_failed(self._begun(step), in_step, self._on_failure(error))
         stopped, self._stopped = self._stopped, []
         ends = [*finished, *stopped]
-        self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, compute_s=compute_s)
+        self.schedule.ended(
+            now, now - step.began, ends, whole=whole, left_out=left_out, arrived=numbers, compute_s=compute_s
+        )
         for row in [*(chunk.row for chunk in [*step.chunks, *arrived]), *stopped]:
             if not (generation := offered(row)).rows:
                 generation.session.admitted.pop(generation.offer.number, None)
@@ -419,8 +429,9 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         self, generations: Sequence[OfferedGeneration], in_step: Collection[OfferedGeneration], sentence: str
     ) -> None:
         """Handle a failed step. `generations`: all whose contents in the cache are unknown now. Without a free block
-        there is no probe; the next step then shows whether the engine works.
+        there is no probe; the next step then shows whether the engine works. No later prompt uses blocks from before.
         """
+        self.schedule.room.forget_contents()
         prompts = [one for one in generations if not any(answer.tokens for answer in one.each_answer)]
         self._fail([one for one in generations if one not in prompts], sentence)
         self._drop(prompts, cut_off=True)

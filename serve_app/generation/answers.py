@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from tokenizers import Tokenizer
 
-from deployments.generation.request import Piece
+from deployments.generation.request import GenerationRecord, Piece
 from deployments.generation.text.sampling import Picked
 from deployments.models.model_files import ModelCard
 from serve_app.version import VERSION
@@ -80,12 +80,13 @@ def _named(choice: _Choice, names: TokenNames, tokens: Sequence[Picked]) -> list
 
 
 class ReplyHead(NamedTuple):
-    """The fields of every chunk. `name`: the end of the id."""
+    """The fields of every chunk. `name`: the end of the id. `records`: of the request's generations."""
 
     name: str
     model: str
     fingerprint: str
     prompt_tokens: int
+    records: Sequence[GenerationRecord] = ()
 
 
 def fingerprint(card: ModelCard) -> str:
@@ -103,7 +104,7 @@ class Reply(ABC):
 
     def __init__(self, head: ReplyHead, before: Sequence[str], names: TokenNames | None) -> None:
         """`before`: the text to put before each choice. `names`: None if no logprobs are requested."""
-        self.prompt_tokens = head.prompt_tokens
+        self.prompt_tokens, self._records = head.prompt_tokens, head.records
         self.says_usage = self.says_usage_always = False  # in a stream: at its end, and in each chunk
         self._choices = [_Choice(index, text) for index, text in enumerate(before)]
         self._names = names
@@ -166,12 +167,13 @@ class Reply(ABC):
         usage = {"usage": self._usage() if self.says_usage_always else None} if self.says_usage else {}
         return event({**self._head, "object": self.chunk_object, "choices": [one], **usage})
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         tokens = self.tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": tokens,
             "total_tokens": self.prompt_tokens + tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in self._records)},
         }
 
     @abstractmethod

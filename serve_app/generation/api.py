@@ -87,7 +87,8 @@ class CompletionsApi(ModelApi):
 
     def _head(self, asked: CompletionOptions, wanted: Sequence[WantedGeneration], request: HttpRequest) -> ReplyHead:
         prompt_tokens = sum(len(one.ids) for one in wanted)
-        return ReplyHead(request.named(asked.request_id), self._rules.model, self._fingerprint, prompt_tokens)
+        name, records = request.named(asked.request_id), [one.record for one in wanted]
+        return ReplyHead(name, self._rules.model, self._fingerprint, prompt_tokens, records)
 
     def _names_for(self, wanted: Sequence[WantedGeneration]) -> TokenNames | None:
         return None if wanted[0].logprobs is None else self.names

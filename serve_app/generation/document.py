@@ -16,7 +16,8 @@ from serve_app.web.openapi import (
     filled,
 )
 
-_USAGE = {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int}
+_TOKENS = {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int}
+_USAGE = {**_TOKENS, "prompt_tokens_details": {"cached_tokens": int}}
 _TOKEN = {"token": str, "logprob": (float, None), "bytes": [int]}  # and its `top_logprobs`
 _MESSAGE = {"role": "assistant", "content": str, "refusal?": None}
 _CHAT_LOGPROBS = ({"content": [_TOKEN], "refusal?": None}, None)

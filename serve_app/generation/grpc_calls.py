@@ -28,7 +28,7 @@ from serve_app.proto.generation_pb2 import ChatMessage, GenerateRequest, Generat
 from serve_app.rpc import CallScope, GrpcService, Received, asked_by, is_live, metadata_of, say
 from serve_app.web.request_headers import SPACE
 
-_OPTIONS = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "n")
+_OPTIONS = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "n", "cache_salt")
 
 
 class GenerationCalls(GrpcService):
@@ -74,7 +74,8 @@ class GenerationCalls(GrpcService):
             async with aclosing(generations.pieces()) as pieces:
                 async for answer, piece in pieces:
                     yield self._message(answer, piece, logprobs=wanted.logprobs is not None)
-            usage = Usage(prompt_tokens=len(wanted.ids), completion_tokens=generations.tokens)
+            cached, tokens = wanted.record.cached_tokens, generations.tokens
+            usage = Usage(prompt_tokens=len(wanted.ids), completion_tokens=tokens, cached_tokens=cached)
             yield GenerateResponse(usage=usage)
         finally:
             await generations.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 from deployments.admission.quota import Client
@@ -10,6 +11,7 @@ from deployments.errors import ContextExceeded
 from deployments.generation.request import WantedGeneration
 from deployments.generation.router import GenerationRouter
 from deployments.generation.text.prompt_encoder import Prompt, PromptEncoder
+from serve_app.api_keys import UNNAMED
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
 
 
@@ -69,6 +71,7 @@ class RequestBuilder:
                 client=client,
                 received=received,
                 tokenizing_s=tokenizing_s,
+                cache_scope=_cache_scope(client, asked.cache_salt),
                 let_in=place > 0,
             )
             for place, prompt in enumerate(prompts)
@@ -87,3 +90,13 @@ class RequestBuilder:
                 param=param,
             )
         return wanted or min(self.rules.default_tokens, context - prompt)
+
+
+def _cache_scope(client: Client | None, salt: str | None) -> bytes | None:
+    """`WantedGeneration.cache_scope`: the same for requests with the same named key and the same `cache_salt`. Clients
+    without a named key may be anyone, so they share only what they ask to share.
+    """
+    name = "" if client is None or client.tenant.name == UNNAMED else client.tenant.name
+    if not name and salt is None:
+        return None
+    return blake2b(f"{name}\0{salt or ''}".encode(), digest_size=16).digest()

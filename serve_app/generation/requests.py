@@ -75,8 +75,8 @@ _UNSUPPORTED: Mapping[str, Unsupported] = {
 _UNUSED: Mapping[str, str] = {
     "user": "clients are told apart by their API keys",
     "safety_identifier": "clients are told apart by their API keys",
-    **dict.fromkeys(("session_id", "cache_salt"), "nothing is cached between requests"),
-    **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), "prompts are not cached"),
+    **dict.fromkeys(("session_id", "prompt_cache_key"), "a prompt is found in the cache by its text; see cache_salt"),
+    **dict.fromkeys(("prompt_cache_options", "prompt_cache_retention"), "the least recently used goes first"),
     **dict.fromkeys(("store", "metadata"), "answers are not stored"),
     "service_tier": "there is only one tier",
     "parallel_tool_calls": _NO_TOOLS,
@@ -159,6 +159,9 @@ class CompletionOptions(Fields):
     """A string or a list of strings. An answer ends before the first of them."""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    cache_salt: Annotated[str, Field(min_length=1), Constraint("a string that is not empty")] | None = None
+    """Requests with the same value find each other's prompts and answers in the cache, if they have the same named API
+    key or none. It should be hard to guess. Null: those with the same named API key do."""
     ignore_eos: bool = False
     """Continue after the model's end tokens."""
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n serve_app/proto/generation.proto\x12\twindve.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x95\x03\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12\"\n\x03ids\x18\x02 \x01(\x0b\x32\x13.windve.v1.TokenIdsH\x00\x12\x1f\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0f.windve.v1.ChatH\x00\x12\x12\n\x05model\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\x05H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x03H\x06\x88\x01\x01\x12\x0e\n\x01n\x18\n \x01(\rH\x07\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x08\x88\x01\x01\x12\x12\n\nignore_eos\x18\r \x01(\x08\x42\x07\n\x05inputB\x08\n\x06_modelB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x04\n\x02_nB\x0b\n\t_logprobs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"g\n\x04\x43hat\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.windve.v1.ChatMessage\x12\x35\n\x14\x63hat_template_kwargs\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"H\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"\x8a\x01\n\x10GenerateResponse\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12 \n\x06tokens\x18\x03 \x03(\x0b\x32\x10.windve.v1.Token\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12\x1f\n\x05usage\x18\x05 \x01(\x0b\x32\x10.windve.v1.Usage\"h\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04utf8\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x01\x12&\n\x0c\x61lternatives\x18\x05 \x03(\x0b\x32\x10.windve.v1.Token\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r2S\n\nGeneration\x12\x45\n\x08Generate\x12\x1a.windve.v1.GenerateRequest\x1a\x1b.windve.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n serve_app/proto/generation.proto\x12\twindve.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xbd\x03\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12\"\n\x03ids\x18\x02 \x01(\x0b\x32\x13.windve.v1.TokenIdsH\x00\x12\x1f\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0f.windve.v1.ChatH\x00\x12\x12\n\x05model\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\x05H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x03H\x06\x88\x01\x01\x12\x0e\n\x01n\x18\n \x01(\rH\x07\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x08\x88\x01\x01\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x17\n\ncache_salt\x18\x0e \x01(\tH\t\x88\x01\x01\x42\x07\n\x05inputB\x08\n\x06_modelB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x07\n\x05_seedB\x04\n\x02_nB\x0b\n\t_logprobsB\r\n\x0b_cache_salt\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"g\n\x04\x43hat\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.windve.v1.ChatMessage\x12\x35\n\x14\x63hat_template_kwargs\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\"H\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"\x8a\x01\n\x10GenerateResponse\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12 \n\x06tokens\x18\x03 \x03(\x0b\x32\x10.windve.v1.Token\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12\x1f\n\x05usage\x18\x05 \x01(\x0b\x32\x10.windve.v1.Usage\"h\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0c\n\x04utf8\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x01\x12&\n\x0c\x61lternatives\x18\x05 \x03(\x0b\x32\x10.windve.v1.Token\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r2S\n\nGeneration\x12\x45\n\x08Generate\x12\x1a.windve.v1.GenerateRequest\x1a\x1b.windve.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,19 +33,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'serve_app.proto.generation_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=78
-  _globals['_GENERATEREQUEST']._serialized_end=483
-  _globals['_TOKENIDS']._serialized_start=485
-  _globals['_TOKENIDS']._serialized_end=508
-  _globals['_CHAT']._serialized_start=510
-  _globals['_CHAT']._serialized_end=613
-  _globals['_CHATMESSAGE']._serialized_start=615
-  _globals['_CHATMESSAGE']._serialized_end=687
-  _globals['_GENERATERESPONSE']._serialized_start=690
-  _globals['_GENERATERESPONSE']._serialized_end=828
-  _globals['_TOKEN']._serialized_start=830
-  _globals['_TOKEN']._serialized_end=934
-  _globals['_USAGE']._serialized_start=936
-  _globals['_USAGE']._serialized_end=993
-  _globals['_GENERATION']._serialized_start=995
-  _globals['_GENERATION']._serialized_end=1078
+  _globals['_GENERATEREQUEST']._serialized_end=523
+  _globals['_TOKENIDS']._serialized_start=525
+  _globals['_TOKENIDS']._serialized_end=548
+  _globals['_CHAT']._serialized_start=550
+  _globals['_CHAT']._serialized_end=653
+  _globals['_CHATMESSAGE']._serialized_start=655
+  _globals['_CHATMESSAGE']._serialized_end=727
+  _globals['_GENERATERESPONSE']._serialized_start=730
+  _globals['_GENERATERESPONSE']._serialized_end=868
+  _globals['_TOKEN']._serialized_start=870
+  _globals['_TOKEN']._serialized_end=974
+  _globals['_USAGE']._serialized_start=976
+  _globals['_USAGE']._serialized_end=1056
+  _globals['_GENERATION']._serialized_start=1058
+  _globals['_GENERATION']._serialized_end=1141
 # @@protoc_insertion_point(module_scope)

@@ -32,6 +32,7 @@ class Generating:
     - `refuses`: raised by `begin`, after `refuses_after` successful calls.
     - `breaks`: (n, an error to raise after n tokens of an answer).
     - `tokens`: how many were computed so far; `at_token` is called at each.
+    - `cached`: tokens of each prompt that a replica's cache holds.
     - `open`: generations that have a slot. `asked`: all requests. `heard`: how often replicas' states were refreshed.
     """
 
@@ -51,7 +52,7 @@ class Generating:
     def reset(self):
         self.live_pools = {"accelerator": True, "cpu": True}
         self.pace_s, self.pauses, self.breaks = 0.0, {}, None
-        self.refuses, self.refuses_after = None, 0
+        self.refuses, self.refuses_after, self.cached = None, 0, 0
         self.open, self.asked, self.tokens, self.at_token, self.heard = 0, [], 0, lambda: None, 0
 
     @property
@@ -68,6 +69,7 @@ class Generating:
         if self.refuses is not None and self.open >= self.refuses_after:
             raise self.refuses
         self.asked.append(asked)
+        asked.record.cached_tokens = self.cached
         self.open += 1
         return _Begun(self, asked)
 

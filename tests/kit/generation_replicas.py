@@ -183,7 +183,7 @@ class Replica:
         blocks = schedule.room._blocks
         return (
             (self.stepper.in_flight, state.rows, state.waiting) == (0, 0, 0)
-            and state.free_blocks == blocks.free == blocks.count == len(set(blocks._free))
+            and state.free_blocks == blocks.free == blocks.count == len({*blocks._free, *blocks._kept})
             and schedule.room.reserved == schedule.room._reserved_bulk == 0
             and not any(session.admitted for session in self.stepper._sessions.values())
         )

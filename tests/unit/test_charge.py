@@ -12,6 +12,8 @@ MODEL = (1.0, 0.25, 1 / 128, 1 / 64, 1 / 1024, 1)
 STATE = StepState(0.0, 0.0, 0.0, 7, 12, 3, 2, 99, MODEL, 2.0, 0.02, (4, 1))
 PROMPT_S = 2.0 * (63 / 64 + 64 * 32 / 1024)  # twice as slow as the model says
 
+CACHED_S = 2.0 * (31 / 64 + 32 * 16 / 1024)
+
 
 def token_s(rows, read):
     return 2.0 * ((1.0 + 0.25 * (rows - 1)) / rows + read / 128)
@@ -37,6 +39,16 @@ def test_a_prompt_and_each_token_are_paid(unit, prompt, tokens):
     assert (charged.spent, charged.device_s) == pytest.approx((prompt, PROMPT_S))
     charged.failed(Busy("full", retry_after_s=1.0))
     assert (quota._left, charged.spent, charged.device_s) == pytest.approx((full, 0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("unit", "paid"), [("tokens", 64), ("device_seconds", PROMPT_S - CACHED_S), (None, PROMPT_S - CACHED_S)]
+)
+def test_what_the_cache_holds_of_a_prompt_costs_tokens_but_no_device_seconds(unit, paid):
+    charged = GenerationCharge(unit and Quota(1000.0, unit), prompt_tokens=64)
+    charged.prompt(STATE)
+    charged.cached(STATE, 32)
+    assert (charged.spent, charged.device_s) == pytest.approx((paid, PROMPT_S - CACHED_S))
 
 
 def test_where_nobody_pays_device_seconds_are_counted():

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import re
+from itertools import product
 from unittest import mock
 
 import jsonschema
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from benchmarks.simulation.virtual_time import virtual
 from deployments.errors import Busy, EngineFailed, ReplicaLost, TimedOut
 from deployments.generation.text.sampling import Sampling
-from serve_app.api_keys import ApiKey, ApiKeys
+from serve_app.api_keys import UNNAMED, ApiKey, ApiKeys
 from serve_app.generation.api import CompletionsApi
 from serve_app.generation.requests import ChatRequest, CompletionRequest
 from serve_app.version import VERSION
@@ -94,7 +95,7 @@ def test_a_chat(api, world):
     message = {"role": "assistant", "content": ANSWER, "refusal": None}
     assert told["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
     usage = {"prompt_tokens": len(asked.ids), "completion_tokens": tokens, "total_tokens": len(asked.ids) + tokens}
-    assert told["usage"] == usage
+    assert told["usage"] == {**usage, "prompt_tokens_details": {"cached_tokens": 0}}
     assert reply.headers["content-length"] == str(len(reply.body))
     assert world.open == 0
 
@@ -114,6 +115,33 @@ def test_what_is_asked_of_the_router(world, opened):
     assert second.sampling == Sampling(0.7, 0, 1.0, None)  # the model's own
     assert (second.answers, second.stops, second.logprobs, second.most_tokens) == (1, ("x",), 0, 100)
     assert (second.timeout_s, second.bulk) == (None, False)
+
+
+def test_who_shares_what_is_cached(world, opened):
+    keys = ApiKeys(
+        [ApiKey("one", "a"), ApiKey("two", "a"), ApiKey("three", "b"), ApiKey("four"), ApiKey("five", UNNAMED)]
+    )
+    named, alone, scopes = opened(keys), opened(), {}
+    for key, salt in product(("one", "two", "three", "four", "five", None), (None, "x", "y")):
+        api, headers = (named, [(b"authorization", b"Bearer " + key.encode())]) if key else (alone, [])
+        post(api, TEXT, {**PROMPT, "cache_salt": salt}, headers=headers)
+        scopes[key, salt] = world.asked[-1].cache_scope
+    assert [one for one, scope in scopes.items() if scope is None] == [("four", None), ("five", None), (None, None)]
+    for (key, salt), scope in scopes.items():
+        owner = {"one": "a", "two": "a", "three": "b"}.get(key)  # all others are nobody in particular
+        same = [one for one in scopes if scopes[one] == scope]
+        owners = {{"one": "a", "two": "a", "three": "b"}.get(other) for other, _ in same}
+        assert scope is None or (owners, {other for _, other in same}) == ({owner}, {salt})
+    told = post(alone, TEXT, {**PROMPT, "cache_salt": ""})
+    assert (told.status, "cache_salt" in told.json["error"]["message"]) == (400, True)
+
+
+def test_tokens_of_the_prompt_that_were_cached_are_told_in_each_kind_of_answer(api, world):
+    world.cached = 128
+    body = {"prompt": ["one", "two"], "stream_options": {"include_usage": True}}
+    last = events(post(api, TEXT, {**body, "stream": True}))[-1]
+    for told in (post(api, TEXT, body).json, last):
+        assert told["usage"]["prompt_tokens_details"] == {"cached_tokens": 256}
 
 
 def test_several_prompts_and_answers_are_choices_in_order(api, world):

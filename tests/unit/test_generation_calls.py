@@ -120,13 +120,15 @@ def client(request, world, api):
 
 
 def test_a_prompt_is_answered_by_a_stream_with_its_usage_at_the_end(client, world):
+    world.cached = 5
     reply = client.ask(GenerateRequest(prompt=PROMPT))
     (asked,) = world.asked
     assert asked.ids.tolist() == world.tokenizer.encode(PROMPT).ids
     tokens = len(world.answer(0, asked))
     assert (reply.text, reply.status) == (ANSWER, (STATUS.OK, ""))
     assert [one.finish_reason for one in reply.messages if one.finish_reason] == ["stop"]
-    assert reply.messages[-1] == GenerateResponse(usage=Usage(prompt_tokens=len(asked.ids), completion_tokens=tokens))
+    usage = Usage(prompt_tokens=len(asked.ids), completion_tokens=tokens, cached_tokens=5)
+    assert reply.messages[-1] == GenerateResponse(usage=usage)
     assert not any(one.HasField("usage") or one.tokens for one in reply.messages[:-1])
     assert reply.told == {"x-windve-emulated": "true"}
     (line,) = client.written.lines

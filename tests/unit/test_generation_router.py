@@ -712,3 +712,49 @@ async def test_it_says_what_the_host_of_a_replica_did_and_what_time_of_it_is_in_
         assert router.describe()["pools"]["accelerator"]["host_time"] == in_force
         assert (accelerator["num_cpu_blocks"], cpu["num_cpu_blocks"]) == (9, 0)
         assert "host" not in cpu["replicas"]["b"]
+
+
+async def test_a_conversation_finds_its_replica_again(monkeypatch):
+    """Replica a is on the Router's node, so a prompt that nobody holds goes there."""
+    replicas = [Replica("a"), Replica("b")]
+    async with service(monkeypatch, replicas) as router:
+        counted = Counter()
+        monkeypatch.setattr(router.metrics, "count", lambda name, step, *_: counted.update({name: step}))
+
+        async def turn(ids, scope=b"mine"):
+            record = GenerationRecord()
+            one = WantedGeneration(ids, 5, Sampling(0.0), client=client, cache_scope=scope, record=record)
+            assert (await read(await router.begin(one)))[0][0] == expected(one)
+            return record.admitted.replica, record.cached_tokens
+
+        client = Client(Tenant("t"), Quota(1.0, "device_seconds"))
+        ids = asked(1000).ids
+        link = {link.view.replica: link for link in router.pools["accelerator"].live}
+        first, cached = await turn(ids)
+        other = "b" if first == "a" else "a"
+        assert cached == 0
+        whole_s = 5 - client.quota._left
+        link[first].view.rank, link[other].view.rank = (True, 1), (False, 0)  # the other is preferred from now on
+        assert await turn(ids) == (first, 896)
+        assert 5 - client.quota._left < 1.4 * whole_s
+        assert await turn(np.concatenate([ids, ids]).astype(np.int32)) == (first, 896)
+        assert await turn(ids, b"another") == (other, 0)
+        assert await turn(ids, None) == (other, 0)
+        assert counted["cached_prompt_tokens"] == 2 * 896
+        replicas["ab".index(first)].die()
+        assert await turn(ids) == (other, 0)  # it holds these tokens for another scope
+        assert await turn(ids) == (other, 896)
+
+
+def test_a_router_remembers_what_it_sent_last_and_of_each_prompt_the_beginning(monkeypatch):
+    monkeypatch.setattr(pool_module, "_MOST_HELD", 5)
+    link = object.__new__(pool_module.GenerationLink)
+    link._held = {}
+    one, other, third = ([b"%d%d" % (talk, place) for place in range(3)] for talk in range(3))
+    link.has_got(one)
+    link.has_got(other)
+    assert [link.cached(keys) // 128 for keys in (one, other, [b"x", *one])] == [2, 3, 0]
+    link.has_got(one)
+    assert [link.cached(keys) // 128 for keys in (one, other)] == [3, 2]
+    link.has_got(third)
+    assert [link.cached(keys) // 128 for keys in (one, other, third)] == [2, 0, 3]

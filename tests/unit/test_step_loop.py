@@ -801,6 +801,8 @@ OFFER = st.tuples(
     st.sampled_from([1, 1, 2, 5]),
     st.booleans(),
     st.sampled_from([0, 3, 30, 500]),  # its end token comes after so many others
+    st.sampled_from([None, b"a", b"a", b"b"]),  # who shares its blocks
+    st.booleans(),  # it continues the last answer
 )
 EVENTS = st.lists(
     st.tuples(
@@ -831,16 +833,17 @@ async def test_whatever_routers_say_every_answer_ends_and_follows_from_its_promp
     for _ in range(500 * short):
         stepper.schedule.room.lengths.ended(2, 500)
     router = Router(stepper)
-    routers, asked, left = [router], {}, set()
+    routers, asked, left, last = [router], {}, set(), []
     for (what, how), wait_s in happens:
         numbers = sorted(number for of, number in asked if of is router)
         if what == "offer":
-            length, most, answers, bulk, sooner = how
-            ids = prompt(length, len(asked))
+            length, most, answers, bulk, sooner, scope, continues = how
+            ids = [*last, *prompt(length, len(asked))] if continues and len(last) < 500 else prompt(length, most)
             right = answer_to(ids, most)
             ends = tuple(right[sooner : sooner + 1])
             right = answer_to(ids, most, ends)
-            number = router.ask(ids, most, answers=answers, bulk=bulk, tpot_s=None if bulk else 0.1, end_tokens=ends)
+            more = {"answers": answers, "bulk": bulk, "tpot_s": None if bulk else 0.1, "end_tokens": ends}
+            number, last = router.ask(ids, most, cache_scope=scope, **more), [*ids, *right]
             asked[router, number] = right, answers, "stop" if right[-1:] == [*ends] else "length"
         elif what in ("gone", "again"):
             left |= {(router, number, answer) for number in numbers for answer in range(5)}

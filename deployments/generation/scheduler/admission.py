@@ -66,6 +66,7 @@ class StepAdmission:
     def decide(self, now: float, generation: Generation) -> Decision:
         """Decide on a generation, and in which cache it would be."""
         queue = self.queue
+        generation.cached = queue.room.cached(generation)
         if self.never(generation, generation.due - now):
             self._refused_never += 1
             return Decision(admitted=False, never=True)
@@ -75,6 +76,8 @@ class StepAdmission:
         kept = self._kept_beside(now, generation, account)
         on_host = self._cache_for(generation, kept)
         prediction, admitted, first_s = None, False, math.inf
+        if on_host:
+            generation.cached = 0
         if on_host is not None:
             prediction = self._predicted(now, replace(generation, on_host=on_host), kept)
             first_s = float(prediction.first_s[0])
@@ -132,7 +135,7 @@ class StepAdmission:
         opens_s = 0.0 if prediction.kept and on_host is not None else self._opens_s(now, typical, prediction)
         host = None if queue.host is None else queue.host.state(sum(row.generation.on_host for row in queue.running))
         return StepState(
-            opens_s, max(0.0, first_s - prompt_token_s * typical.prompt_tokens), prompt_token_s,
+            opens_s, max(0.0, first_s - prompt_token_s * typical.prompt_left), prompt_token_s,
             max(0, queue.block_count - queue.room.reserved), queue.block_count, len(queue.running), len(queue.waiting),
             queue.steps, astuple(queue.model), learning.slowdown, learning.margin,
             (self._refused_full, self._refused_never), host,
@@ -200,10 +203,10 @@ class StepAdmission:
 
     def _cost_s(self, generation: Generation) -> float:
         """Planned device seconds of it. It shares the fixed time of steps with other rows."""
-        prompt, model, lengths = generation.prompt_tokens, self.queue.model, self.queue.room.lengths
-        token_s = model.beta_s / max(1, len(self.queue.running)) + model.kv_token_s * prompt
+        prompt, model, lengths = _prompt(generation, 0.0), self.queue.model, self.queue.room.lengths
+        token_s = model.beta_s / max(1, len(self.queue.running)) + model.kv_token_s * prompt.length
         answers_s = generation.answers * lengths.mean(generation.most_tokens) * token_s
-        return model.prompt_token_s * prompt + model.pair_s * prompt**2 / 2 + answers_s
+        return model.prompt_token_s * prompt.tokens + model.pair_s * prompt.pairs + answers_s
 
     def _predicted(self, now: float, generation: Generation, kept: Sequence[Generation]) -> Prediction:
         """The prediction with it, and with those for which room is `kept`, among the others."""

@@ -5,6 +5,9 @@ of answers (`answer_lengths`) predict that they will not. A row gets a block onl
 with the remaining ones (`BlockPlan`). Otherwise the row waits, and the learned lengths are trusted less for a while.
 With a host, its generation moves to the host's cache if that has room (`host_cache`). No generation is evicted, and
 nothing is computed twice.
+
+A prompt that begins like an earlier sequence uses its full blocks again. Room is counted as if nobody shared a block
+with another generation, so it does not matter which of them ends first.
 """
 
 from __future__ import annotations
@@ -64,15 +67,18 @@ class BlockManager:
         tokens, lefts, lengths = zip(*found, strict=True)
         return self.lengths.most_blocks(tokens, lefts, lengths, self.block_size)
 
-    @property
-    def free_block(self) -> int | None:
-        """A free block, without taking it. None if there is none."""
-        return self._blocks.next_free
+    def spare_block(self) -> int | None:
+        """A free block that may be overwritten, without taking it. None if there is none."""
+        return self._blocks.spare()
 
     def admit(self, generation: Generation) -> None:
-        """Reserve blocks for it, so that its rows may take them."""
+        """Reserve blocks for it, so that its rows may take them. The first one gets those of the tokens `cached`."""
         self._admitted.append(generation)
         self._reserve(generation, generation.most_blocks(self.block_size))
+        if generation.cached:
+            row = generation.rows[0]
+            row.table = self._blocks.reuse(generation.keys[: generation.cached // self.block_size])
+            row.computed = generation.cached
 
     def _reserve(self, generation: Generation, blocks: int) -> None:
         self.reserved += blocks
@@ -87,14 +93,16 @@ class BlockManager:
         if self.reserved <= self.block_count:
             return True
         more = {**planned, generation: planned.get(generation, 0) + blocks}
-        taken = [more.get(one, 0) for one in self._admitted]
-        held = [one.held_blocks(self.block_size) + new for one, new in zip(self._admitted, taken, strict=True)]
-        return self._all_can_end(self._blocks.free - sum(taken), self._admitted, held)
+        return self._all_can_end(
+            (one.needed_blocks(self.block_size), one.held_blocks(self.block_size) + more.get(one, 0))
+            for one in self._admitted
+        )
 
-    def _all_can_end(self, free: int, generations: Sequence[Generation], held: Sequence[int]) -> bool:
-        """Whether all can end, one after another, with `free` blocks and those `held` by each."""
-        needed = (one.needed_blocks(self.block_size) for one in generations)
-        for need, has in sorted((most - has, has) for most, has in zip(needed, held, strict=True)):
+    def _all_can_end(self, generations: Iterable[tuple[int, int]]) -> bool:
+        """Whether all can end, one after another: (the most blocks that it needs, those that it holds) for each."""
+        left = sorted((most - has, has) for most, has in generations)
+        free = self.block_count - sum(has for _, has in left)
+        for need, has in left:
             if need > free:
                 return False
             free += has
@@ -116,8 +124,8 @@ class BlockManager:
         free = self._blocks.free - generation.held_blocks(self.block_size)
         if free < left * self.block_count or not self.fits(generation, (), bulk_share):
             return False
-        every = [*self._admitted, generation]
-        return self._all_can_end(free, every, [one.held_blocks(self.block_size) for one in every])
+        size, every = self.block_size, [*self._admitted, generation]
+        return self._all_can_end((one.needed_blocks(size), one.held_blocks(size)) for one in every)
 
     def move_in(self, generation: Generation, there: BlockManager) -> dict[int, int]:
         """Move a generation, with all its blocks, from the cache `there`. Returns {block there: block here}."""
@@ -132,6 +140,34 @@ class BlockManager:
         self._admitted.append(generation)
         self._reserve(generation, blocks)
         return ours
+
+    def cached(self, generation: Generation) -> int:
+        """How many tokens of an offered generation's prompt are in full blocks here. The last is always computed, for
+        its logits. If all could not end with these blocks in use, none of them is.
+        """
+        size = self.block_size
+        blocks = self._blocks.found(generation.keys[: (generation.prompt_tokens - 1) // size])
+        every = [(one.needed_blocks(size), one.held_blocks(size)) for one in self._admitted] if blocks else []
+        return blocks * size * self._all_can_end([*every, (generation.most_blocks(size), blocks)])
+
+    def filled(self, row: Row, start: int) -> list[tuple[int, bytes]]:
+        """The row's blocks that are full since it had `start` tokens, with their keys. `computed`: a step computed
+        their contents.
+        """
+        full = slice(start // self.block_size, row.computed // self.block_size)
+        named = list(zip(row.table[full], row.generation.keys[full], strict=False))
+        for block, key in named:
+            self._blocks.name(block, key)
+        return named
+
+    def computed(self, named: Iterable[tuple[int, bytes]]) -> None:
+        """The contents of these blocks are computed, so that they are found again."""
+        for block, key in named:
+            self._blocks.computed(block, key)
+
+    def forget_contents(self) -> None:
+        """What was computed so far is not found again: something may be wrong with it."""
+        self._blocks.forget()
 
     def doubt(self) -> None:
         """Trust the learned lengths less, because rows of a step have to wait for blocks."""

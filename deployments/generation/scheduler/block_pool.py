@@ -3,11 +3,15 @@
 A block holds the keys and values of `block_size` tokens of one answer, in every layer. All blocks are allocated once,
 at the start. An answer takes more blocks as it grows, and returns all at its end. Several answers to one prompt share
 the blocks that the prompt fills. A block that is still being written is never shared.
+
+A full block may have a key, which stands for all tokens up to its end (`prefix_keys`). A later answer whose prompt
+begins with the same tokens finds it by this key, in use or free. A free block with a key counts as free. It is taken
+when no other is left, the least recently used first, and its key is forgotten then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 # Tokens of a block: large enough to be read at full bandwidth; each sequence wastes half a block on average.
@@ -25,15 +29,19 @@ class Blocks:
     def __init__(self, count: int, block_size: int) -> None:
         self.count, self.block_size = count, block_size
         self._free = list(range(count - 1, -1, -1))
+        self._kept: dict[int, None] = {}  # free ones with a key, the least recently used first
         self._holders = [0] * count  # how many tables a block is in
+        self._keys: dict[int, bytes] = {}
+        self._found: dict[bytes, int] = {}  # the blocks with a key whose contents are computed
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return len(self._free) + len(self._kept)
 
-    @property
-    def next_free(self) -> int | None:
-        """The block that will be taken next. None if all are taken."""
+    def spare(self) -> int | None:
+        """A free block that may be overwritten, without taking it. None if all are taken."""
+        if not self._free and self._kept:
+            self._free.append(self._take())
         return self._free[-1] if self._free else None
 
     def grow(self, table: list[int], tokens: int) -> None:
@@ -41,10 +49,9 @@ class Blocks:
         are free.
         """
         missing = blocks_of(tokens, self.block_size) - len(table)
-        if missing > len(self._free):
-            raise NoBlocks(f"{missing} blocks are wanted, {len(self._free)} are free")
+        self._check(missing)
         for _ in range(missing):
-            block = self._free.pop()
+            block = self._take()
             self._holders[block] = 1
             table.append(block)
 
@@ -61,20 +68,78 @@ class Blocks:
         Raises NoBlocks.
         """
         held = dict.fromkeys(chain.from_iterable(tables))
-        if len(held) > len(self._free):
-            raise NoBlocks(f"{len(held)} blocks are wanted, {len(self._free)} are free")
-        ours = {block: self._free.pop() for block in held}
+        self._check(len(held))
+        ours = {block: self._take() for block in held}
         for block in chain.from_iterable(tables):
             self._holders[ours[block]] += 1
         return ours
 
     def give_back(self, table: list[int]) -> None:
         """Return all blocks of a sequence, and empty its table. Blocks that other tables share stay in use."""
-        for block in reversed(table):
+        for block in reversed(table):  # so that of those with keys, which need the ones before them, the last go first
             self._holders[block] -= 1
             if not self._holders[block]:
-                self._free.append(block)
+                if block in self._keys:
+                    self._kept[block] = None
+                else:
+                    self._free.append(block)
         table.clear()
+
+    def _check(self, wanted: int) -> None:
+        if wanted > self.free:
+            raise NoBlocks(f"{wanted} blocks are wanted, {self.free} are free")
+
+    def _take(self) -> int:
+        if self._free:
+            return self._free.pop()
+        block = next(iter(self._kept))
+        del self._kept[block]
+        self._forget(block)
+        return block
+
+    # --- keys ---------------------------------------------------------------------------------------------------------
+
+    def name(self, block: int, key: bytes) -> None:
+        """Give a used block its key. It is found from `computed` on."""
+        self._keys[block] = key
+
+    def computed(self, block: int, key: bytes) -> None:
+        """The contents of a block that got this key are computed. Nothing happens if it has been taken since."""
+        if self._keys.get(block) != key or self._found.setdefault(key, block) == block:
+            return
+        self._forget(block)  # another block has the same contents
+        if block in self._kept:
+            del self._kept[block]
+            self._free.append(block)
+
+    def found(self, keys: Iterable[bytes]) -> int:
+        """How many leading ones of these keys have blocks."""
+        count = 0
+        for key in keys:
+            if key not in self._found:
+                break
+            count += 1
+        return count
+
+    def reuse(self, keys: Iterable[bytes]) -> list[int]:
+        """A new table of the blocks with these keys."""
+        table = [self._found[key] for key in keys]
+        for block in table:
+            self._kept.pop(block, None)
+            self._holders[block] += 1
+        return table
+
+    def forget(self) -> None:
+        """Forget all keys: nothing that was computed so far is found again."""
+        self._keys.clear()
+        self._found.clear()
+        self._free += reversed(self._kept)
+        self._kept.clear()
+
+    def _forget(self, block: int) -> None:
+        key = self._keys.pop(block, None)
+        if key is not None and self._found.get(key) == block:
+            del self._found[key]
 
 
 def blocks_of(tokens: int, block_size: int) -> int:

@@ -25,6 +25,7 @@ class KeptRoom:
     """Remembers what was offered and admitted."""
 
     _prompt: float = 0.0  # mean tokens of a prompt
+    _cached: float = 0.0  # mean tokens of it that the cache held
     _most: float = 0.0  # mean of the most tokens of an answer
     _cost_s: float = 0.0  # mean planned device seconds
     _longest_under_share: float = 0.0  # tokens of the longest recent prompt of tenants under their share
@@ -35,6 +36,7 @@ class KeptRoom:
         """Note an offer that gets a promise if there is room: not bulk, and not more than an idle device can serve."""
         weight = _AVERAGED if self._prompt else 1.0
         self._prompt += weight * (generation.prompt_tokens - self._prompt)
+        self._cached += weight * (generation.cached - self._cached)
         self._most += weight * (generation.most_tokens - self._most)
 
     def account(self, now: float, generation: Generation) -> Account | None:
@@ -46,7 +48,8 @@ class KeptRoom:
     def typical(self, now: float, policy: StepPolicy, prompt_tokens: float = 0.0) -> Generation:
         """A generation as long as the mean of those offered, or with a prompt of `prompt_tokens` tokens."""
         prompt, most = (max(1, round(tokens)) for tokens in (prompt_tokens or self._prompt, self._most))
-        return Generation(prompt, most, now + policy.ttft_s, policy.tpot_s)
+        cached = 0 if prompt_tokens else min(prompt - 1, round(self._cached))
+        return Generation(prompt, most, now + policy.ttft_s, policy.tpot_s, cached=cached)
 
     def beside(
         self,

@@ -18,13 +18,15 @@ from deployments.generation.scheduler.step_time import StepLoad, StepTime
 @dataclass(slots=True, eq=False)
 class CountedStep:
     """A running step that already counts as ended, until `StepScheduler.ended` reports its time. `is_alone`: it
-    computes one prompt, with nothing else at the device. `begun`: generations whose first token it yields.
+    computes one prompt, with nothing else at the device. `begun`: generations whose first token it yields. `filled`:
+    the blocks that its rows fill (`BlockManager.filled`).
     """
 
     planned_s: float
     plan: HybridPlan | None
     is_alone: bool
     begun: list[Generation] = field(default_factory=list)
+    filled: list[tuple[Row, list[tuple[int, bytes]]]] = field(default_factory=list)
 
 
 @dataclass(slots=True, repr=False, eq=False)

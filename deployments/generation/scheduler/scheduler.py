@@ -150,12 +150,13 @@ class StepScheduler(StepQueue):
         finished: Collection[Row] = (),
         *,
         whole: bool = True,
+        left_out: Collection[Row] = (),
         arrived: Collection[int] = (),
         compute_s: ComputeSeconds = UNTIMED,
     ) -> None:
         """The earliest running step has ended after `seconds`. Each wanted row has one more token, and so have the
         parked rows with the numbers `arrived`. The `finished` rows have ended. `compute_s`: see `Computed`. If not
-        `whole`, nothing is learned from the step.
+        `whole`, nothing is learned from the step. It computed nothing of the rows `left_out`.
         """
         if self.counted is None:
             self._count(now)
@@ -163,6 +164,9 @@ class StepScheduler(StepQueue):
         assert counted is not None
         for generation in counted.begun:
             generation.first_at = now
+        for row, filled in counted.filled:
+            if row not in left_out:
+                self.room.computed(filled)
         if whole and counted.planned_s > 0:
             self._learn(seconds, counted)
         rows = self.parked.arrive(arrived)
@@ -183,7 +187,7 @@ class StepScheduler(StepQueue):
         for row, _, tokens, wanted, batch in self.step:
             if batch == PARKING:
                 continue
-            row.coming = 0
+            row.coming, start = 0, row.computed
             if row not in row.generation.rows:  # removed meanwhile
                 continue
             if wanted and row.generation.first_at is None:
@@ -192,6 +196,8 @@ class StepScheduler(StepQueue):
                 counted.begun.append(row.generation)
             else:
                 self._goes_on(row, tokens, picked=wanted)
+            if not row.generation.on_host:
+                counted.filled.append((row, self.room.filled(row, start)))
         self.step, self._plan = [], None
         self._end(now, [row for row in self.running if row.left <= 0])
 

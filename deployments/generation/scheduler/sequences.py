@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -40,6 +41,9 @@ class Generation:
     """An offered or admitted generation. `due`: when its first token is due, on the scheduler's clock. `tpot_s`: None
     promises no pace. `rows`: once admitted, its answers that have not ended. All rows are in the accelerator's cache,
     or all are `on_host`. A caller that adds fields in a subclass offers only generations of that class.
+
+    `keys`: of its full blocks (`PrefixKeys`), which grow with its only answer; empty: its blocks are not found again.
+    `cached`: tokens of its prompt that the cache held when it was offered, full blocks, never all.
     """
 
     prompt_tokens: int
@@ -53,6 +57,8 @@ class Generation:
     on_host: bool = False
     first_at: float | None = None  # when it got its first token
     predicted_s: float = 0.0  # from admission to its first token, as predicted at admission
+    keys: Sequence[bytes] = ()
+    cached: int = 0
 
     @property
     def order(self) -> tuple[bool, float]:
@@ -62,7 +68,7 @@ class Generation:
     @property
     def prompt_left(self) -> int:
         """Tokens of its prompt that no step has computed or is computing."""
-        return self.prompt_tokens - (self.rows[0].computed + self.rows[0].coming if self.rows else 0)
+        return self.prompt_tokens - (self.rows[0].computed + self.rows[0].coming if self.rows else self.cached)
 
     @property
     def pace_s(self) -> float | None:
