@@ -52,9 +52,17 @@ def with_host(**more):
     return GenerationAcceleratorSettings.model_validate({**own, **more})
 
 
-def generate(engine, offers):
+def tokens_in(reports):
+    tokens = {}
+    for token in chain.from_iterable(report.tokens for report in reports):
+        tokens.setdefault((token.number, token.answer), []).append(token.picked.id)
+    return tokens
+
+
+def generate(engine, offers, *later):
     """Side by side, a few joining later, in virtual time: a step takes as long as planned, whatever this machine is. By
-    these times the host is so quick that answers on it are in the steps.
+    these times the host is so quick that answers on it are in the steps. `later`: turns of conversations, each made of
+    all tokens so far. Returns the tokens, and how many of each prompt's were cached.
     """
     model = StepTime(1e-2, 1e-3, 1e-5, 1e-4, 0.0)
     host = (
@@ -72,18 +80,21 @@ def generate(engine, offers):
             loop.call_at(ends_at, ended, found)
 
         stepper = StepLoop(schedule, compute, clock=loop.time)
-        for offer in offers:
-            stepper.receive(router, GenerationOffers([offer]))
-            await asyncio.sleep(0.01)
-        await stepper.drained()
-        assert stepper.state().free_blocks == engine.blocks
-        return [call.args[0] for call in router.send.call_args_list]
 
-    tokens = {}
-    for token in chain.from_iterable(report.tokens for report in run(main())):
-        tokens.setdefault((token.number, token.answer), []).append(token.picked.id)
+        def reports():
+            return [call.args[0] for call in router.send.call_args_list]
+
+        for turn in (lambda _: offers, *later):
+            for offer in turn(tokens_in(reports())):
+                stepper.receive(router, GenerationOffers([offer]))
+                await asyncio.sleep(0.01)
+            await stepper.drained()
+        assert stepper.state().free_blocks == engine.blocks
+        return reports()
+
+    reports = run(main())
     assert host is None or host.tokens > 0
-    return tokens
+    return tokens_in(reports), dict(chain.from_iterable(report.cached for report in reports))
 
 
 @pytest.mark.parametrize(
@@ -103,11 +114,53 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path, monkeypatch, family, 
         GenerationOffer(number, 60.0, prompt, 24, Sampling(0.0), answers=count)
         for number, (prompt, count) in enumerate(zip(prompts, answers, strict=True))
     ]
-    found = generate(engine, offers)
+    found, _ = generate(engine, offers)
     assert len(found) == sum(answers)
     for (number, _), tokens in found.items():
         assert len(tokens) == 24
         check(own, [*prompts[number].tolist(), *tokens], len(prompts[number]))
+
+
+@pytest.mark.parametrize(
+    ("place", "block_size", "others", "cached"),
+    [
+        (settings(), 128, 0, {2: 384, 3: 384, 4: 384, 5: 512}),
+        (settings(), 128, 5, {2: 384, 3: 384, 4: 256, 5: 512}),
+        (settings(), 256, 0, {2: 256, 3: 256, 4: 256, 5: 512}),
+        (with_host(), 128, 0, None),
+    ],
+    ids=["alone", "pushed out by others", "in blocks for flash attention", "with a host"],
+)
+def test_conversations_that_find_their_blocks_are_answered_as_by_transformers(
+    tmp_path, monkeypatch, place, block_size, others, cached
+):
+    """Two conversations side by side begin alike. Before their third turn, `others` come."""
+    own, card = saved(tmp_path)
+    monkeypatch.setattr(paged_attention, "block_size_for", lambda *_, **__: block_size)
+    random, asked = np.random.default_rng(1), {}
+    same = random.integers(0, VOCABULARY, 300).tolist()
+
+    def offer(number, before, more, scope=b"a"):
+        asked[number] = [*before, *random.integers(0, VOCABULARY, more).tolist()]
+        return GenerationOffer(number, 60.0, np.array(asked[number], np.int32), 60, Sampling(0.0), cache_scope=scope)
+
+    def turn(tokens):
+        first = len(tokens)
+        for talk in range(2):
+            before = [*asked[first + talk - 2], *tokens[first + talk - 2, 0]] if first else same
+            yield offer(first + talk, before, 30 + 70 * talk)
+
+    def interlude(_):
+        return [offer(100 + other, [], 400, None) for other in range(others)]
+
+    def last(tokens):
+        return turn({key: found for key, found in tokens.items() if key[0] < 100})
+
+    found, hits = generate(create_step_engine(card, place, "cpu", 1), turn({}), turn, interlude, last)
+    assert hits == (cached or hits)
+    assert found.keys() == {(number, 0) for number in asked}
+    for number, ids in asked.items():
+        check(own, [*ids, *found[number, 0]], len(ids))
 
 
 def test_steps_run_as_graphs_except_with_a_host(tmp_path, monkeypatch):
