@@ -4,9 +4,11 @@ A generation is late if it was admitted and its first token missed the deadline,
 Goodput counts what was in time, in generations and in tokens. The bound is the same rule with certainty: it knows how
 long each answer will be, steps take exactly the predicted time, and it keeps no margin. There is no network or Router.
 
-In one test, two tenants send a device twice its capacity, one of them ten times as much as the other.
+In one test, two tenants send a device twice its capacity, one of them ten times as much as the other. In another one,
+conversations go on for eight turns, with and without the blocks of their earlier turns.
 """
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +19,17 @@ from benchmarks.kit.bench import Bench, Found, all_of, one_of
 from benchmarks.kit.figures import BLUE, RED, figure_of, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet, table
-from benchmarks.simulation.step_world import Arrival, Certain, Sent, StepDevice, StepTable, StepWorld, Times, mixed
+from benchmarks.simulation.step_world import (
+    Arrival,
+    Certain,
+    Sent,
+    StepDevice,
+    StepTable,
+    StepWorld,
+    Times,
+    conversations,
+    mixed,
+)
 from deployments.admission.fair_share import Tenant
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
@@ -30,6 +42,8 @@ _SERVED = 0.95  # of a Poisson stream at capacity, by the bound
 LOADS = (0.5, 1.0, 1.5, 3.0)
 _LONG = 1000  # tokens: above, a prompt is a long one
 _QUIET, _LOUD = 2 / 11, 20 / 11  # of the capacity, that the two tenants ask for
+_WARM_S = 200.0  # until as many conversations go on as later
+_TALKS = [(blocks, turns_s) for blocks in (320, 1000, 3000) for turns_s in (2.0, 4.0, 8.0)]
 PRODUCT, SLOWER, NOISIER = "product", "1.3 x slower from a third on", "scatter 10 %"
 
 
@@ -57,7 +71,7 @@ CASES: Mapping[str, Mapping[str, Pool]] = {
 
 def run(bench: Bench) -> None:
     seconds = _QUICK_SECONDS if bench.quick else _SECONDS
-    with bench.steps(len(CASES) * (2 + 2 * len(LOADS))) as step:
+    with bench.steps(len(CASES) * (2 + 2 * len(LOADS)) + len(_TALKS)) as step:
         for case, pools in CASES.items():
             step(f"{case}, capacity")
             capacity = capacity_of(pools, seconds)
@@ -69,6 +83,9 @@ def run(bench: Bench) -> None:
             step(f"{case}, two tenants")
             for bursts in (False, True):
                 _tenants(bench, case, two_tenants(capacity, seconds, bursts=bursts), seconds, bursts=bursts)
+        for blocks, turns_s in _TALKS:
+            step(f"conversations, {blocks} blocks, {turns_s:g} turns/s")
+            _conversations(bench, Pool(_ACCELERATOR.table, blocks), turns_s, seconds)
 
 
 def kind_of(*, bursts: bool) -> str:
@@ -107,6 +124,20 @@ def _tenants(bench: Bench, case: str, come: Sequence[Arrival], seconds: float, *
     told |= {"all": told_of(sent, seconds), "unnamed": told_of(unnamed, seconds)}
     shown = ", ".join(f"{name} {told[name]['admitted']} of {told[name]['offered']}" for name in parts)
     bench.sample({"what": "tenants", "case": case, "arrivals": kind_of(bursts=bursts)}, told, shown)
+
+
+def _conversations(bench: Bench, pool: Pool, turns_s: float, seconds: float) -> None:
+    come = conversations(turns_s, _WARM_S + seconds)
+    told = {}
+    for how, arrivals in (("cached", come), ("anew", [one._replace(talk=None) for one in come])):
+        every = served({"accelerator": pool}, arrivals, noise=NOISE)
+        sent = [one for one in every if one.arrival.at >= _WARM_S]
+        admitted = [one for one in sent if one.came_at is not None]
+        share = sum(one.cached for one in admitted) / sum(one.prompt_tokens for one in admitted)
+        first_s = statistics.median((one.came_at or 0.0) - one.arrival.at for one in admitted)
+        told[how] = told_of(sent, seconds) | {"share": share, "first_s": first_s}
+    shown = ", ".join(f"{how} {one['tokens']:.0f} tokens/s in time" for how, one in told.items())
+    bench.sample({"what": "conversations", "blocks": pool.blocks, "turns_s": turns_s}, told, shown)
 
 
 def served(
@@ -194,7 +225,7 @@ def sheets(found: Found) -> list[Sheet]:
         promise = f"first token within {POLICY.ttft_s:g} s, {POLICY.tpot_s:g} s a token"
         title = f"{case}: capacity {rate:.1f} generations/s; {promise}"
         shown.append(table(title, columns, _streams(found, case=case)))
-    return [*shown, _doubts(found), _shares(found)]
+    return [*shown, _doubts(found), _shares(found), _talks(found)]
 
 
 def _doubts(found: Found) -> Sheet:
@@ -220,6 +251,21 @@ def _shares(found: Found) -> Sheet:
         of = {f"of_{name}": _admitted(one[name]) for name in ("quiet", "loud", "unnamed")}
         rows.append({**one, **of, "times": one["all"]["tokens"] / one["unnamed"]["tokens"]})
     return table("Two tenants at twice the capacity, one of them asking for ten times as much", columns, rows)
+
+
+def _talks(found: Found) -> Sheet:
+    columns = {
+        "blocks": "{blocks}", "turns/s": "{turns_s:g}", "of the prompts' tokens cached": "{cached[share]:.0%}",
+        "admitted, with / without": "{of_cached:.0%} / {of_anew:.0%}",
+        "tokens/s in time": "{cached[tokens]:.0f} / {anew[tokens]:.0f}",
+        "median first token": "{cached[first_s]:.2f} s / {anew[first_s]:.2f} s",
+        "late": "{cached[late]:.2%} / {anew[late]:.2%}",
+    }  # fmt: skip
+    rows = [
+        {**one, **{f"of_{how}": _admitted(one[how]) for how in ("cached", "anew")}}
+        for one in all_of(found, what="conversations")
+    ]
+    return table("Conversations on the accelerator, with and without the blocks of their earlier turns", columns, rows)
 
 
 def _admitted(told: Mapping[str, Any]) -> float:

@@ -27,7 +27,9 @@ _COUNTS = (0, 1, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096) 
 
 
 class Arrival(NamedTuple):
-    """A generation that arrives. `tokens`: the true lengths of its answers, which the scheduler does not know."""
+    """A generation that arrives. `tokens`: the true lengths of its answers, which the scheduler does not know. `talk`:
+    the conversation that it continues, if its earlier turns may be cached.
+    """
 
     at: float
     prompt_tokens: int
@@ -35,6 +37,13 @@ class Arrival(NamedTuple):
     tokens: tuple[int, ...] = (1,)
     bulk: bool = False
     tenant: Tenant | None = None
+    talk: int | None = None
+
+    @property
+    def keys(self) -> list[bytes]:
+        """For `Generation.keys`, also of what is not generated yet."""
+        tokens = 0 if self.talk is None else self.prompt_tokens + max(self.tokens)
+        return [b"%d %d" % (self.talk or 0, place) for place in range(tokens // BLOCK)]
 
 
 class Times(Protocol):
@@ -247,6 +256,7 @@ class StepWorld:
             len(arrival.tokens),
             arrival.bulk,
             arrival.tenant,
+            keys=arrival.keys,
             arrival=arrival,
         )
 
@@ -298,3 +308,19 @@ def mixed(rate_s: float, seconds: float, *, bursts: bool = False, seed: int = 1)
             most = int(min(500, max(tokens, draw.choice([64, 128, 256, 500]))))
             out.append(Arrival(at, prompt, most, (tokens,)))
     return [one for one in out if one.at < seconds]
+
+
+def conversations(rate_s: float, seconds: float, *, seed: int = 1) -> list[Arrival]:
+    """Conversations of 8 turns. From 200 s on, `rate_s` turns arrive each second. Each one adds 20 to 500 tokens to a
+    first prompt of 200 to 4,000 and all answers so far, and comes 10 to 40 s after the one before.
+    """
+    draw, began, out = np.random.default_rng(seed), 0.0, []
+    while began < seconds:
+        began += draw.exponential(8 / rate_s)
+        at, prompt = began, int(np.clip(draw.lognormal(np.log(1000), 0.8), 200, 4000))
+        for _ in range(8):
+            tokens = int(np.clip(draw.lognormal(np.log(80), 1.0), 1, 500))
+            out.append(Arrival(at, prompt, 500, (tokens,), talk=round(began * 1e6)))
+            prompt += tokens + int(np.clip(draw.lognormal(np.log(60), 1.0), 20, 500))
+            at += draw.uniform(10.0, 40.0)
+    return sorted((one for one in out if one.at < seconds), key=lambda one: one.at)

@@ -21,7 +21,7 @@ SECONDS = 30.0
 
 @st.composite
 def arrivals(draw):
-    """Bursts and streams of any lengths, some with several answers, some bulk."""
+    """Bursts and streams of any lengths, some with several answers, some bulk, some that continue others."""
     out, at = [], 0.0
     for _ in range(draw(st.integers(1, 25))):
         at += draw(st.sampled_from([0.0, 0.0, 0.01, 0.05, 0.2, 1.0, 4.0]))
@@ -29,7 +29,8 @@ def arrivals(draw):
         most = draw(st.sampled_from([1, 2, 10, 100, 500]))
         tokens = draw(st.lists(st.integers(1, most), min_size=1, max_size=draw(st.sampled_from([1, 1, 4]))))
         same = draw(st.sampled_from([1, 1, 3, 10]))
-        out += [Arrival(at, prompt, most, tuple(tokens), draw(st.sampled_from([False, False, False, True])))] * same
+        bulk, talk = draw(st.sampled_from([False, False, False, True])), draw(st.sampled_from([None, 1, 2]))
+        out += [Arrival(at, prompt, most, tuple(tokens), bulk, talk=talk)] * same
     return out
 
 
