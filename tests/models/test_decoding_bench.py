@@ -30,11 +30,13 @@ def test_a_contestant_is_measured_in_a_process_of_its_own(monkeypatch, tmp_path)
     monkeypatch.setattr(decoding, "_STREAM_NUMBERS", 1000)
     read = decoding.write(SMALL, "bfloat16", tmp_path)
     with decoding._Child("windve", tmp_path, "bfloat16") as child:
-        measured = [{"batch": batch, "answer": 6, **child.measure(batch, 6, read)} for batch in (1, 8)]
+        about = [{"prompt": decoding.PROMPT, "batch": batch, "answer": 6} for batch in (1, 8)]
+        measured = [{**one, **child.measure(*one.values(), read)} for one in about]
     samples = [sample | {"contestant": "windve bf16", "memory": decoding.memory_rate()} for sample in measured]
-    samples.append({"batch": 8, "answer": 6, "contestant": "vLLM bf16", "rate": samples[1]["rate"] / 2, "weights": 1.0})
+    samples.append({**about[1], "contestant": "vLLM bf16", "rate": samples[1]["rate"] / 2, "weights": 1.0})
     found = {"samples": samples}
-    speeds, steps = decoding.sheets(found)
-    assert [row[0] for row in speeds.rows] == [row[0] for row in steps.rows] == ["1", "8"]
+    speeds, prompts, steps = decoding.sheets(found)
+    rows = [[row[1] for row in sheet.rows if row[0] == str(decoding.PROMPT)] for sheet in (speeds, prompts, steps)]
+    assert rows == [["1", "8"]] * 3
     assert [row[-1] for row in speeds.rows] == ["-", "2.00 x"]
-    assert [goal.reached for goal in decoding.goals(found)] == [None, pytest.approx(2), None]
+    assert [goal.reached for goal in decoding.goals(found)] == [None, pytest.approx(2), None, None, None]
