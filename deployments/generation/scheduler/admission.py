@@ -128,7 +128,8 @@ class StepAdmission:
         typical = self.reserve.typical(now, queue.policy)
         kept = self._kept_beside(now, typical)
         on_host = self._cache_for(typical, kept)
-        typical.on_host = bool(on_host)
+        if on_host:
+            typical.on_host, typical.cached = True, 0
         prediction = self._predicted(now, typical, kept)
         first_s = float(prediction.first_s[0])
         prompt_token_s = learning.slowdown * queue.model.prompt_token_s
