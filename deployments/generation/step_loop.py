@@ -365,7 +365,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
     def _account(self, now: float, step: Step, found: Found | BaseException) -> None:
         """Send the step's tokens to Routers, end rows, and let the scheduler learn from the step."""
         finished: list[Row] = []
-        whole, left_out, arrived, compute_s = False, list[Row](), list[ScheduledChunk](), UNTIMED
+        whole, arrived, compute_s = False, list[ScheduledChunk](), UNTIMED
         numbers: Sequence[int] = ()
         try:
             if isinstance(found, BaseException):
@@ -375,6 +375,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             for chunk, picked in zip([*step.wanted, *arrived], found.picked, strict=True):
                 finished += self._picked(chunk, picked)
             computed, left_out, whole = step.computed(found)
+            self.schedule.left_out(left_out)
             self._on_step(len(computed), sum(chunk.tokens for chunk in computed), now - step.began, step.planned_s)
             if computed and None not in found.picked:
                 self.problem = None
@@ -383,9 +384,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             self._step_failed(self._begun(step), in_step, self._on_failure(error))
         stopped, self._stopped = self._stopped, []
         ends = [*finished, *stopped]
-        self.schedule.ended(
-            now, now - step.began, ends, whole=whole, left_out=left_out, arrived=numbers, compute_s=compute_s
-        )
+        self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, compute_s=compute_s)
         for row in [*(chunk.row for chunk in [*step.chunks, *arrived]), *stopped]:
             if not (generation := offered(row)).rows:
                 generation.session.admitted.pop(generation.offer.number, None)

@@ -251,7 +251,9 @@ def test_what_a_step_has_not_computed_is_never_found(how):
     schedule.next_step(1.0)
     if how == "forgotten":  # it has failed
         schedule.room.forget_contents()
-    schedule.ended(1.0, 1.0, left_out=one.rows if how == "left out" else ())
+    else:
+        schedule.left_out(one.rows)
+    schedule.ended(1.0, 1.0)
     assert schedule.room.cached(conversation(300)) == 0
 
 

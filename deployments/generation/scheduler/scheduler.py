@@ -150,13 +150,12 @@ class StepScheduler(StepQueue):
         finished: Collection[Row] = (),
         *,
         whole: bool = True,
-        left_out: Collection[Row] = (),
         arrived: Collection[int] = (),
         compute_s: ComputeSeconds = UNTIMED,
     ) -> None:
         """The earliest running step has ended after `seconds`. Each wanted row has one more token, and so have the
         parked rows with the numbers `arrived`. The `finished` rows have ended. `compute_s`: see `Computed`. If not
-        `whole`, nothing is learned from the step. It computed nothing of the rows `left_out`.
+        `whole`, nothing is learned from the step.
         """
         if self.counted is None:
             self._count(now)
@@ -165,7 +164,7 @@ class StepScheduler(StepQueue):
         for generation in counted.begun:
             generation.first_at = now
         for row, filled in counted.filled:
-            if row not in left_out:
+            if row.generation.keys:
                 self.room.computed(filled)
         if whole and counted.planned_s > 0:
             self._learn(seconds, counted)
@@ -178,6 +177,14 @@ class StepScheduler(StepQueue):
         self.steps += 1
         ends = {*finished, *(row for row in rows if row.left <= 0)}
         self._end(now, [row for row in self.running if row in ends] if ends else ())
+
+    @staticmethod
+    def left_out(rows: Iterable[Row]) -> None:
+        """The earliest running step computes nothing of these rows, which have ended. Call it before `ended`: nothing
+        more of their generations is found again.
+        """
+        for row in rows:
+            row.generation.keys = ()
 
     def _count(self, now: float) -> None:
         """Count the last composed step as ended, although it still runs."""
