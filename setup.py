@@ -7,7 +7,7 @@ setup(
         Extension(
             f"deployments.generation.kernels.{name}",  # loaded by ctypes: deployments/generation/kernels/native.py
             [f"deployments/generation/kernels/{name}.c"],
-            depends=[f"deployments/generation/kernels/{header}.h" for header in ("vectors", "multiply")],
+            depends=[f"deployments/generation/kernels/{header}.h" for header in ("vectors", "forms", "multiply")],
             extra_compile_args=["-O3", "-fno-math-errno"],
             libraries=["m"],
             optional=True,

@@ -143,6 +143,9 @@ class GenerationCpuSettings(CpuPlace, _GenerationEngineSettings):
     engine: Literal["torch", "emulated"] = "torch"
 
 
+_TOKEN_BYTES = 8  # of a token in a body's JSON: of English about 4, of "\\u4f60" 6
+
+
 class GenerationLimits(BodyLimits):
     """Limits on a request, checked before any expensive work."""
 
@@ -153,6 +156,11 @@ class GenerationLimits(BodyLimits):
     sse_keepalive_s: Seconds = 15.0  # a stream that pauses so long gets a comment line, to show that it is alive
     slow_reader_s: Seconds = 10.0  # a client that reads nothing of a stream for so long is disconnected
     special_tokens_in_chats: bool = False  # true: names of special tokens in messages become those tokens (SECURITY.md)
+
+    def body_bytes(self, context: int) -> int:
+        """The bytes of the largest body: what is set, or else enough for the text of `context` tokens."""
+        is_set = "max_body_bytes" in self.model_fields_set
+        return self.max_body_bytes if is_set else max(self.max_body_bytes, _TOKEN_BYTES * context)
 
 
 class GenerationSettings(OneModelSettings):

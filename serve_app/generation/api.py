@@ -42,6 +42,7 @@ class CompletionsApi(ModelApi):
     ) -> None:
         """Raises SettingsError if the model's chat template or tokenizer cannot be used."""
         self._router, self._limits = router, settings.limits
+        self._max_bytes = self._limits.body_bytes(router.card.context)
         rules = _rules(settings)
         super().__init__(rules, router, api_keys, observer, emulated=settings.emulated, has_page=settings.page)
         self.names = TokenNames(router.tokenizer)
@@ -55,7 +56,7 @@ class CompletionsApi(ModelApi):
         return {
             **{("POST", path): self.completions for path in COMPLETIONS},
             **{("POST", path): self.chat for path in CHATS},
-            **TokenizerRoutes(tokenizer, card.context, self._rules, self._limits.max_body_bytes).handlers,
+            **TokenizerRoutes(tokenizer, card.context, self._rules, self._max_bytes).handlers,
         }
 
     def close(self) -> None:
@@ -83,7 +84,7 @@ class CompletionsApi(ModelApi):
         return self.asking.wanted(asked, prompts, headers, client=request.client, received=received)
 
     async def _parsed(self, kind: type[Body], request: HttpRequest) -> Body:
-        return kind.parse(await request.body(self._limits.max_body_bytes), self._rules)
+        return kind.parse(await request.body(self._max_bytes), self._rules)
 
     def _head(self, asked: CompletionOptions, wanted: Sequence[WantedGeneration], request: HttpRequest) -> ReplyHead:
         prompt_tokens = sum(len(one.ids) for one in wanted)

@@ -43,9 +43,8 @@ class GenerationCalls(GrpcService):
         observer: Observer,
     ) -> None:
         settings = router.settings
-        super().__init__(
-            [SERVICE], api_keys, observer, max_bytes=settings.limits.max_body_bytes, emulated=settings.emulated
-        )
+        max_bytes = settings.limits.body_bytes(router.card.context)
+        super().__init__([SERVICE], api_keys, observer, max_bytes=max_bytes, emulated=settings.emulated)
         self._router, self._asking, self._names = router, asking, names
 
     async def Generate(self, request: Received, grpc_context: RayServegRPCContext) -> AsyncGenerator[Message, None]:

@@ -70,6 +70,20 @@ def test_in_any_mix_each_is_as_if_alone(models, events):
             check(own, ids, prompt)
 
 
+def test_only_torchs_products_are_padded(models, request, monkeypatch):
+    """Of 9 tokens with a prompt among them 16 rows, then of their 2 chunks 2; of 9 chunks 16."""
+    model, rows = models[1], []
+    in_c = isinstance(PRODUCTS[request.node.callspec.params["models"]], PackedProducts)
+    head, (first, *others) = model.head, model.layers
+    monkeypatch.setattr(model, "head", lambda x: rows.append(len(x)) or head(x))
+    counted = [lambda x, layout: rows.append(len(x)) or first(x, layout), *others]
+    monkeypatch.setattr(model, "layers", counted)
+    one = [Chunk(np.ones(1, np.int32), 0, (at,), wanted=True) for at in range(9)]
+    for chunks in ([Chunk(np.ones(8, np.int32), 0, (0,), wanted=True), one[1]], one):
+        model.step(chunks)
+    assert rows == ([9, 2, 9, 9] if in_c else [16, 2, 16, 16])
+
+
 @pytest.mark.parametrize("form", ["torch", *forms(torch.bfloat16)])
 def test_in_bfloat16_logits_are_as_near_as_those_of_transformers(own, form):
     """docs/generation.md states the bounds; 51 tokens behind a prompt of a chunk and then one by one."""

@@ -36,7 +36,7 @@ STATUS = grpc.StatusCode
 def made(tmp_path_factory):
     router = Generating(tmp_path_factory.mktemp("generating") / "model")
     router.config = SimpleNamespace(ttft_s=1000.0)
-    router.settings = SimpleNamespace(limits=SimpleNamespace(max_body_bytes=5000), emulated=True)
+    router.settings = SimpleNamespace(limits=settings_of().limits, emulated=True)
     with contextlib.closing(CompletionsApi(router, settings_of())) as api:
         yield router, api
 

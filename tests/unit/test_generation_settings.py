@@ -9,7 +9,7 @@ import serve_app
 from deployments.errors import SettingsError
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduler.step_time import HostTime, StepLoad
-from deployments.generation.settings import GenerationAcceleratorSettings, GenerationRouterConfig
+from deployments.generation.settings import GenerationAcceleratorSettings, GenerationLimits, GenerationRouterConfig
 from serve_app.config.generation import GenerationArgs
 from serve_app.config.service_config import args_of, check_config, load_config
 
@@ -105,3 +105,9 @@ def test_the_figures_of_a_known_device_are_those_of_its_data_sheet():
     assert device.blocks * 128 * 524_288 == pytest.approx(0.85 * 2.52e9, rel=0.04)
     assert host.seconds(0, 1000) == pytest.approx(1000 * 524_288 / (0.6 * 140.8e9 / 3))
     assert host.copy_token_s == pytest.approx(524_288 / (0.8 * 15.75e9))
+
+
+def test_a_body_holds_a_text_of_the_whole_context():
+    assert GenerationLimits().body_bytes(4096) == 4 * 2**20
+    assert GenerationLimits().body_bytes(10**6) == 8 * 10**6
+    assert GenerationLimits(max_body_bytes=5).body_bytes(10**6) == 5

@@ -16,7 +16,7 @@ from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation.engine.cache import Cache, CachedAttention, Turned
 from deployments.generation.engine.packed_step import StepLayout
-from deployments.generation.kernels.packed_products import products_for
+from deployments.generation.kernels.packed_products import PackedProducts, products_for
 from deployments.generation.kernels.row_kernels import kernel_norm
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.work import Chunk
@@ -65,6 +65,8 @@ class CausalModel:
             return self.attention[-1]
 
         products = products or products_for(self.place)
+        in_c = isinstance(products, PackedProducts) and products.computes(config.hidden_act)
+        self._padded = self.place.device.type == "cpu" and not in_c
         parts = decoder.build(config, weights.within("model"), attend=attend, products=products, norms=kernel_norm)
         self._embeddings = parts.embeddings()
         self.layers = [cast("PreNorm", build()) for build in parts.blocks]
@@ -79,7 +81,8 @@ class CausalModel:
         """Compute chunks, at most one per sequence, and put their keys and values into the cache. Returns the logits of
         the next tokens, float32 [wanted chunks, vocabulary].
         """
-        return self.compute(StepLayout.of_chunks(chunks, self.place, self.cache.block_size))
+        layout = StepLayout.of_chunks(chunks, self.place, self.cache.block_size, padded=self._padded)
+        return self.compute(layout)
 
     def compute(self, layout: StepLayout) -> torch.Tensor:
         """The same for a layout."""

@@ -142,7 +142,6 @@ class _Part:
     def of_chunks(cls, model: CausalModel, chunks: Sequence[Chunk], start: int, stored: Place) -> Self:
         place, block_size = model.place, model.cache.block_size
         layout = StepLayout.of_chunks(chunks, place, block_size)
-        layout.spare = 0  # other parts may follow
         return cls(
             layout,
             layout if place.device == stored.device else StepLayout.of_chunks(chunks, stored, block_size),

@@ -18,7 +18,7 @@ from deployments.generation.kernels.decode_kernel import DecodeRows
 from deployments.generation.scheduler.block_pool import blocks_of
 from deployments.generation.scheduler.work import Chunk
 
-# Numbers of rows to which products are padded, since oneDNN prepares a new kernel for each number; above 32, multiples.
+# Numbers of rows to which torch's products are padded: oneDNN prepares a new kernel for each. Above 32, multiples.
 _ROWS = (1, 2, 4, 8, 16, 24, 32)
 
 
@@ -34,9 +34,11 @@ class StepLayout(Layout):
     tables: torch.Tensor  # [chunks, most blocks]: for each chunk, the blocks that hold it and all tokens before it
     last: torch.Tensor  # the rows whose next token is wanted
     decoding: DecodeRows
+    is_padded: bool  # whether there are spare rows
 
     @classmethod
-    def of_chunks(cls, chunks: Sequence[Chunk], place: Place, block_size: int) -> Self:
+    def of_chunks(cls, chunks: Sequence[Chunk], place: Place, block_size: int, *, padded: bool = False) -> Self:
+        """`padded`: add spare rows, for torch's products on a CPU."""
         lengths = np.array([len(chunk.ids) for chunk in chunks], np.int32)
         bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         tokens = int(bounds[-1])
@@ -59,7 +61,7 @@ class StepLayout(Layout):
             longest=max(ends),
             ragged=True,
             tokens=tokens,
-            spare=_rows(tokens) - tokens if place.device.type == "cpu" else 0,
+            spare=_spare(tokens) if padded else 0,
             bounds=on_device[6].int(),
             lengths=lengths.tolist(),
             _starts=bounds,
@@ -71,6 +73,7 @@ class StepLayout(Layout):
             tables=on_device[4].view(tables.shape),
             last=on_device[5],
             decoding=DecodeRows.of_chunks(chunks, bounds[:-1]),
+            is_padded=padded,
         )
 
     @property
@@ -82,8 +85,7 @@ class StepLayout(Layout):
         return table.index_select(0, self.positions)
 
     def only(self, rows: torch.Tensor) -> None:
-        spare = _rows(len(rows)) - len(rows) if self.place.device.type == "cpu" else 0
-        self.wanted = functional.pad(rows, (0, spare))
+        self.wanted = functional.pad(rows, (0, _spare(len(rows)) if self.is_padded else 0))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,6 +107,7 @@ class FixedStep(StepLayout):
             spare=0, bounds=rows.int(), lengths=[1] * size.rows, _starts=np.empty(0, np.int32), chunks=(), ids=ids,
             positions=positions, ends=positions + 1, slots=torch.stack([blocks, positions % size.block_size]),
             tables=tables, last=rows[:-1], decoding=DecodeRows.of_chunks((), np.empty(0, np.int32)), held=held,
+            is_padded=False,
         )  # fmt: skip
 
     def firsts(self, table: torch.Tensor) -> torch.Tensor:
@@ -120,5 +123,6 @@ def sent(numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     return tensor.to(device)
 
 
-def _rows(tokens: int) -> int:
-    return next((rows for rows in _ROWS if rows >= tokens), -(-tokens // _ROWS[-1]) * _ROWS[-1])
+def _spare(rows: int) -> int:
+    """How many rows to add to so many."""
+    return next((count for count in _ROWS if count >= rows), -(-rows // _ROWS[-1]) * _ROWS[-1]) - rows

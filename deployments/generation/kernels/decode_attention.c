@@ -1,7 +1,5 @@
 /* Attention of one query a sequence to its keys and values in a cache of blocks: scores, softmax as it goes (Milakov and
  * Gimelshein 2018, "Online normalizer calculation for softmax"), and the weighted sum of the values, all in float32.
- *
- * The file includes itself once for each form: lanes of a vector, and what the compiler may use of the processor.
  */
 #include "vectors.h"
 #ifndef FORM
@@ -38,60 +36,24 @@ static inline int64_t start_of(const struct attention *at, int64_t sequence, int
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (NAME(bits)){__VA_ARGS__})
 #endif
 
-#define FORM plain
-#define TARGET
-#define LANES 4
-#define HEADS 4 /* at once, whose sums stay in registers */
-#define EACH(f, s) f(0, s), f(1, s), f(2, s), f(3, s)
-#include "decode_attention.c"
+#define SELF "decode_attention.c"
+#include "forms.h"
 
-#if defined(__x86_64__)
-#undef FORM
-#undef TARGET
-#undef LANES
-#undef EACH
-#define FORM avx2
-#define TARGET TARGET_AVX2
-#define HAS_FLOAT16
-#define LANES 8
-#define EACH(f, s) f(0, s), f(1, s), f(2, s), f(3, s), f(4, s), f(5, s), f(6, s), f(7, s)
-#include "decode_attention.c"
-
-#undef FORM
-#undef TARGET
-#undef LANES
-#undef HEADS
-#undef EACH
-#define FORM avx512
-#define TARGET TARGET_AVX512
-#define LANES 16
-#define HEADS 8
-#define EACH(f, s)                                                                                                     \
-    f(0, s), f(1, s), f(2, s), f(3, s), f(4, s), f(5, s), f(6, s), f(7, s), f(8, s), f(9, s), f(10, s), f(11, s),      \
-        f(12, s), f(13, s), f(14, s), f(15, s)
-#include "decode_attention.c"
-
-#ifdef HAS_AMX
-#undef FORM
-#undef TARGET
-#define FORM amx
-#define TARGET TARGET_AMX
-#define TILES
-#include "decode_attention.c"
-#endif
-#endif
-
-/* The forms that this processor runs, the best first. */
-const char *decode_attention_forms(void) {
-#if defined(__x86_64__)
-    const char *of[] = {"plain", "avx2 plain", "avx512 avx2 plain", "avx512 avx2 plain", "amx avx512 avx2 plain"};
-    return of[best_form()];
-#else
-    return "plain";
-#endif
-}
+const char *decode_attention_forms(void) { return forms(); }
 
 #else /* one form */
+
+#define EACH4(f, s, i) f(i, s), f(i + 1, s), f(i + 2, s), f(i + 3, s)
+#if LANES == 4
+#define HEADS 4 /* at once, whose sums stay in registers */
+#define EACH(f, s) EACH4(f, s, 0)
+#elif LANES == 8
+#define HEADS 4
+#define EACH(f, s) EACH4(f, s, 0), EACH4(f, s, 4)
+#else
+#define HEADS 8
+#define EACH(f, s) EACH4(f, s, 0), EACH4(f, s, 4), EACH4(f, s, 8), EACH4(f, s, 12)
+#endif
 
 /* Lane i of the sum of both: of `a` and of `b` in turns, each `stride` lanes wide, the neighbours added. */
 #define FIRST(i, s) ((i) & (s) ? LANES + (i) - (s) : (i))
@@ -392,6 +354,9 @@ TARGET void NAME(decode_attention)(struct attention *at) {
     free(memory);
 }
 
+#undef HEADS
+#undef EACH4
+#undef EACH
 #undef FIRST
 #undef SECOND
 #undef FOLD

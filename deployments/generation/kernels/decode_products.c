@@ -30,7 +30,7 @@ struct product {
 #define SELF "decode_products.c"
 #include "multiply.h"
 
-const char *decode_products_forms(void) { return product_forms(); }
+const char *decode_products_forms(void) { return forms(); }
 
 #else /* one form */
 

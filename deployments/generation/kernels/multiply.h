@@ -1,9 +1,5 @@
-/* Products of matrices by panels of COLUMNS outputs, in the forms that the processors have. A file defines its structs and
- * SELF, its own name, and includes this header, which includes the file once for each form; there the file includes
- * vectors.h and this header again.
- *
- * A form: lanes of a vector, rows at once, and what the compiler may use of the processor. The form amx has 16 rows of a
- * matrix in each of the processor's tiles.
+/* Products of matrices by panels of COLUMNS outputs, in the forms of forms.h: a file includes this header in its place, and
+ * again in each form. The form amx has 16 rows of a matrix in each of the processor's tiles.
  */
 #ifndef FORM
 
@@ -18,66 +14,7 @@ struct factors {
 
 static inline int64_t padded(int64_t count) { return (count + PAD - 1) / PAD * PAD; }
 
-#define FORM plain
-#define TARGET
-#define LANES 4
-#define ROWS 3 /* at once, whose sums stay in registers */
-#include SELF
-
-#if defined(__x86_64__)
-#undef FORM
-#undef TARGET
-#undef LANES
-#define FORM avx2
-#define TARGET TARGET_AVX2
-#define HAS_FLOAT16
-#define LANES 8
-#include SELF
-
-#undef FORM
-#undef TARGET
-#undef LANES
-#undef ROWS
-#define FORM avx512
-#define TARGET TARGET_AVX512
-#define LANES 16
-#define ROWS 12
-#include SELF
-
-#ifdef HAS_AMX
-#undef FORM
-#undef TARGET
-#define FORM avx512bf16
-#define TARGET TARGET_BFLOAT16
-#define DOT(sums, weights, pair)                                                                                       \
-    (NAME(vector))_mm512_dpbf16_ps((__m512)(sums), (__m512bh)(weights), (__m512bh)(pair))
-#include SELF
-#undef DOT
-
-#undef FORM
-#undef TARGET
-#undef LANES
-#undef ROWS
-#define FORM amx
-#define TARGET TARGET_AMX
-#define LANES 16
-#define ROWS 32
-#define TILES
-#include SELF
-
-#endif
-#endif
-
-/* The forms that this processor runs, the best first. Amx and avx512bf16 are for bfloat16 alone. */
-static const char *product_forms(void) {
-#if defined(__x86_64__)
-    const char *of[] = {"plain", "avx2 plain", "avx512 avx2 plain", "avx512bf16 avx512 avx2 plain",
-                        "amx avx512bf16 avx512 avx2 plain"};
-    return of[best_form()];
-#else
-    return "plain";
-#endif
-}
+#include "forms.h"
 
 #else /* one form */
 

@@ -48,8 +48,13 @@ class PackedProducts:
         weight, bias = weight_and_bias(weights, *names, scales=scales)
         return PackedDense(self._form, weight, biases=(bias,))
 
+    @staticmethod
+    def computes(activation: str) -> bool:
+        """Whether gated products with this activation are computed here; if not, by torch."""
+        return ACTIVATIONS[activation] == ACTIVATIONS["silu"]
+
     def gated(self, weights: Weights, gate: str, up: str, activation: str) -> Layer:
-        if ACTIVATIONS[activation] != ACTIVATIONS["silu"]:
+        if not self.computes(activation):
             return TorchProducts().gated(weights, gate, up, activation)
         (gates, gate_bias), (ups, up_bias) = (weight_and_bias(weights, name) for name in (gate, up))
         return PackedDense(self._form, gates, ups, biases=(gate_bias, up_bias))

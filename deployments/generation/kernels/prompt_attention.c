@@ -28,7 +28,7 @@ struct prompts {
 #define SELF "prompt_attention.c"
 #include "multiply.h"
 
-const char *prompt_attention_forms(void) { return product_forms(); }
+const char *prompt_attention_forms(void) { return forms(); }
 
 #else /* one form */
 

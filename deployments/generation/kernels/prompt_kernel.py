@@ -18,7 +18,7 @@ from deployments.generation.scheduler.work import Chunk
 _NAME = "prompt_attention"
 _SIZES = 16  # a head's size is a multiple of it
 _PAIRED, _PAIRED_SIZES = {"amx", "avx512bf16"}, 32  # forms for bfloat16 alone, and the sizes of their heads
-_MOST, _LEAST = 512, 32  # queries of a tile that share keys, about: what a core's caches hold, and what its forms fill
+_MOST, _PANEL = 512, 32  # a tile's queries that share keys: what a core's caches hold; a multiple of those at once
 _SHARES = 4  # tiles per thread, so that all threads end at about the same time
 
 
@@ -50,8 +50,8 @@ class PromptKernel:
         """`starts`: the index of each chunk's first token in the step. `tables`: see `PromptTiles`."""
         groups, shared = self._heads.groups, self._heads.heads // self._heads.groups
         tokens = sum(len(chunk.ids) for chunk in chunks if len(chunk.ids) > 1)
-        share = tokens * groups // (_SHARES * torch.get_num_threads())
-        most = max(1, min(_MOST // shared, max(_LEAST // shared, share)))
+        rows = tokens * shared * groups // (_SHARES * torch.get_num_threads())
+        most = max(1, min(_MOST, max(1, rows // _PANEL) * _PANEL) // shared)
         found = [
             (start + first, min(most, len(chunk.ids) - first), chunk.start + first, row)
             for row, (chunk, start) in enumerate(zip(chunks, starts.tolist(), strict=True))
