@@ -285,7 +285,9 @@ def _split(quick: bool) -> Iterator[tuple[str, Figures]]:
 
 
 def _faults(quick: bool) -> Iterator[tuple[str, Figures]]:
-    """Three replicas at 0.5 of their capacity: from 10 s to 25 s, one of them hangs, fails, is slow, or has died."""
+    """Three replicas at 0.5 of their capacity: from 10 s to 25 s, one of them hangs, fails, is slow, or has died. One
+    that fails at once is always idle, so it draws all queries.
+    """
     shape, seconds = Shape(3, 1, {"cpu": V100}, 1.0), 40.0
 
     def slowed(times: float) -> Fault:
@@ -294,9 +296,18 @@ def _faults(quick: bool) -> Iterator[tuple[str, Figures]]:
     def failing(problem: Exception | None) -> Fault:
         return lambda world: setattr(_first(world).engine, "outcome", lambda _: problem)
 
+    def failing_at_once(world: Application) -> None:
+        slowed(0.001)(world)
+        failing(RuntimeError("broken"))(world)
+
+    def well(world: Application) -> None:
+        slowed(1.0)(world)
+        failing(None)(world)
+
     kinds: dict[str, Mapping[float, Fault]] = {
         "hangs": {10.0: slowed(100.0), 25.0: slowed(1.0)},
         "fails": {10.0: failing(RuntimeError("broken")), 25.0: failing(None)},
+        "fails at once": {10.0: failing_at_once, 25.0: well},
         "is five times as slow": {10.0: slowed(5.0), 25.0: slowed(1.0)},
         "dies": {10.0: _die},
     }

@@ -168,13 +168,14 @@ def _only_parts(self: Any, account: Any, room: float, next_work: float, until_s:
     return room - float(self.shares.kept_s(account, until_s))
 
 
-def _opens_only(self: Any, request: Any) -> float:
-    slo_s = self.config.slo_s
-    return max(placer._SHORTEST_RETRY_S, float(request.retry_s if math.isfinite(request.retry_s) else slo_s))
+def _without_jitter() -> Sequence[Change]:
+    busy = Placer.busy
 
+    def same_for_all(self: Any, request: Any) -> Any:
+        with patch.object(self, "draw", lambda: 0.5):
+            return busy(self, request)
 
-def _same_for_all(self: Any, _: Any) -> float:
-    return float(self.config.slo_s * (1 + self.draw()))
+    return ((Placer, "busy", same_for_all),)
 
 
 async def _waits(self: Any, part: Any) -> list[int]:
@@ -186,12 +187,12 @@ async def _gives_up(self: Any, indices: Any, error: Any) -> list[int]:
     raise error
 
 
-def _open_until_ejected(self: Any, now: float, ask: Any) -> float:
-    return max(0.0, float(self.outlier.until - now))
+def _unless_ejected(self: Any, now: float, _: Any) -> bool:
+    return not self.outlier.is_ejected(now)
 
 
-def _told_opening(self: Any, now: float, ask: Any) -> float:
-    return float(self.opens_s(now, ask.tenant))
+def _told_opening(self: Any, now: float, ask: Any) -> bool:
+    return bool(self.opens_s(now, ask.tenant) <= 0)
 
 
 def _never(*_: Any, **__: Any) -> bool:
@@ -274,19 +275,17 @@ RULES = (
          (Placer.is_full, Placer.busy_everywhere), r"\bis_full\b|busy_everywhere|_estimated_lengths",
          ("streams", "bursts", "tenants", "router"),
          "without it MiniLM on two cores is late with 2 to 4 % at 2.5 times its capacity (2a6f633)"),
-    Rule("replicas without room are not asked", "each is asked", lambda: ((View, "opens_for_s", _open_until_ejected),),
-         (View.opens_for_s, View._lost_room, ReplicaState.opens_for_s), r"opens_for_s|_lost_room|opens_cost|room_grows",
+    Rule("replicas without room are not asked", "each is asked", lambda: ((View, "has_room", _unless_ejected),),
+         (View.has_room, View._lost_room, ReplicaState.room_after), r"has_room\b|_lost_room|opens_cost|room_grows",
          ALL[1:]),
-    Rule("room by a query's size", "a replica is open or not", lambda: ((View, "opens_for_s", _told_opening),),
-         (View.opens_for_s, View._lost_room, ReplicaState.opens_for_s), r"_lost_room|opens_cost|room_grows",
+    Rule("room by a query's size", "a replica is open or not", lambda: ((View, "has_room", _told_opening),),
+         (View.has_room, View._lost_room, ReplicaState.room_after), r"_lost_room|opens_cost|room_grows",
          ("streams", "bursts", "returning", "tenants", "router")),
     Rule("refused work is told to replicas", "they know only what they refuse",
          lambda: ((Link, "refuse_here", _nothing),), (Link.refuse_here, Channel.note_refused),
          r"refuse_here|note_refused|refused_s\b|refused_sizes", LONG),
-    Rule("Retry-After: when it opens", "one SLO and jitter", lambda: ((Placer, "_retry_after_s", _same_for_all),),
-         (Placer.note_full, View.admits_s), r"note_full|retry_s\b|admits_s", ("bursts", "returning")),
-    Rule("Retry-After: jitter of an SLO", "all are told the same", lambda: ((Placer, "_retry_after_s", _opens_only),),
-         (Placer._retry_after_s,), r"\bdraw\b", ("bursts", "returning")),
+    Rule("Retry-After: jitter of an SLO", "all are told the same", _without_jitter, (), r"\bdraw\b",
+         ("bursts", "returning")),
     Rule("split requests are held back", "a run begins without the rest",
          lambda: ((Scheduler, "hold", _nothing), (Scheduler, "_hold_s", _ZERO)),
          (Scheduler.hold, Scheduler.release, Scheduler._held_s, Scheduler._hold_s, Link.confirm, Channel.confirm),

@@ -25,8 +25,7 @@ from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, U
 from deployments.serving.ejections import Ejections
 from deployments.serving.replica_set import ASKED
 
-_SHORTEST_RETRY_S = 0.01
-
+_RETRY = 0.5  # of the SLO: when a refused client should come back at the earliest
 
 @dataclass(slots=True)
 class Hedges:
@@ -148,7 +147,7 @@ class Placer:
                     parts += placed
                     placed.clear()
                     return True
-                self.note_full(request, link, request.lengths(left))
+                self.note_full(request, link)
         finally:
             for part in placed:
                 part.link.call_off(part.pending)
@@ -184,20 +183,18 @@ class Placer:
         """Whether not to ask this replica: it is not connected, or has reported no room for the first query. Its pool
         then hears of the refused work.
         """
-        if request.deferrable or link.view.opens_for_s(asyncio.get_running_loop().time(), ask) <= 0:
+        if request.deferrable or link.view.has_room(asyncio.get_running_loop().time(), ask):
             return not link.is_live
         if request.last_pool != link.pool.name:
             link.refuse_here(lengths, request.allowed_s, request.tenant)
-        self.note_full(request, link, lengths)
+        self.note_full(request, link)
         return True
 
-    def note_full(self, request: Request, link: Link, lengths: Sequence[int]) -> None:
-        """Note in the request that this replica has no room for its queries of these lengths, and when it will."""
+    def note_full(self, request: Request, link: Link) -> None:
+        """Note in the request that this replica has no room for its queries."""
         request.asked += 1
         request.last_pool = link.pool.name
         request.is_over_share |= link.view.is_over_share(request.tenant)
-        now = asyncio.get_running_loop().time()
-        request.retry_s = min(request.retry_s, link.view.admits_s(now, self._ask(now, request, lengths[0]), lengths))
 
     def send(self, request: Request, link: Link, indices: list[int], *, partial: bool) -> OfferedPart:
         """Offer these queries of the request to that replica."""
@@ -251,17 +248,12 @@ class Placer:
         lag_s = now - request.started - max(0.0, allowed_s - self.config.slo_s)
         return Ask(tokens, allowed_s, lag_s, request.tenant)
 
-    def _retry_after_s(self, request: Request) -> float:
-        """Seconds until the refused client should return: until the first replica opens for it, and up to an SLO more,
-        at random. So clients that are refused together do not return together.
-        """
-        slo_s = self.config.slo_s
-        opens_s = request.retry_s if math.isfinite(request.retry_s) else slo_s
-        return max(_SHORTEST_RETRY_S, opens_s) + slo_s * self.draw()
-
     def busy(self, request: Request) -> WindveError:
         """Why the request is not admitted: Busy, which says when to come back; Unavailable; or DeadlineExceeded, if
         even idle devices would be late.
+
+        A refused client should come back in a half to one and a half SLOs, at random. So those that are refused
+        together do not return together.
         """
         if not self.can_answer:
             return self.unavailable()
@@ -277,7 +269,7 @@ class Placer:
                 "allow more time with the header x-request-timeout-ms, or send less"
             )
         self.refused += 1
-        retry_after_s = self._retry_after_s(request)
+        retry_after_s = self.config.slo_s * (_RETRY + self.draw())
         if request.is_over_share:
             return OverShare(
                 "busy: all capacity is in use, and this API key exceeds its fair share; retry in "

@@ -153,13 +153,13 @@ class Pool(ReplicaSet[Link]):
         yield from heapq.nsmallest(
             most,
             live,
-            key=lambda link: link.view.order(link.view.opens_for_s(now, ask), link.view.finish_s(now, lengths)),
+            key=lambda link: link.view.order(not link.view.has_room(now, ask), link.view.finish_s(now, lengths)),
         )
 
     def is_full(self, now: float, ask: Ask) -> bool:
         """Whether none of the replicas that are looked at has reported room for this query."""
         for link in self._looked_at():  # not `all`, which takes a microsecond longer
-            if link.view.opens_for_s(now, ask) <= 0:
+            if link.view.has_room(now, ask):
                 return False
         self._turn += _LOOKED_AT  # others for the next query
         return True

@@ -92,7 +92,6 @@ class Request:
 
     These fields record the replicas' refusals for a possible error:
 
-    - `retry_s`: the earliest time until one of them has room.
     - `asked`: how many replicas had no room.
     - `last_pool`: the pool of the last one.
     - `is_over_share`: one of them reported that the tenant is over its share.
@@ -111,7 +110,6 @@ class Request:
     ids: list[TokenIds] = field(default_factory=list)
     tokenized: float = 0.0
     tokenizing_s: float = 0.0  # of a core, without the wait for it
-    retry_s: float = math.inf
     asked: int = 0
     last_pool: str | None = None
     is_over_share: bool = False

@@ -121,7 +121,7 @@ class Placement:
             if part.others is None or part.pending.overdue:  # it was assumed to have admitted the queries
                 lost = ReplicaLost("the replica that had the query has no room for it; try again")
                 return await self._lost(part.indices, lost)
-            self.placer.note_full(self.request, part.link, self.request.lengths(part.indices))
+            self.placer.note_full(self.request, part.link)
             if asyncio.get_running_loop().time() > self.request.due:
                 raise self._no_room()
             return self._offer_one(part.indices, part.others)

@@ -259,7 +259,6 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         else:
             has_room = self._placer.room_now(now, tokens, room) >= room
         if not has_room or tokenizing.waiting_s > left_s:
-            request.retry_s = tokenizing.waiting_s
             raise self._placer.busy(request)
 
     async def _tokenize(self, request: Request) -> None:

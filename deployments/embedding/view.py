@@ -58,24 +58,16 @@ class View(ReplicaView[ReplicaState]):
         opens_s = state.under_share_opens_s if state.over_share and not self.is_over_share(tenant) else state.opens_s
         return max(0.0, self.heard_at + opens_s - now, self.outlier.until - now)
 
-    def opens_for_s(self, now: float, ask: Ask) -> float:
-        """Seconds until it has room for this query beside the work sent to it since its last state. 0: now. If the
-        query would be late even on an idle device, its size is ignored.
+    def has_room(self, now: float, ask: Ask) -> bool:
+        """Whether it has room for this query beside the work sent to it since its last state. If the query would be
+        late even on an idle device, its size is ignored.
         """
-        state = self.state
-        if state is None or not state.opens_cost or state.over_share or self.is_idle:
-            return self.opens_s(now, ask.tenant)
-        need = self.model.cost(ask.tokens)
-        if self.model.beta_s + need > ask.allowed_s:
-            return self.opens_s(now, ask.tenant)
-        until = self.heard_at + state.opens_for_s(need, self._unseen_work + self._lost_room(state, ask))
-        return max(0.0, until - now, self.outlier.until - now)
-
-    def admits_s(self, now: float, ask: Ask, lengths: Sequence[int]) -> float:
-        """Seconds until it would admit queries of these lengths, the first of them as `ask` says. It has room for that
-        one then, and would answer all of them in time.
-        """
-        return max(self.opens_for_s(now, ask), self.finish_s(now, lengths) - ask.allowed_s)
+        state, need = self.state, self.model.cost(ask.tokens)
+        is_sized = state is not None and state.opens_cost and not (state.over_share or self.is_idle)
+        if state is None or not is_sized or self.model.beta_s + need > ask.allowed_s:
+            return self.opens_s(now, ask.tenant) <= 0
+        needed = max(need, state.reserve) + self._unseen_work + self._lost_room(state, ask)
+        return state.room_after(now - self.heard_at) >= needed and not self.outlier.is_ejected(now)
 
     def _lost_room(self, state: ReplicaState, ask: Ask) -> float:
         """Room that the query loses because it comes `lag_s` late. If the size of a run limits the room, the spare time

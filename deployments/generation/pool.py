@@ -97,7 +97,7 @@ class GenerationPool(ReplicaSet[GenerationLink]):
         """
 
         def order(link: GenerationLink) -> Any:
-            return link.view.order(link.view.opens_s(now), link.view.first_s(now, tokens - link.cached(keys)))
+            return link.view.order(link.view.opens_s(now) > 0, link.view.first_s(now, tokens - link.cached(keys)))
 
         return sorted((link for link in self.live if not link.view.is_out(now)), key=order)
 

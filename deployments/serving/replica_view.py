@@ -104,9 +104,9 @@ class ReplicaView(Generic[S]):
         """Note that it was asked for its state."""
         self._asked_at = now
 
-    def order(self, opens_s: float, ready_s: float) -> tuple[bool, float, tuple[bool, int]]:
-        """Its sort key: replicas that are open come first, and then by the predicted seconds until an answer."""
-        return opens_s > 0, round(ready_s * (_AWAY if self.rank[0] else 1.0), 4), self.rank
+    def order(self, is_full: bool, ready_s: float) -> tuple[bool, float, tuple[bool, int]]:  # noqa: FBT001
+        """Its sort key: replicas with room come first, and then by the predicted seconds until an answer."""
+        return is_full, round(ready_s * (_AWAY if self.rank[0] else 1.0), 4), self.rank
 
     def is_silent(self, now: float) -> bool:
         """Whether it was asked for its state and did not answer: it may have stopped."""

@@ -83,6 +83,7 @@ def test_when_it_opens_and_to_whom(state, tenant, now, opens_s):
 
 # 18 ms of room for queries of 75 tokens, which cost as much; it opens to one of 150 in 18 ms.
 GROWING = {"opens_s": 0.018, "opens_cost": 0.036, "room": 0.018, "in_flight": 9, "room_grows": True}
+FULL = {**GROWING, "opens_s": 0.3, "room_grows": False}  # the run is full: no more before the next one
 AT_ONCE = {"opens_s": 0.4, "opens_cost": 0.5, "room": 0.0, "in_flight": 9}
 
 
@@ -91,8 +92,8 @@ AT_ONCE = {"opens_s": 0.4, "opens_cost": 0.5, "room": 0.0, "in_flight": 9}
     [
         (view(**GROWING), 75, {}, 0.0),
         (view(**GROWING), 100, {}, 0.006),
-        (view(**{**GROWING, "opens_s": 0.0, "room": 0.05}), 300, {}, 0.022),  # open, but not to so long a query
-        (view(**GROWING, slowdown=2.0), 300, {}, 0.108),
+        (view(**{**GROWING, "opens_s": 0.0, "opens_cost": 0.05}), 300, {}, 0.022),  # open, but not to so long a query
+        (view(**{**GROWING, "opens_s": 0.036}, slowdown=2.0), 300, {}, 0.108),
         (view(**GROWING), 300, {"now": 10.04}, 0.014),  # room grows with the clock
         (sent((1, 0.018), **GROWING), 75, {}, 0.018),  # it is taken by what was sent since
         (view(**GROWING, free_s=0.7), 75, {"lag_s": 0.004}, 0.004),
@@ -101,13 +102,13 @@ AT_ONCE = {"opens_s": 0.4, "opens_cost": 0.5, "room": 0.0, "in_flight": 9}
         (view(**GROWING, free_s=1 / 1.02 - 0.5), 75, {"lag_s": 0.216}, 0.004),
         (view(**GROWING), 300, {"lag_s": -1.0}, 0.0),  # it allows more than the SLO
         (view(**GROWING, reserve=0.05), 75, {}, 0.032),  # room is kept for a long query
-        (view(**{**GROWING, "opens_s": 0.3}), 75, {}, 0.0),
-        (view(**{**GROWING, "opens_s": 0.3}), 100, {}, 0.3),  # the run is full: none before the next one
+        (view(**FULL), 75, {}, 0.0),
+        (view(**FULL), 100, {}, 0.3),
         (view(**AT_ONCE), 75, {}, 0.4),
         (view(**AT_ONCE), 75, {"now": 10.5}, 0.0),
         (sent((9, 0.49), **AT_ONCE), 75, {}, 0.408),
-        (view(**{**AT_ONCE, "opens_s": 0.0, "room": 0.02}), 75, {}, 0.0),
-        (view(**{**AT_ONCE, "opens_s": 0.0, "room": 0.02}), 100, {}, 0.004),
+        (view(**{**AT_ONCE, "opens_s": 0.0, "opens_cost": 0.02}), 75, {}, 0.0),
+        (view(**{**AT_ONCE, "opens_s": 0.0, "opens_cost": 0.02}), 100, {}, 0.004),
         # By what counts for any query: nothing is said of costs, it is idle, tenants are held back, it is too long.
         (view(opens_s=0.2, in_flight=9), 512, {}, 0.2),
         (view(**{**GROWING, "in_flight": 0, "opens_s": 0.0}), 512, {}, 0.0),
@@ -118,7 +119,9 @@ AT_ONCE = {"opens_s": 0.4, "opens_cost": 0.5, "room": 0.0, "in_flight": 9}
 )
 def test_when_it_has_room_for_a_query_of_that_length(one, tokens, how, opens_s):
     asked = {"allowed_s": 1.0, **how}
-    assert one.opens_for_s(asked.pop("now", 10.0), Ask(tokens, **asked)) == pytest.approx(opens_s)
+    opens_at, ask = asked.pop("now", 10.0) + opens_s, Ask(tokens, **asked)
+    assert one.has_room(opens_at + 1e-6, ask)
+    assert not one.has_room(opens_at - 1e-6, ask) or not opens_s
 
 
 @pytest.mark.parametrize(
@@ -188,10 +191,11 @@ def test_replicas_on_the_routers_node_are_preferred_and_others_in_an_order_of_it
     [
         (View("a", (False, 1)), 10.0, None, 0.0),  # nothing is known yet
         (view(room=0.018), 10.0, None, (1 / 1.02 - 0.0081 - 0.27) / 0.018),  # idle: whatever it has reported
-        (view(room=0.018, in_flight=1), 10.0, None, 1.0),
-        (view(room=0.018, in_flight=1), 11.0, None, 1.0),  # it comes all at once
+        (view(room=0.018, opens_s=0.5, in_flight=1), 10.0, None, 1.0),
+        (view(room=0.018, opens_s=0.5, in_flight=1), 10.49, None, 1.0),  # more comes all at once
+        (view(**AT_ONCE), 10.4, None, 0.5 / 0.018),
         (view(**GROWING), 10.036, None, 3.0),
-        (view(**GROWING, slowdown=2.0), 10.036, None, 2.0),
+        (view(**{**GROWING, "opens_s": 0.036}, slowdown=2.0), 10.036, None, 2.0),
         (sent((1, 0.009), **GROWING), 10.0, None, 0.5),
         (sent((2, 0.036), **GROWING), 10.0, None, 0.0),
         (sent((1, 0.009), in_flight=0), 10.0, 8, 7.0),  # by count

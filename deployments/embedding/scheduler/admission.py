@@ -59,9 +59,9 @@ _BURST_LEFT = 0.8  # of the SLO: the least time to the deadline of a query witho
 class Opening(NamedTuple):
     """When a device admits a query.
 
-    - `opens_s`: seconds until a query of cost `cost` (0: any) would be admitted.
-    - `room`: the room now, in planned device seconds.
-    - `grows`: room grows pass by pass; otherwise it comes at once.
+    - `opens_s`: seconds until a query of the mean cost would be admitted.
+    - `cost`: the room then, in planned device seconds; 0: for a query of any cost. `room`: the room now.
+    - `grows`: room grows pass by pass until then; otherwise it comes at once.
     """
 
     opens_s: float
@@ -314,7 +314,7 @@ class Admission(Generic[Q]):
             cost = idle  # shorter queries are admitted
         missing = cost - room
         if missing <= 0:
-            return Opening(0.0, cost, room, grows=limits.micro_batch_tokens > 0)
+            return Opening(0.0, room, room, grows=limits.micro_batch_tokens > 0)
         if not is_running and not queue.count:
             after_s = self._probe.after_s(policy.slo_s, hopeful=limits.is_slow(cost))
             return Opening(max(0.0, self.run.since + after_s - now), cost, room)
@@ -324,7 +324,7 @@ class Admission(Generic[Q]):
             if frees_s <= until_s and limits.run_work - work >= cost and not self._has_tight:
                 return Opening(frees_s, cost, room, grows=True)
             late_s = f * (predictor.seconds(work) + predictor.seconds(limits.pass_work + cost)) - slo_s
-            return Opening(until_s + max(0.0, late_s), cost, room, grows=True)
+            return Opening(until_s + max(0.0, late_s), cost, room)
         beta_s = predictor.seconds(0.0)
         latest_s = (slo_s - f * beta_s) / (
             1 + f * predictor.slope * rho

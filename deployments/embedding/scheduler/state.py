@@ -8,8 +8,6 @@ from typing import Literal, NamedTuple, TypeVar
 
 from deployments.admission.fair_share import Account, Tenant
 
-_SAME_S = 1e-6  # a rounding error
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -75,27 +73,19 @@ class ReplicaState(NamedTuple):
     over_share: Sequence[str] = ()
     routers: int = 1  # connected to it
     depth: int | None = None  # the limit in force; None if it goes by its own model
-    # Room by predicted finish, in planned device seconds. `opens_cost`: the cost to which `opens_s` applies; 0: any.
-    # `room`: the room now. `reserve`: even a shorter query needs this much room. `room_grows`: room
-    # grows steadily, by a second in `slowdown` seconds; otherwise much of it comes at once, at `opens_s`.
+    # Room by predicted finish, in planned device seconds. `opens_cost`: the room at `opens_s`; 0: for a query of any
+    # cost. From then on, it grows by a second in `slowdown` seconds; `room_grows`: it does so now. `room`: the room
+    # now. `reserve`: even a shorter query needs this much room.
     opens_cost: float = 0.0
     room: float = 0.0
     reserve: float = 0.0
     room_grows: bool = False
 
-    def opens_for_s(self, cost: float, taken: float) -> float:
-        """Seconds until there is room for a query of this cost beside `taken` of work sent since. 0: now."""
-        needed = max(cost, self.reserve) + taken
-        if (missing := needed - self.room) <= 0:
-            return 0.0
-        grows_s = self.slowdown * (self.opens_cost - self.room) if self.room_grows else 0.0
-        if not self.opens_s or self.opens_s <= grows_s + _SAME_S:
-            return self.slowdown * missing
-        return self.opens_s + self.slowdown * max(0.0, needed - self.opens_cost)  # no room before that
-
     def room_after(self, seconds: float) -> float:
         """The room so many seconds later."""
-        return self.room + (seconds / self.slowdown if self.room_grows else 0.0)
+        if seconds < self.opens_s and not self.room_grows:
+            return self.room
+        return max(self.room, self.opens_cost + (seconds - self.opens_s) / self.slowdown)
 
     def closed_for(self, seconds: float) -> ReplicaState:
         """The state of a replica that admits nothing for so long, to nobody."""
