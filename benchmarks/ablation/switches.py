@@ -118,7 +118,7 @@ def _fixed_margin(self: Any) -> None:
 
 
 def _no_lines(self: Any) -> None:
-    self._trusted_s = math.inf
+    self._trusted_work = math.inf
 
 
 def _as_planned(self: Any, now: float) -> tuple[float, float]:

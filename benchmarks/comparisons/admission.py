@@ -8,7 +8,7 @@ if it was admitted and answered after its deadline. Goodput counts the queries a
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import groupby, product
 from operator import attrgetter
 from typing import Any
 
@@ -27,11 +27,13 @@ from benchmarks.simulation.virtual_time import run as run_virtual
 _TURNS = 10**9
 _LONG, _SHORT = 200, 50  # tokens: more is long, fewer is short
 _NOISE, _SLOW = 0.03, 1.5
+_BURST, _BURSTS, _BURST_EVERY_S, _SPREAD_S = 150, 20, 5.0, 0.075
 _DEFERRABLE_S, _DEFERRABLE_RATE, _PROMPT_RATE = 20.0, 60.0, 20.0
 
 DEPTHS = ("depth, burst", "depth, steady")
 ENDS, PASSES = "deadline, at the end", "deadline, per micro-batch"  # of the batch all answers leave; or of each
 NOISY, SLOWER = "the same, noise 3 %", "the same, 1.5 x slower"
+BURST_RULES = (DEPTHS[0], ENDS, PASSES)
 RULES = (*DEPTHS, ENDS, PASSES, NOISY, SLOWER)
 PLAIN = {ENDS: "rule alone", PASSES: "rule alone, per micro-batch"}
 TIMES = {ENDS: "ratio", PASSES: "ratio, per micro-batch"}
@@ -61,10 +63,13 @@ def run(bench: Bench) -> None:
     quiet_ray()
     cases = CASES[:1] if bench.quick else CASES
     streams = [(case, rate, mixed) for case in cases for mixed in (False, True) for rate in case.rates]
-    with bench.steps(len(streams) + 1) as step:
+    with bench.steps(len(streams) + 2) as step:
         for case, rate, mixed in streams:
             step(f"{case.name}, {rate:g}/s, {_lengths(mixed=mixed)}")
             _stream(bench, case, rate, mixed=mixed)
+        step("bursts")
+        for pools, rule, spread_s in product(("accelerator", "accelerator, cpu"), BURST_RULES, (0.0, _SPREAD_S)):
+            _burst(bench, pools, rule, spread_s)
         step("who can wait beside who cannot")
         for rule in (ENDS, PASSES):
             _beside(bench, rule)
@@ -132,6 +137,27 @@ def _refused(kind: Sequence[Ended]) -> float | None:
     return sum(one.pool is None for one in kind) / len(kind) if kind else None
 
 
+def _burst(bench: Bench, pools: str, rule: str, spread_s: float) -> None:
+    """The paper's bursts, which come within `spread_s`."""
+    case = CASES[1]
+    devices = {pool: device for pool, device in _devices(case, rule).items() if pool in pools}
+    depths = {pool: device.depth(case.slo_s, steady=False) for pool, device in devices.items()}
+    shape = Shape(1, 1, devices, case.slo_s, depths=depths if rule in DEPTHS else None)
+    apart_s = max(1e-5, spread_s / _BURST)
+    arrivals = [
+        Arrival(number * _BURST_EVERY_S + index * apart_s, QUERY_TOKENS)
+        for number, index in product(range(_BURSTS), range(_BURST))
+    ]
+    fewest, late, answered = _BURST, 0, 0
+    for _, some in groupby(served(shape, arrivals), lambda one: one.at // _BURST_EVERY_S):
+        found = [one for one in some if one.pool is not None]
+        fewest, answered = min(fewest, len(found)), answered + len(found)
+        late += sum(not one.in_time for one in found)
+    told = {"answered": answered / _BURSTS, "fewest": fewest, "late": late / answered}
+    shown = f"{told['answered']:.1f} of {_BURST} answered, fewest {fewest}, {told['late']:.1%} late"
+    bench.sample({"what": "burst", "pools": pools, "rule": rule, "spread_s": spread_s}, told, shown)
+
+
 def _beside(bench: Bench, rule: str) -> None:
     """60 queries/s with a deadline of 20 s, together with 20/s at the SLO."""
     case = replace(CASES[1], seconds=60.0)
@@ -168,7 +194,7 @@ def _streams(found: Found) -> list[dict[str, Any]]:
 
 def sheets(found: Found) -> list[Sheet]:
     cases = (_case_sheet(found, case) for case in CASES)
-    return [*cases, _length_sheet(found), _noise_sheet(found), _other_sheet(found)]
+    return [*cases, _burst_sheet(found), _length_sheet(found), _noise_sheet(found), _other_sheet(found)]
 
 
 def _case_sheet(found: Found, case: Case) -> Sheet:
@@ -180,6 +206,17 @@ def _case_sheet(found: Found, case: Case) -> Sheet:
     rows = [row for row in _streams(found) if row["case"] == case.name]
     title = f"{case.name}: answered in time each second (device seconds)"
     return table(title, columns, sorted(rows, key=lambda row: str(row["lengths"])))
+
+
+def _burst_sheet(found: Found) -> Sheet:
+    columns = {"pools": "{pools}", "they come within": "{spread_s:g} s"}
+    columns |= {rule: f"{{{rule}[answered]:.1f}} (fewest {{{rule}[fewest]}}), {{{rule}[late]:.1%}} late"
+                for rule in BURST_RULES}  # fmt: skip
+    rows = []
+    for one in all_of(found, what="burst", rule=ENDS):
+        about = {key: one[key] for key in ("pools", "spread_s")}
+        rows.append(about | {told["rule"]: told for told in all_of(found, what="burst", **about)})
+    return table(f"{CASES[1].name}: answered of bursts of {_BURST}", columns, rows)
 
 
 def _length_sheet(found: Found) -> Sheet:

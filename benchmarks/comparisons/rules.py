@@ -2,7 +2,7 @@
 
 A rule pays if it is worth 2 % of the goodput in a group of scenes, or 5 % on one device of the zoo, or if without it
 scenes break a promise that they keep with it: at most 0.5 % late, nobody lost, a small tenant or class gets what it
-asks for, and long queries half of the mean share. It also pays if 2 % fewer are late or lost in a scene. Its price is
+asks for, and long queries half of the mean share. It also pays if 1 % fewer are late or lost in a scene. Its price is
 what a group gains without it.
 """
 
@@ -22,6 +22,7 @@ ALL_ON = "all rules"
 _WORTH = 0.02  # of the goodput
 _WORTH_TO_A_LAW = 0.05  # the same, of the few scenes of one law
 _LATE, _LOST, _WORST, _LONG = 0.005, 0.001, 0.97, 0.5  # the promises: at most, at most, at least, at least
+_FEWER = 0.01  # late or lost, where the promise is broken either way
 _SLIGHT = 0.001  # a smaller difference of late or lost shares shows nothing
 _MORE_REQUESTS = 1.1
 
@@ -127,7 +128,7 @@ def _broken(
         return (most is None or figure <= most) and (least is None or figure >= least)
 
     def is_better(one: float, other: float) -> bool:
-        much = most is not None and other - one > _WORTH
+        much = most is not None and other - one > _FEWER
         return much or (keeps(one) and not keeps(other) and abs(one - other) > _SLIGHT)
 
     helped = [(on, off) for on, off in some if is_better(on, off)]

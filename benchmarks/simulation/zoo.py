@@ -140,8 +140,8 @@ class Oracle(LinePredictor):
     def _now(self) -> float:
         return self.clock.now if hasattr(self, "clock") else 0.0
 
-    def seconds(self, work_s: float) -> float:
-        return self._law.mean_s(work_s, self._now)
+    def seconds(self, work: float) -> float:
+        return self._law.mean_s(work, self._now)
 
     def work_in(self, seconds: float) -> float:
         seconds = (seconds - self._law.added_mean_s) / self._law.scale(self._now)

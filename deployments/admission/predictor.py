@@ -51,6 +51,7 @@ _TRUSTED, _FADE = 0.125, 0.95  # of the SLO: the line is always trusted so far; 
 _LARGE, _KEPT, _REMEMBERED_S = 0.5, 3, 60.0  # of a run's most work: a large run; how many are kept; for how long
 _GAIN, _AIM, _LEAST_MARGIN, _MOST_MARGIN = 0.05, 0.003, 0.02, 0.3
 _FEW_MARGIN, _FEW = 0.05, 5.0  # the initial margin; SLOs of predictions after which it has faded to the least
+_CALIBRATED = 0.01  # the initial and the least margin with a calibrated model
 _DEVIATIONS, _DEVIATION = 3.25, 0.01  # mean deviations that the margin covers; the initial deviation
 _FORGET = 0.05  # how much each run counts in the mean deviation and in the jitter
 _LONG_ANSWER = 0.75  # of the SLO: errors of shorter predictions are taken relative to this
@@ -68,9 +69,9 @@ class LinePredictor:
     has_changed: bool = False  # the latest runs show that the device has changed
     jitter_s: float = 0.0  # mean error of short runs, in seconds
 
-    def seconds(self, work_s: float) -> float:
+    def seconds(self, work: float) -> float:
         """Predicted seconds of a run."""
-        return self.intercept_s + self.slope * work_s
+        return self.intercept_s + self.slope * work
 
     def work_in(self, seconds: float) -> float:
         """The most work of a run that takes at most `seconds`. Below 0: no run is so short."""
@@ -93,7 +94,7 @@ class EndedRun(NamedTuple):
     find out whether the device is still slow.
     """
 
-    work_s: float
+    work: float
     took_s: float
     answers: Sequence[tuple[float, float]] = ()
     is_probe: bool = False
@@ -103,7 +104,7 @@ class _LargeRun(NamedTuple):
     """A recent large run, and the line at that time. `over`: its time divided by the line's prediction, at least 1."""
 
     at: float
-    work_s: float
+    work: float
     took_s: float
     intercept_s: float
     slope: float
@@ -115,18 +116,19 @@ class Predictor(LinePredictor):
     """Learns from each run. `planned_s`: the beta of the cost model."""
 
     planned_s: float = field(kw_only=True)
+    is_calibrated: bool = field(default=False, kw_only=True)
     _b: float = field(init=False)
     _k: float = 1.0
     _spell: float = 1.0  # g
     _doubt: tuple[float, float, float] = field(init=False)  # variance of b, covariance, variance of k
     _outliers: int = 0  # in a row; below 0: fast ones
     _large: deque[_LargeRun] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    _small_s: float = 0.0  # work of the last run that was not large
-    _largest_s: float = 0.0  # work of the largest run, fading
-    _trusted_s: float = field(init=False)  # the largest work that is predicted by the line alone
+    _small_work: float = 0.0  # work of the last run that was not large
+    _largest_work: float = 0.0  # work of the largest run, fading
+    _trusted_work: float = field(init=False)  # the largest work that is predicted by the line alone
     _lines: list[tuple[float, float, float]] = field(init=False)  # lines for larger runs: (work, seconds, slope)
-    _conformal: float = _LEAST_MARGIN
-    _unchanged: float = _LEAST_MARGIN  # `_conformal` before the current outliers in a row
+    _conformal: float = field(init=False)
+    _unchanged: float = field(init=False)  # `_conformal` before the current outliers in a row
     _covered: float = 0.0  # predictions so far, in SLOs
     _deviation: float = _DEVIATION  # mean relative error of runs
     _weighed: float = 0.0  # runs so far, short ones with less weight
@@ -136,26 +138,33 @@ class Predictor(LinePredictor):
         self._b, self.jitter_s = self.planned_s, _JITTER * self.slo_s
         self._reset_doubt()
         self._lines = [(0.0, self.planned_s, 1.0)]
+        self._conformal = self._unchanged = self._least_margin
+        if self.is_calibrated:
+            self._deviation = _CALIBRATED / _DEVIATIONS
         self._publish()
 
-    def seconds(self, work_s: float) -> float:
-        took_s = self._b + self._k * work_s
-        if work_s > self._trusted_s:
+    @property
+    def _least_margin(self) -> float:
+        return _CALIBRATED if self.is_calibrated else _LEAST_MARGIN
+
+    def seconds(self, work: float) -> float:
+        took_s = self._b + self._k * work
+        if work > self._trusted_work:
             least_s = math.inf
             for at, y, slope in self._lines:
-                least_s = min(least_s, y + slope * (work_s - at))
+                least_s = min(least_s, y + slope * (work - at))
             took_s = max(took_s, least_s)
         return self._spell * took_s
 
     def work_in(self, seconds: float) -> float:
-        seconds, trusted_s = seconds / self._spell, self._trusted_s
-        work_s = (seconds - self._b) / self._k
-        if work_s <= trusted_s:
-            return work_s
-        most_s = 0.0
+        seconds, trusted = seconds / self._spell, self._trusted_work
+        work = (seconds - self._b) / self._k
+        if work <= trusted:
+            return work
+        most = 0.0
         for at, y, slope in self._lines:
-            most_s = max(most_s, at + (seconds - y) / slope)
-        return max(trusted_s, min(work_s, most_s))
+            most = max(most, at + (seconds - y) / slope)
+        return max(trusted, min(work, most))
 
     def promise(self, slo_s: float) -> None:
         self.slo_s = slo_s
@@ -164,19 +173,19 @@ class Predictor(LinePredictor):
 
     def ended(self, now: float, run: EndedRun) -> None:
         """Learn from it."""
-        work_s, took_s, most_s, spell = run.work_s, run.took_s, self.work_in(self.fill_s(self.slo_s)), self._spell
+        work, took_s, most, spell = run.work, run.took_s, self.work_in(self.fill_s(self.slo_s)), self._spell
         if run.is_probe:  # only this run shows how slow the device is now
-            times = took_s / (self._b + self._k * work_s)
+            times = took_s / (self._b + self._k * work)
             slope = max(min(1.0, self._k), self._k * times)  # quicker than planned: b was wrong before k
-            self._k = max(_LEAST_SLOPE, min(slope, took_s / work_s))
-            self._b = max(0.0, took_s - self._k * work_s)
+            self._k = max(_LEAST_SLOPE, min(slope, took_s / work))
+            self._b = max(0.0, took_s - self._k * work)
             self._reset_doubt()
         else:
-            self._count_outlier(self._follow(work_s, took_s))
-        line_s = self._b + self._k * work_s
+            self._count_outlier(self._follow(work, took_s))
+        line_s = self._b + self._k * work
         off = (took_s - line_s) / max(line_s, _RELEVANT * self.slo_s)
         self._spell = min(_SLOWEST, 1 + off) if off > max(self.margin, _SPELL) else 1.0
-        self._remember(now, work_s, took_s, large=work_s >= _LARGE * most_s)
+        self._remember(now, work, took_s, large=work >= _LARGE * most)
         weight = min(1.0, line_s / (_RELEVANT * self.slo_s)) ** 2
         self._weighed += weight
         fade = weight * max(_FORGET, 1 / (self._weighed + 3))
@@ -188,11 +197,11 @@ class Predictor(LinePredictor):
         scale_s = self.planned_s + _BETA_SLO * self.slo_s
         self._doubt = (_DOUBT * scale_s) ** 2, 0.0, (_DOUBT * self._k) ** 2
 
-    def _follow(self, work_s: float, took_s: float) -> int:
+    def _follow(self, work: float, took_s: float) -> int:
         """Take a step of the filter, and update the jitter. Returns 1 for a slow outlier, -1 for a fast one, else 0."""
-        line_s, (p, c, q) = self._b + self._k * work_s, self._doubt
-        x, z = (p + c * work_s) / line_s, (c + q * work_s) / line_s
-        spread = (x + z * work_s) / line_s + _NOISE**2 + (self.jitter_s / line_s) ** 2
+        line_s, (p, c, q) = self._b + self._k * work, self._doubt
+        x, z = (p + c * work) / line_s, (c + q * work) / line_s
+        spread = (x + z * work) / line_s + _NOISE**2 + (self.jitter_s / line_s) ** 2
         error, limit = took_s / line_s - 1, _CLIP * math.sqrt(spread)
         step = min(limit, error) / spread
         self._b, self._k = max(0.0, self._b + x * step), max(_LEAST_SLOPE, self._k + z * step)
@@ -214,25 +223,25 @@ class Predictor(LinePredictor):
             p, q = max(p, (doubt * scale_s) ** 2), max(q, (doubt * self._k) ** 2)
             self._doubt = p, (_TOGETHER * math.sqrt(p * q) if self._outliers > 0 else 0.0), q
 
-    def _remember(self, now: float, work_s: float, took_s: float, *, large: bool) -> None:
+    def _remember(self, now: float, work: float, took_s: float, *, large: bool) -> None:
         """Remember the run, and update the lines through large runs. If small runs have become slower since a large
         run, its line becomes slower as well.
         """
-        self._largest_s = work_s if self.has_changed else max(work_s, _FADE * self._largest_s)
+        self._largest_work = work if self.has_changed else max(work, _FADE * self._largest_work)
         b, k = self._b, self._k
         if large:
-            self._large.append(_LargeRun(now, work_s, took_s, b, k, max(1.0, took_s / (b + k * work_s))))
+            self._large.append(_LargeRun(now, work, took_s, b, k, max(1.0, took_s / (b + k * work))))
         else:
-            self._small_s = work_s
+            self._small_work = work
         while self._large and self._large[0].at < now - _REMEMBERED_S:
             self._large.popleft()
         self._lines = [] if self._large else [(0.0, self.planned_s, 1.0)]
         for one in self._large:
-            then_s = (one.intercept_s + one.slope * self._small_s) * one.over
-            more_s = b + k * self._small_s - then_s
+            then_s = (one.intercept_s + one.slope * self._small_work) * one.over
+            more_s = b + k * self._small_work - then_s
             slower = max(1.0, 1 + more_s / max(then_s, _RELEVANT * self.slo_s))
-            slope = max(1.0, one.took_s / (self.planned_s + one.work_s))
-            self._lines.append((one.work_s, slower * one.took_s, slower * slope))
+            slope = max(1.0, one.took_s / (self.planned_s + one.work))
+            self._lines.append((one.work, slower * one.took_s, slower * slope))
 
     def _adapt(self, answers: Sequence[tuple[float, float]], excess_s: float, weight: float) -> None:
         """Adapt the margin to these answers. `excess_s`: the run's excess time that the line has not learned yet."""
@@ -251,10 +260,11 @@ class Predictor(LinePredictor):
         m = m + _GAIN * missed / len(answers) if missed else m - _GAIN * _AIM * share
         if self._outliers >= _CHANGED:  # the line has learned the change by now
             m = min(m, self._unchanged)
-        self._conformal = min(_MOST_MARGIN, max(_LEAST_MARGIN, m))
+        self._conformal = min(_MOST_MARGIN, max(self._least_margin, m))
 
     def _publish(self) -> None:
-        few = _FEW_MARGIN - (_FEW_MARGIN - _LEAST_MARGIN) * min(1.0, self._covered / _FEW)
+        first = _CALIBRATED if self.is_calibrated else _FEW_MARGIN
+        few = first - (first - self._least_margin) * min(1.0, self._covered / _FEW)
         self.margin = min(_MOST_MARGIN, max(self._conformal, few, _DEVIATIONS * self._deviation))
-        self._trusted_s = max(self._largest_s, _TRUSTED * self.slo_s)
+        self._trusted_work = max(self._largest_work, _TRUSTED * self.slo_s)
         self.intercept_s, self.slope = self._spell * self._b, self._spell * self._k

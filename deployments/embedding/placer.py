@@ -27,6 +27,7 @@ from deployments.serving.replica_set import ASKED
 
 _RETRY = 0.5  # of the SLO: when a refused client should come back at the earliest
 
+
 @dataclass(slots=True)
 class Hedges:
     """A budget of queries that may be offered elsewhere while their first offer stands: a replica that is merely slow

@@ -148,7 +148,7 @@ class RunLoop(RouterSessions[QuerySession, Report]):
         if model is not None and policy.admission == "deadline" and self._measured.alpha_s * _QUICKER < model.alpha_s:
             # This device differs from the calibrated ones. A depth of 0 still closes it.
             model, policy = None, replace(policy, depth=policy.depth and None)
-        self.schedule.configure(policy, model or self._measured)
+        self.schedule.configure(policy, model or self._measured, calibrated=model is not None)
         self._on_policy(self.schedule)
         self._tell_of_room()  # Routers that believe it closed would not ask again
 

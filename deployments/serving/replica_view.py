@@ -104,7 +104,7 @@ class ReplicaView(Generic[S]):
         """Note that it was asked for its state."""
         self._asked_at = now
 
-    def order(self, is_full: bool, ready_s: float) -> tuple[bool, float, tuple[bool, int]]:  # noqa: FBT001
+    def order(self, is_full: bool, ready_s: float) -> tuple[bool, float, tuple[bool, int]]:
         """Its sort key: replicas with room come first, and then by the predicted seconds until an answer."""
         return is_full, round(ready_s * (_AWAY if self.rank[0] else 1.0), 4), self.rank
 

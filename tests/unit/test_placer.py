@@ -425,9 +425,7 @@ async def test_who_can_answer():
 # --- why it is refused ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("drawn", "retry_after_s"), [(0.0, 1.0), (0.5, 2.0), (1.0, 3.0)]
-)
+@pytest.mark.parametrize(("drawn", "retry_after_s"), [(0.0, 1.0), (0.5, 2.0), (1.0, 3.0)])
 async def test_clients_that_are_refused_together_return_one_after_the_other(drawn, retry_after_s):
     placer = placer_of(ScriptedReplica("a1", opens_s=0.502), slo_s=2.0, draw=lambda: drawn)
     with pytest.raises(Busy, match=rf"no room for 1 more within 1 s; retry in {retry_after_s:.2f} s") as refused:

@@ -258,7 +258,7 @@ def test_a_probe_that_took_no_time_leaves_a_device():
 def test_another_promise_counts_at_once():
     found = learned()
     found.promise(10.0)
-    assert found._trusted_s == 1.25
+    assert found._trusted_work == 1.25
     assert found._doubt[0] == pytest.approx((0.3 * (0.1 + 0.2)) ** 2)
 
 
@@ -280,15 +280,15 @@ def test_a_device_that_slows_down_with_size_is_not_thought_quick():
 def test_the_line_is_trusted_up_to_the_largest_run_of_late():
     """It fades by a twentieth with each run, to an eighth of the SLO, and at once where the device has changed."""
     found = certain()
-    assert found._trusted_s == 0.125
+    assert found._trusted_work == 0.125
     found.ended(0.0, EndedRun(0.7, 0.8))
     for _ in range(10):
         found.ended(0.0, EndedRun(0.02, 0.12))
-    assert found._trusted_s == pytest.approx(0.7 * 0.95**10)
+    assert found._trusted_work == pytest.approx(0.7 * 0.95**10)
     for _ in range(2):
         found._doubt = (0.0, 0.0, 0.0)
         found.ended(0.0, EndedRun(0.2, 0.45))
-    assert found._trusted_s == 0.2
+    assert found._trusted_work == 0.2
 
 
 def test_behind_what_is_trusted_a_run_takes_what_is_planned():
@@ -369,7 +369,7 @@ def test_work_is_the_inverse_of_seconds_and_both_grow(runs, planned_s):
     assert 0.02 <= found.margin <= 0.3
     for work_s in works[1:]:
         assert found.seconds(found.work_in(found.seconds(work_s))) <= found.seconds(work_s) * (1 + 1e-9)
-        if work_s > found._trusted_s:
+        if work_s > found._trusted_work:
             assert found.work_in(found.seconds(work_s)) <= work_s * (1 + 1e-9) or found.seconds(
                 found.work_in(found.seconds(work_s))
             ) == pytest.approx(found.seconds(work_s))

@@ -1085,7 +1085,7 @@ def answered(*offers, slo_s=1.0, late=1.05, whole=True):
 )
 def test_an_idle_devices_run_teaches(queue, work_s, said):
     (run,) = queue.limits.predictor.runs
-    assert (run.work_s, run.took_s) == (pytest.approx(work_s), pytest.approx(1.05 * (0.2 + work_s)))
+    assert (run.work, run.took_s) == (pytest.approx(work_s), pytest.approx(1.05 * (0.2 + work_s)))
     assert [one for one, _ in run.answers] == [pytest.approx(seconds, abs=0.05) for seconds in said]
     assert all(actual == pytest.approx(0.05 + run.took_s) for _, actual in run.answers)  # from admission
 
@@ -1124,6 +1124,13 @@ def test_another_policy_leaves_what_was_learned_and_counts_at_once():
     assert (queue.limits.predictor, queue.queue.count) == (Told(1.25 * 0.2, 1.25, 0.25, 2.0), 1)
     assert queue.state(0.2).bulk_room == pytest.approx(0.25 * 2.0 * 0.8 / 1.25 - 0.2)
     assert takes(queue, 0.2, query(1000, 3.2))
+
+
+def test_a_calibrated_model_has_a_narrow_margin_from_the_start():
+    queue = Scheduler(MODEL, Policy(1.0))
+    assert queue.state(0.0).margin == pytest.approx(0.05)
+    queue.configure(Policy(1.0), MODEL, calibrated=True)
+    assert queue.state(0.0).margin == pytest.approx(0.01)
 
 
 def test_what_is_called_off_leaves_no_work_behind():

@@ -51,9 +51,9 @@ class CostFit:
         columns = np.vstack([rows, np.diag(shares)])
         found = non_negative(columns, np.append(np.ones(len(rows)), shares * known))
         works = (rows[:, :3] / rows[:, 3:]).sum(axis=0)
-        if (work_s := float(works @ found[:3])) <= 0:
+        if (work := float(works @ found[:3])) <= 0:
             return model
-        query_s, token_s, token2_s = (found[:3] * (works @ costs) / work_s).tolist()
+        query_s, token_s, token2_s = (found[:3] * (works @ costs) / work).tolist()
         fitted = CostModel(query_s, token_s, token2_s, model.beta_s)
         is_other = any(abs(fitted.cost(one) / model.cost(one) - 1) > _OTHER for one in _LENGTHS)
         return fitted if is_other else model

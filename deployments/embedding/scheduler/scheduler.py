@@ -55,7 +55,7 @@ class Scheduler(Generic[Q]):
     ) -> None:
         predictor = predictor or Predictor(planned_s=model.beta_s, slo_s=policy.slo_s)
         self.limits = Limits(model, policy, micro_batch_tokens, predictor)
-        self._given, self.refusals = model, Refusals()
+        self._given, self._is_calibrated, self.refusals = model, False, Refusals()
         self.most = self.runs = 0
         self.demand, self.run = Demand(self.limits, LongRequests(model.alpha_s)), CurrentRun(self.limits)
         self.queue = RunQueue[Q](self.limits, self.demand.shares)
@@ -75,12 +75,14 @@ class Scheduler(Generic[Q]):
         self.limits.micro_batch_tokens = tokens
         self._apply()
 
-    def configure(self, policy: Policy, model: CostModel) -> None:
+    def configure(self, policy: Policy, model: CostModel, *, calibrated: bool = False) -> None:
         """Apply a new promise, rule or model in place. Waiting queries keep the costs at which they were admitted."""
-        if model != self._given:
+        if (model, calibrated) != (self._given, self._is_calibrated):
             self._given = self.limits.model = model
+            self._is_calibrated = calibrated
             self.demand.long_queries = LongRequests(model.alpha_s)
-            self.limits.predictor = Predictor(planned_s=model.beta_s, slo_s=policy.slo_s)
+            predictor = Predictor(planned_s=model.beta_s, slo_s=policy.slo_s, is_calibrated=calibrated)
+            self.limits.predictor = predictor
         if policy.slo_s != self.limits.policy.slo_s:
             self.limits.predictor.promise(policy.slo_s)
         self.limits.policy = policy
