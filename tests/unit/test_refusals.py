@@ -154,7 +154,7 @@ def test_clients_that_obey_need_few_requests(case, closed, mixed, returning, req
     [
         ("V100 + Xeon", ["accelerator"], False, 2.7, 0.91),
         ("V100 + Xeon", ["accelerator"], True, 2.7, 0.91),
-        ("V100 + Xeon", ["accelerator", "cpu"], False, 2.4, 0.91),
+        ("V100 + Xeon", ["accelerator", "cpu"], False, 2.7, 0.91),
         ("V100", ["accelerator"], False, 2.5, 0.91),
         ("V100", ["accelerator"], True, 2.6, 0.98),
     ],
