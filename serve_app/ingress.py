@@ -94,6 +94,9 @@ class ServiceIngress(AsgiIngress):
             joining = [asyncio.create_task(router.joined()) for router in self.every_router()]
             await asyncio.wait(joining, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait(joining, timeout=_OTHERS_S)
+            for one in joining:
+                if one.done():
+                    one.result()  # raises SettingsError if it can keep no promise
             for router in self.every_router():
                 router.about_process = self._about_process
             publish_periodically(partial(self._publish, router_gauges(metrics)))

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from deployments.errors import EngineBroken, ReplicaLost, TimedOut
+from deployments.errors import EngineBroken, ReplicaLost, SettingsError, TimedOut
 from deployments.generation.charge import GenerationCharge
 from deployments.generation.frames import NewToken
 from deployments.generation.metrics import GenerationPoolState, GenerationRouterMetrics, Promise, Streamed
@@ -55,7 +55,8 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
         super().__init__(settings, topology, handles, context)
         self.tokenizer = context.tokenizer
         self.metrics = GenerationRouterMetrics(context.instruments)
-        self._placer = GenerationPlacer(self.pools, context.card)
+        self._placer = GenerationPlacer(self.pools, context.card, settings.limits.default_tokens)
+        self._told: set[tuple[str, str]] = set()  # by pool, what was logged of promises that cannot be kept
 
     def _parse(self, user_config: Any) -> GenerationRouterConfig:
         return GenerationRouterConfig.parse(user_config)
@@ -68,6 +69,16 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
 
     def _replicas_changed(self) -> None:
         self._placer.ejections.replicas_changed()
+        for pool, problem in self._placer.shortfalls.items():
+            if problem is not None and (pool, problem.sentence) not in self._told:
+                self._told.add((pool, problem.sentence))
+                logger.warning("the %s pool: %s", pool, problem.sentence)
+
+    async def joined(self) -> None:
+        await super().joined()
+        found = [problem for problem in self._placer.shortfalls.values() if problem is not None and problem.is_total]
+        if found and len(found) == len(self.pools):
+            raise SettingsError(f"user_config.{found[0].key}", found[0].problem)
 
     # --- the path of a generation -------------------------------------------------------------------------------------
 
@@ -195,10 +206,14 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
         }
 
     def _about(self, pool: str) -> dict[str, Any]:
-        """`step_time`, `host_time`: the calibrated ones; None: each replica uses what it measured at its start."""
+        """`promise_problem`: see `GenerationPlacer.shortfalls`. `step_time`, `host_time`: the calibrated ones; None:
+        each replica uses what it measured at its start.
+        """
         settings = self.settings.cpu if pool == CPU else self.settings.accelerator
+        problem = self._placer.shortfalls[pool]
         step_time, host_time = self.config.step_time(pool), self.config.host_time(pool)
         return {
+            "promise_problem": None if problem is None else problem.sentence,
             "step_time": None if step_time is None else asdict(step_time),
             "host_time": None if host_time is None else asdict(host_time),
             "num_cpu_blocks": 0 if pool == CPU else self.settings.accelerator.num_cpu_blocks,

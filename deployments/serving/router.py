@@ -207,7 +207,9 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
         """Called when replicas join or leave, or start or stop answering."""
 
     async def joined(self) -> None:
-        """Wait until a replica answers, at most until ten minutes after the start."""
+        """Wait until a replica answers, at most until ten minutes after the start. Raises SettingsError if no request
+        could be answered in time.
+        """
         while not self.can_answer and time.time() < self.started + _JOIN_S:  # noqa: ASYNC110 - once, at the start
             await asyncio.sleep(_LOOK_S)
 

@@ -110,6 +110,9 @@ def _show_model(console: Console, info: dict[str, Any]) -> None:
             curve = f"{model['alpha_s']:.4f} C + {model['beta_s']:.4f} ({model['source']})"
             table.add_row(*cells, cores, depth, curve)
     console.print(table, soft_wrap=True)
+    for name, pool in ours["pools"].items():
+        if problem := pool.get("promise_problem"):
+            console.print(f"the {name} pool: {problem}", style="yellow", soft_wrap=True)
 
 
 def show_ports(console: Console, dashboard: str, grpc_address: str | None, metrics_port: int) -> None:

@@ -20,6 +20,7 @@ from deployments.errors import (
     InvalidInput,
     OverQuota,
     ReplicaLost,
+    SettingsError,
     TimedOut,
     Unavailable,
     WindveError,
@@ -173,6 +174,24 @@ async def test_what_no_replica_could_do_names_the_longest_prompt(monkeypatch):
             await router.begin(asked(20_000, 2, received=long_ago, tokenizing_s=0.04))
         with pytest.raises(Busy):
             await router.begin(asked(20_000, 2, received=long_ago))
+
+
+@pytest.mark.parametrize(("tpot_s", "second", "starts"), [(0.0001, 0.002, False), (0.0001, 1e-5, True)])
+async def test_a_service_that_no_answer_could_be_in_time_does_not_start(monkeypatch, caplog, tpot_s, second, starts):
+    """It names the setting and the value that would do, as its refusals do."""
+    replicas = [Replica("a"), Replica("b", model=StepTime(second, 0.0, 0.0, 1e-6, 0.0, 4))]
+    async with service(monkeypatch, *([one] for one in replicas), tpot_s=tpot_s) as router:
+        with (
+            contextlib.nullcontext() if starts else pytest.raises(SettingsError, match=r"^user_config.tpot_s: .*0022 s")
+        ):
+            await router.joined()
+        assert [record.message for record in caplog.records if "tpot_s: 0.0001" in record.message] == [
+            f"the {name} pool: {pool['promise_problem']}"
+            for name, pool in router.describe()["pools"].items()
+            if pool["promise_problem"] is not None
+        ]
+        with pytest.raises(InvalidInput, match=r"accelerator: tpot_s: 0.0001 s .* set 0.0022 s"):
+            await router.begin(asked(20_000, 2))
 
 
 async def test_a_replica_that_dies_in_the_middle_ends_its_streams_with_one_error(monkeypatch):

@@ -28,6 +28,7 @@ from deployments.admission.probe import IdleProbe
 from deployments.generation.scheduler.forecast import Forecast, Pace, Prediction, Prompt
 from deployments.generation.scheduler.host_part import shares
 from deployments.generation.scheduler.kept_room import KeptRoom
+from deployments.generation.scheduler.promises import alone, longest_step_s
 from deployments.generation.scheduler.queue import StepQueue
 from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.state import StepState
@@ -175,13 +176,13 @@ class StepAdmission:
 
     def _alone(self, generation: Generation, left_s: float, slow: float) -> Prediction:
         """The prediction for an idle device that is `slow` times as slow as its model."""
-        prompts = [_prompt(generation, left_s)]
-        return self._forecast(slow, 0.0, [], prompts).look()
+        return alone(self.queue.model, slow, self.queue.policy, _prompt(generation, left_s))
 
     def _forecast(self, slow: float, free_s: float, paces: Sequence[Pace], prompts: Sequence[Prompt]) -> Forecast:
         model, policy = self.queue.model, self.queue.policy
         most_tokens = policy.max_num_batched_tokens
-        return Forecast(model, slow, free_s, policy.longest_step_s, paces, prompts, most_tokens=most_tokens)
+        longest_s = longest_step_s(model, slow, policy)
+        return Forecast(model, slow, free_s, longest_s, paces, prompts, most_tokens=most_tokens)
 
     def _helped(self, now: float, generation: Generation) -> bool:
         """Whether its prompt needs clearly less time on an idle device than it has."""

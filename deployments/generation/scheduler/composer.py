@@ -18,7 +18,7 @@ from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, G
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
-_LEAST_CHUNKS = 0.2  # of the rows' time: always left for chunks, even if rows are late
+LEAST_CHUNKS = 0.2  # of the rows' time: always left for chunks, even if rows are late
 _FREE = 0.01  # of a step that is too long already: how much it may still grow
 _URGENT = 5.0  # steps of the accelerator alone: a host row that is due earlier is urgent
 
@@ -82,7 +82,7 @@ class StepComposer:
         self._host_slack_s = (min(in_time, default=math.inf) - self._now) / self._slow
         self._room -= len(paced)
         left_s = min([self._most_s, self._host_slack_s, *self._slacks_s]) - (self._model.beta_s if paced else 0.0)
-        least_s = (1 + _LEAST_CHUNKS) * self._model.seconds(self.load)  # some time is always left for chunks
+        least_s = (1 + LEAST_CHUNKS) * self._model.seconds(self.load)  # some time is always left for chunks
         self._most_s = max(left_s, least_s)
 
     def add_chunks(self, generations: Iterable[Generation]) -> None:
@@ -157,7 +157,7 @@ class StepComposer:
         """The longest that the step may take for the waiting prompts to end by their deadlines."""
         model, chunks = self._model, {id(row): tokens for row, _, tokens, _, _ in self.chunks}
         rows_s = model.seconds(StepLoad(self.load.rows, self.load.kv_tokens))
-        share = max(_LEAST_CHUNKS, 1 - rows_s * self._slow / self._policy.longest_step_s)  # of a step, for chunks
+        share = max(LEAST_CHUNKS, 1 - rows_s * self._slow / self._policy.longest_step_s)  # of a step, for chunks
         least_s, work_s = math.inf, 0.0
         for generation in waiting:
             row = generation.rows[0]
