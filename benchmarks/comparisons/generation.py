@@ -5,7 +5,8 @@ Goodput counts what was in time, in generations and in tokens. The bound is the 
 long each answer will be, steps take exactly the predicted time, and it keeps no margin. There is no network or Router.
 
 In one test, two tenants send a device twice its capacity, one of them ten times as much as the other. In another one,
-conversations go on for eight turns, with and without the blocks of their earlier turns.
+conversations go on for eight turns, with and without the blocks of their earlier turns. In a third one, an L4
+(`emulated_devices`) gets more than it can do, with answers of about 100 tokens, for which clients allow more or less.
 """
 
 import statistics
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.kit.bench import Bench, Found, all_of, one_of
@@ -31,6 +33,7 @@ from benchmarks.simulation.step_world import (
     mixed,
 )
 from deployments.admission.fair_share import Tenant
+from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepTime
@@ -44,6 +47,9 @@ _LONG = 1000  # tokens: above, a prompt is a long one
 _QUIET, _LOUD = 2 / 11, 20 / 11  # of the capacity, that the two tenants ask for
 _WARM_S = 200.0  # until as many conversations go on as later
 _TALKS = [(blocks, turns_s) for blocks in (320, 1000, 3000) for turns_s in (2.0, 4.0, 8.0)]
+_SAME, _LONGER, _ALL = "as learned", "a tenth of the time four times as long", "a tenth of the time all to the maximum"
+CHANGES = {_SAME: 1.0, _LONGER: 4.0, _ALL: 1e9}
+MAXIMA = (256, 1024, 4096, 8192)
 PRODUCT, SLOWER, NOISIER = "product", "1.3 x slower from a third on", "scatter 10 %"
 
 
@@ -72,6 +78,7 @@ CASES: Mapping[str, Mapping[str, Pool]] = {
 def run(bench: Bench) -> None:
     seconds = _QUICK_SECONDS if bench.quick else _SECONDS
     with bench.steps(len(CASES) * (2 + 2 * len(LOADS)) + len(_TALKS)) as step:
+        _allowed(bench, seconds)
         for case, pools in CASES.items():
             step(f"{case}, capacity")
             capacity = capacity_of(pools, seconds)
@@ -163,6 +170,30 @@ def served(
     return StepWorld(devices, POLICY).run(arrivals)
 
 
+def _allowed(bench: Bench, seconds: float) -> None:
+    for most in MAXIMA:
+        for change, times in CHANGES.items():
+            found, preempted = with_maximum(most, seconds, times)
+            told = {**told_of(found, seconds), "preempted": preempted}
+            shown = f"{told['tokens']:.0f} tokens/s in time, {told['late']:.2%} late, {preempted} preempted"
+            bench.sample({"what": "maximum", "most": most, "change": change}, told, shown)
+
+
+def with_maximum(most: int, seconds: float, times: float = 1.0, *, rate: float = 9.0) -> tuple[list[Sent], int]:
+    """Serve answers of about 100 tokens on an L4, each with `most` as its maximum; from a half on for a tenth of the
+    time `times` as long. Returns each outcome, and how often an answer lost its blocks.
+    """
+    device, draw, come, at = EMULATED_ACCELERATORS["l4-llama-3.1-8b"], np.random.default_rng(1), list[Arrival](), 0.0
+    while (at := at + draw.exponential(1 / rate)) < seconds:
+        longer = times if 0.5 < at / seconds < 0.6 else 1.0
+        come.append(
+            Arrival(at, int(draw.integers(448, 577)), most, (min(most, round(longer * draw.integers(90, 111))),))
+        )
+    schedule = StepScheduler(device.step_time, POLICY, device.blocks)
+    world = StepWorld([StepDevice("L4", device.step_time, schedule, NOISE)], POLICY)
+    return world.run(come), schedule.preemptions
+
+
 def _known(arrivals: Sequence[Arrival]) -> list[Arrival]:
     return [one._replace(most_tokens=max(one.tokens)) for one in arrivals]
 
@@ -225,7 +256,16 @@ def sheets(found: Found) -> list[Sheet]:
         promise = f"first token within {POLICY.ttft_s:g} s, {POLICY.tpot_s:g} s a token"
         title = f"{case}: capacity {rate:.1f} generations/s; {promise}"
         shown.append(table(title, columns, _streams(found, case=case)))
-    return [*shown, _doubts(found), _shares(found), _talks(found)]
+    return [*shown, _maxima(found), _doubts(found), _shares(found), _talks(found)]
+
+
+def _maxima(found: Found) -> Sheet:
+    columns = {
+        "max_tokens": "{most}", "answers": "{change}", "admitted": "{admitted} of {offered}",
+        "tokens/s in time": "{tokens:.0f}", "late": "{late:.2%}", "lost their blocks": "{preempted}",
+    }  # fmt: skip
+    title = "Answers of about 100 tokens on an L4 by its data sheet (Llama-3.1-8B), by the maximum that clients allow"
+    return table(title, columns, all_of(found, what="maximum"))
 
 
 def _doubts(found: Found) -> Sheet:
@@ -276,10 +316,12 @@ def goals(found: Found) -> list[Goal]:
     streams = _streams(found)
     late = max((100 * one["late"] for one in streams), default=None)
     least = min((one["tokens_share"] for one in streams), default=None)
+    tokens = {one["most"]: one["tokens"] for one in all_of(found, what="maximum", change=_SAME)}
     quiet = min((_admitted(one["quiet"]) for one in all_of(found, what="tenants")), default=None)
     return [
         Goal("late of admitted, any stream", 0.5, late, "%", at_most=True),
         Goal("tokens in time beside the bound, the least", 0.95, least),
+        Goal("tokens with max_tokens 4096 beside 256", 0.9, tokens[4096] / tokens[256] if tokens else None),
         Goal("the quiet tenant's generations admitted", 0.99, quiet),
     ]
 

@@ -73,6 +73,7 @@ class GeneratorState(NamedTuple):
     kv_blocks_used: int
     kv_blocks_free: int
     refusals: Sequence[int]  # since the start, in the order of REFUSED_BECAUSE
+    preemptions: int  # since the start
     host: HostState | None = None  # set if the host has a part of the cache
 
 
@@ -282,6 +283,8 @@ class GeneratorMetrics(ReplicaMetrics):
             "kv_blocks_free": "Blocks of the cache that are free",
         }
         super().__init__(instruments, pool, info, {**REPLICA_GAUGES, **blocks}, REFUSED_BECAUSE)
+        lost = "Answers that lost their blocks of the cache to others, so that their tokens were computed again"
+        self._preempted = tally(instruments, "windve_preempted_answers", lost, _POOL)
         self._of_host: dict[str, Tally] = {}
         count("mode_steps", "Steps by what the host did in them", "mode")
         count("moved_generations", "Generations that moved between the caches", "to")
@@ -300,6 +303,8 @@ class GeneratorMetrics(ReplicaMetrics):
     def publish(self, state: GeneratorState) -> None:
         """See the base. Also publishes what the host did, if it has a part of the cache."""
         super().publish(state)
+        self._preempted.reached(state.preemptions, self._pool["pool"])
+        self._preempted.publish()
         if (host := state.host) is None:
             return
         moved = zip(("accelerator", "host"), host.moved, strict=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from deployments.errors import EngineFailed
 from deployments.generation.engine_thread import Found, StepWork
 from deployments.generation.frames import GenerationOffer
@@ -31,11 +33,11 @@ class GenerationSession(RouterSession):
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """One answer of a generation. `tokens`: how many were sent. `stopped`: nobody wants more of it."""
+    """One answer of a generation. `tokens`: those that were sent. `stopped`: nobody wants more of it."""
 
     number: int
     sampler: Sampler
-    tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
     stopped: bool = False
 
 
@@ -50,26 +52,29 @@ class OfferedGeneration(Generation):
 
     def ids(self, chunk: ScheduledChunk) -> TokenIds:
         """Token ids of a chunk: a part of the prompt, or an answer's last token, which the running step may not have
-        drawn yet.
+        drawn yet; for a row that lost its blocks, a part of both.
         """
         prompt: TokenIds = self.offer.ids
-        if chunk.start < len(prompt):
-            return prompt[chunk.start : chunk.start + chunk.tokens]
-        return self.each_answer[chunk.row.number].sampler.last
+        answer, ends = self.each_answer[chunk.row.number], chunk.start + chunk.tokens
+        if ends <= len(prompt):
+            return prompt[chunk.start : ends]
+        if chunk.wanted and chunk.tokens == 1:
+            return answer.sampler.last
+        return np.concatenate([prompt, np.array(answer.tokens, np.int32)])[chunk.start : ends]
 
     def drawn_from(self, chunk: ScheduledChunk) -> Sequence[Answer]:
         """The answers that get a token from this chunk: all of them at the end of the prompt."""
-        number = chunk.row.number
-        return self.each_answer if chunk.start < self.prompt_tokens else self.each_answer[number : number + 1]
+        number, ends = chunk.row.number, chunk.start + chunk.tokens
+        return self.each_answer if ends == self.prompt_tokens else self.each_answer[number : number + 1]
 
     def take(self, answer: Answer, token: int) -> Finish | None:
         """Count one more token of this answer. Returns why the answer has ended, or None."""
-        answer.tokens += 1
+        answer.tokens.append(token)
         if isinstance(self.keys, PrefixKeys) and self.answers == 1:
             self.keys.add(token)
         if answer.sampler.ends_with(token):
             return "stop"
-        return "length" if answer.tokens == self.most_tokens else None
+        return "length" if len(answer.tokens) == self.most_tokens else None
 
 
 def sampler_of(offer: GenerationOffer, number: int) -> Sampler:

@@ -80,7 +80,8 @@ class Generator(Replica[GenerationSettings]):
         self._metrics.publish(
             GeneratorState(
                 *(self._worker.in_flight, state.waiting, state.slowdown, state.margin),
-                *(state.blocks - state.free_blocks, state.free_blocks, state.refusals, state.host),
+                *(state.blocks - state.free_blocks, state.free_blocks, state.refusals),
+                *(self._worker.schedule.preemptions, state.host),
             )
         )
 

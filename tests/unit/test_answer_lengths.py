@@ -1,16 +1,25 @@
 """What is learned of answers' lengths, and the blocks that are foreseen by it."""
 
+import math
 import random
 from math import sqrt
 
 import pytest
 
+from deployments.generation.scheduler import answer_lengths
 from deployments.generation.scheduler.answer_lengths import AnswerLengths
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 
 LIVES = 20 / 21  # the share that outlives a bin in which one answer has ended, beside the 20 that are thought not to
 SURE = 3.5 * sqrt(LIVES * (1 - LIVES))  # standard deviations of one such answer
 LONGEST = 128 * 32  # tokens that are told apart
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Few answers were seen, so that nothing is thought of the lengths that nobody had."""
+    monkeypatch.setattr(answer_lengths, "_DOUBT", 20.0)
+    monkeypatch.setattr(answer_lengths, "_FEW", math.inf)
 
 
 def learned(*ended, goes_on=()):
@@ -23,6 +32,7 @@ def learned(*ended, goes_on=()):
     return found
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     ("ended", "goes_on", "most_tokens", "mean"),
     [
@@ -48,12 +58,14 @@ def test_the_mean_of_what_was_seen(ended, goes_on, most_tokens, mean):
     assert learned(*ended, goes_on=goes_on).mean(most_tokens) == pytest.approx(mean)
 
 
+@pytest.mark.usefixtures("few")
 def test_an_answer_that_goes_on_counts_at_once():
     found = learned((10, 500))
     found.goes_on(32)
     assert found.mean(64) == pytest.approx(32 + 32 * (1 - 1 / 22))
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(
     ("tokens", "lefts", "lengths", "blocks"),
     [
@@ -73,6 +85,7 @@ def test_the_most_blocks_after_one_answer_of_few_tokens(tokens, lefts, lengths, 
     assert learned((10, 500)).most_blocks(tokens, lefts, lengths, 128) == pytest.approx(blocks)
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("ahead", [32, 64, 128, 256, 512, 1024, 2048])
 def test_times_ahead_at_which_blocks_are_counted(ahead):
     """One answer has ended just before. At this time the others are as many as outlived it."""
@@ -80,12 +93,23 @@ def test_times_ahead_at_which_blocks_are_counted(ahead):
     assert found.most_blocks([0], [ahead + 1], [0], 128) == pytest.approx((ahead // 128 + 1) * (LIVES + SURE))
 
 
+@pytest.mark.usefixtures("few")
 def test_nobody_is_thought_to_end_before_anybody_did():
     assert learned((600, 9999)).most_blocks([0], [129], [0], 128) == 2
 
 
 def test_nobody_looks_further_ahead_than_bins_reach():
     assert AnswerLengths().most_blocks([0], [9999], [0], 128) == LONGEST / 128
+
+
+@pytest.mark.parametrize("seen", [0, 1, 100])
+def test_answers_of_lengths_that_nobody_had_are_thought_to_end_the_more_were_seen(seen):
+    """Of those that reach the n-th bin, a share of up to 1 / (n + 1) ends in it."""
+    found = learned(*[(10, 9999)] * seen)
+    known = sum(0.99**n for n in range(seen))
+    prior = known / (known + 20)
+    assert found._lives[2] / found._lives[1] == pytest.approx(1 - prior / 3)
+    assert found._lives[100] / found._lives[50] == pytest.approx(math.prod(1 - prior / n for n in range(52, 102)))
 
 
 @pytest.mark.parametrize("count", [5, 40, 200])

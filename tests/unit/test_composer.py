@@ -5,7 +5,7 @@ import math
 import pytest
 
 from deployments.generation.scheduler.block_pool import BLOCK
-from deployments.generation.scheduler.composer import StepComposer, by_pace
+from deployments.generation.scheduler.composer import StepComposer
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.hybrid.planner import HostRow, HybridPlan
 from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row
@@ -35,8 +35,9 @@ def answer(due_s=math.inf, length=10, bulk=False):
 
 def prompt(tokens, due_s=50.0, computed=0, bulk=False):
     generation = Generation(tokens, 500, NOW + due_s, 3.0, bulk=bulk)
-    generation.rows = [Row(generation, 0, computed=computed, length=tokens)]
-    return generation
+    row = Row(generation, 0, computed=computed)
+    generation.rows = [row]
+    return row
 
 
 def room_s(composed):
@@ -63,9 +64,9 @@ def test_the_longest_step(ttft_s, tpot_s, longest_s):
 def test_the_order_of_rows(due_s, bulk, paced, at):
     row = answer(due_s, bulk=bulk)
     assert row.picked == at
-    assert by_pace(row) == paced
+    assert row.order == paced
     row.generation.first_at = None
-    assert by_pace(row) == (bulk, math.inf)
+    assert row.order == (bulk, row.generation.due)
 
 
 # --- the accelerator's part -------------------------------------------------------------------------------------------
@@ -80,8 +81,8 @@ def test_the_order_of_rows(due_s, bulk, paced, at):
         (2.0, [5.0], [], 2.5),
         (1.0, [9.0], [], 8.0),
         (1.0, [math.inf], [], 8.0),
-        (1.0, [1.25], [], 1.34375),  # chunks have a fifth of the rows' time at least: 0.225 s, 14 tokens
-        (1.0, [-1.0], [], 1.34375),
+        (1.0, [1.2], [], 1.234375),  # chunks have a tenth of the rows' time at least: 0.1125 s, 7 tokens
+        (1.0, [-1.0], [], 1.234375),
         (1.0, [1.5], [], 1.5),
         (1.0, [], [6.0], 5.0),  # the weights are read once more
         (2.0, [], [6.0], 2.0),
@@ -120,7 +121,7 @@ def test_blocks_are_asked_for_up_to_the_last_token():
     composed = StepComposer(MODEL, POLICY, 1.0, NOW, lambda *what: not asked.append(what))
     composed.add_rows([row])
     composed.add_chunks([begun])
-    assert asked == [(row, 30), (begun.rows[0], 40)]
+    assert asked == [(row, 30), (begun, 40)]
 
 
 def test_a_step_has_no_more_tokens_than_the_engine_computes():
@@ -135,9 +136,9 @@ def test_a_step_has_no_more_tokens_than_the_engine_computes():
 
 def test_chunks_of_prompts():
     waits, begun, ends, goes_on = prompt(9), prompt(40, computed=30), prompt(64), prompt(1000)
-    composed = step(waits=waits.rows)
+    composed = step(waits=[waits])
     composed.add_chunks([waits, begun, ends, goes_on, prompt(5)])
-    found = [(part.row.generation, part.start, part.tokens, part.wanted) for part in composed.chunks]
+    found = [part[:4] for part in composed.chunks]
     assert found == [(begun, 30, 10, True), (ends, 0, 64, True), (goes_on, 0, 7 * 64 - 74, False)]
     assert composed.load.prompt_tokens == 7 * 64
     assert composed.load.pairs == 10 * 35 + 64 * 32 + 374 * 187
@@ -249,7 +250,7 @@ def test_bulk_comes_behind_all_others_in_what_is_left_of_its_share(due_s, bulk_t
     prompts = [prompt(64), prompt(1000, bulk=True)]
     composed.add_all(rows, prompts, ())
     found = [(chunk.row, chunk.tokens) for chunk in composed.chunks]
-    assert found == [(rows[1], 1), (prompts[0].rows[0], 64), (rows[0], 1), (prompts[1].rows[0], bulk_tokens + 1)]
+    assert found == [(rows[1], 1), (prompts[0], 64), (rows[0], 1), (prompts[1], bulk_tokens + 1)]
     assert composed.alone() == (composed.chunks, composed.load, MODEL.seconds(composed.load), None)
 
 
@@ -342,7 +343,7 @@ def test_rows_are_parked_and_pipelined_as_policy_and_host_allow(due_s, modes):
         (1.0, 1, [prompt(64, 5.0, bulk=True)], 8.0),
         (1.0, 1, [prompt(64, -9.0, computed=64)], 8.0),
         (2.0, 1, [prompt(64, 8.0)], 4.0 - 1.125 - 1 / (1 - 2.25 / 8)),
-        (1.0, 48, [prompt(64, 14.0)], 14.0 - 7.0 - 1 / 0.2),  # a fifth of a step at least
+        (1.0, 56, [prompt(64, 20.0)], 20.0 - 8.0 - 1 / 0.1),  # a tenth of a step at least
     ],
 )
 def test_rows_of_the_host_leave_prompts_their_time(slow, rows, waiting, within_s):

@@ -18,7 +18,7 @@ from deployments.generation.scheduler.state import HostState
 
 PROMISE = Promise(1.0, 0.1)
 BULK = Promise(None, None)
-STATE = GeneratorState(7, 2, 1.25, 0.02, 60, 40, (5, 2))
+STATE = GeneratorState(7, 2, 1.25, 0.02, 60, 40, (5, 2), 3)
 HOST = HostState(5, 9, 4, 1, (50, 30, 19), 400, (2, 3), 120.5, 300.0, 1.25)
 
 
@@ -181,6 +181,7 @@ def test_a_replica_tells_its_steps_and_its_cache():
     assert {name: written.of(f"windve_{name}")[0] for name in gauges} == {
         name: (value, ("cpu",)) for name, value in gauges.items()
     }
+    assert written.of("windve_preempted_answers") == [(3, ("cpu",))]
     metrics.publish(STATE._replace(refusals=(6, 2)))
     assert written.of("windve_refusals")[2:] == [(1, ("cpu", "full"))]
 

@@ -794,6 +794,28 @@ def tokens_of(work):
     return sum(len(chunk.ids) for chunk in [*work.chunks, *work.second, *(chunk for _, chunk in work.parking)])
 
 
+@pytest.mark.parametrize("bulk", [0, 2])
+@virtual
+async def test_answers_that_lose_their_blocks_go_on_as_if_nothing_had_happened(bulk):
+    """All become longer than was learned: eight blocks are too few for the four of each. The last ones wait."""
+    stepper, device = world(blocks=8)
+    room, router = stepper.schedule.room, Router(stepper)
+    for _ in range(500):
+        room.lengths.ended(2, 500)
+        room.bulk_lengths.ended(2, 500)
+    asked = {}
+    for number in range(4):
+        ids, is_bulk = prompt(100, number), number < bulk
+        asked[router.ask(ids, 300, bulk=is_bulk, tpot_s=None if is_bulk else 0.1)] = answer_to(ids, 300)
+    await stepper.drained()
+    assert router.admitted == asked.keys()
+    assert {number: router.tokens[number, 0] for number in asked} == asked
+    assert stepper.schedule.preemptions > 1
+    assert sum(len(chunk.ids) for work in device.works for chunk in work.work.chunks) < 2 * 4 * 400
+    assert {number for number, _ in list(router.finished)[:2]} == {*list(asked)[bulk : bulk + 2]}  # who ranks first
+    assert (room.free, room.reserved, stepper.in_flight, stepper.schedule.preempted) == (8, 0, 0, [])
+
+
 HOSTS = st.one_of(st.none(), st.tuples(st.sampled_from([QUICK, SLOW]), st.sampled_from([8, 64])))
 OFFER = st.tuples(
     st.sampled_from([1, 100, 127, 128, 129, 256, 700]),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.comparisons.generation import CASES, served, told_of
+from benchmarks.comparisons.generation import CASES, served, told_of, with_maximum
 from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld, mixed
 from deployments.admission.fair_share import Tenant
 from deployments.admission.starvation import SHARE
@@ -135,6 +135,22 @@ def test_a_quiet_tenant_is_served_beside_one_that_asks_for_ten_times_as_much():
     unnamed = served(CASES["accelerator"], [one._replace(tenant=None) for one in come], noise=0.03)
     assert share(unnamed) < share(quiets)
     assert told_of(sent, seconds)["tokens"] >= 0.78 * told_of(unnamed, seconds)["tokens"]
+
+
+def test_who_allows_long_answers_and_gets_short_ones_is_served_as_if_it_had_allowed_short_ones():
+    told = {most: told_of(with_maximum(most, 90.0)[0], 90.0) for most in (256, 4096)}
+    assert [one["late"] for one in told.values()] == [0.0, 0.0]
+    assert told[4096]["tokens"] >= 0.9 * told[256]["tokens"]
+
+
+@pytest.mark.parametrize(("most", "times", "late"), [(4096, 4.0, 0), (1024, 1e9, 15)])
+def test_what_becomes_longer_than_learned_loses_its_blocks_and_ends(most, times, late):
+    """The cache holds 33 answers of 1,024 tokens, and there are 50 when all become so long: the others wait."""
+    sent, preempted = with_maximum(most, 60.0, times)
+    admitted = [one for one in sent if one.device]
+    assert all(one.counts == dict(enumerate(one.arrival.tokens)) for one in admitted)
+    assert sum(not one.in_time for one in admitted) <= late
+    assert preempted > 5 or not late
 
 
 def test_bulk_takes_what_room_is_left():

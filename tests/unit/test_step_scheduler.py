@@ -465,17 +465,50 @@ def test_a_step_leaves_time_for_how_much_single_steps_scatter():
     assert (schedule.planned_s, schedule.ends_at) == (1.0 + 140 / 64, 2.0 + 280 / 64)
 
 
-def test_a_row_that_waits_for_a_block_makes_what_was_learned_doubtful(monkeypatch):
+def test_a_row_that_waits_for_a_block_gets_that_of_the_last_admitted_which_is_computed_again(monkeypatch):
+    """In the step after next: the one that runs may draw a token of it."""
     monkeypatch.setattr(AnswerLengths, "most_blocks", lambda *_: 0.0)
     schedule = exact(4)
-    both = [begun(schedule, tokens=BLOCK, most=2 * BLOCK, pace_s=None) for _ in range(2)]
-    assert schedule.room.reserved == 6
-    for one in both:
-        one.rows[0].computed = one.rows[0].length = 2 * BLOCK
-    schedule.room.grow(both[0].rows[0], 2 * BLOCK, ())
-    parts = schedule.next_step(9.0)
-    assert [part.row.generation for part in parts] == both[:1]
-    assert (schedule.stalled, schedule.room._trust) == (both[1].rows, 0.5)
+    first, second, last = (begun(schedule, tokens=BLOCK - 1, most=2 * BLOCK, pace_s=None) for _ in range(3))
+    assert schedule.room.reserved == 9
+    rows = [one.rows[0] for one in (first, second, last)]
+    for row in rows:
+        row.computed, row.length = BLOCK, BLOCK + 1
+    assert [part.row for part in schedule.next_step(9.0)] == rows[:1]
+    assert (schedule.stalled, schedule.room._doubt, schedule.preemptions) == (rows[1:], 0.1, 0)
+    schedule.ended(10.0, 1.0)
+    steps = []
+    for ends in ((), rows[:1], rows[1:2], (), ()):
+        steps.append([(part.row, part.start, part.tokens, part.wanted) for part in schedule.next_step(10.0)])
+        schedule.ended(11.0, 1.0, ends)
+    assert steps == [
+        [(rows[0], BLOCK + 1, 1, True), (rows[1], BLOCK, 1, True)],
+        [(rows[0], BLOCK + 2, 1, True), (rows[1], BLOCK + 1, 1, True)],
+        [(rows[1], BLOCK + 2, 1, True)],  # each other is to have a block more, when it comes back
+        [(rows[2], 0, BLOCK + 1, True)],
+        [(rows[2], BLOCK + 1, 1, True)],
+    ]
+    assert (schedule.preemptions, schedule.running, schedule.preempted) == (1, rows[2:], [])
+    schedule.remove(12.0, last)
+    assert schedule.is_idle
+    assert schedule.room.free == 4
+
+
+def test_what_is_preempted_counts_among_the_promises():
+    """It may end at once, if the running step drew its last token; its tokens are computed before its next is due."""
+    schedule = exact(100)
+    one = begun(schedule, tokens=3 * BLOCK, most=50, pace_s=60.0)
+    schedule.next_step(17.0)
+    schedule.running, schedule.preempted = [], list(one.rows)
+    schedule.room.preempt(one.rows[0])
+    assert [row.to_compute for row in schedule.uncomputed] == [3 * BLOCK + 1]
+    assert schedule.uncomputed[0].order == (False, one.first_at + 60.0)
+    assert not schedule.is_idle
+    prediction = schedule.admission._predicted(20.0, paced(8, due=200.0), [])
+    alone = exact(100).admission._predicted(20.0, paced(8, due=200.0), [])
+    assert prediction.first_s[0] == alone.first_s[0] + 3 * BLOCK / 64
+    schedule.ended(20.0, 1.0, one.rows)
+    assert schedule.is_idle
 
 
 @pytest.mark.parametrize(("cut_off", "learned"), [(True, False), (False, True)])

@@ -16,11 +16,9 @@ Bulk generations have no pace and no deadline. They are admitted while they take
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
-from operator import attrgetter
 from typing import NamedTuple
 
 from deployments.admission.fair_share import Account
@@ -30,7 +28,7 @@ from deployments.generation.scheduler.host_part import shares
 from deployments.generation.scheduler.kept_room import KeptRoom
 from deployments.generation.scheduler.promises import alone, longest_step_s
 from deployments.generation.scheduler.queue import StepQueue
-from deployments.generation.scheduler.sequences import Generation
+from deployments.generation.scheduler.sequences import Generation, Row
 from deployments.generation.scheduler.state import StepState
 
 _AVERAGED = 0.05  # weight of the latest gap in the mean gap
@@ -154,7 +152,8 @@ class StepAdmission:
         None: neither has room. Generations for which room is `kept` would be on the accelerator.
         """
         queue, policy = self.queue, self.queue.policy
-        rows = len(queue.running) + sum(one.answers for one in queue.waiting) + generation.answers
+        rows = len(queue.running) + len(queue.preempted) + generation.answers
+        rows += sum(one.answers for one in queue.waiting)
         for on_host, cache in zip((False, True), queue.caches, strict=False):
             beside = () if on_host else kept
             if rows <= policy.max_num_batched_tokens and cache.fits(generation, beside, policy.bulk_share):
@@ -213,29 +212,31 @@ class StepAdmission:
     def _predicted(self, now: float, generation: Generation, kept: Sequence[Generation]) -> Prediction:
         """The prediction with it, and with those for which room is `kept`, among the others."""
         queue = self.queue
-        waiting = [one for one in queue.waiting if not one.bulk]
-        for one in (generation, *kept):
-            insort(waiting, one, key=attrgetter("order"))
-        prompts = [_prompt(one, one.due - now) for one in waiting]
-        left = [prompt for prompt in prompts if prompt.tokens]
-        forecast = self._forecast(self._slow, queue.until_free(now), self._paces(now), left)
+        own, *others = (_prompt(one, one.due - now) for one in (generation, *kept))
+        waiting = [_chunks(row, now) for row in queue.uncomputed if not row.generation.bulk]
+        prompts = [*(prompt for prompt in waiting if prompt.tokens), own, *others]
+        prompts.sort(key=lambda one: (one is own and generation.bulk, one.due_s))
+        forecast = self._forecast(self._slow, queue.until_free(now), self._paces(now), prompts)
+        likely = queue.room.likely_blocks(kept if generation.on_host or generation.bulk else (generation, *kept))
+        forecast = replace(forecast, most_read=likely * queue.block_size)
         for share in shares(queue, generation):
             prediction = replace(forecast, host=share).look()
             if prediction.kept:
                 break
-        at = waiting.index(generation) - sum(not prompt.tokens for prompt in prompts[: waiting.index(generation)])
+        at = next(number for number, one in enumerate(prompts) if one is own)
         return Prediction(prediction.first_s[at:], prediction.kept)
 
     def _paces(self, now: float) -> list[Pace]:
         """The paces of running rows, and of rows whose prompt the current step completes."""
         queue, found = self.queue, []
-        for row in queue.running:
-            generation, pace_s, left = row.generation, row.generation.pace_s, row.left - row.coming
+        completed = (row for row in queue.preempted if row.computed + row.coming == row.length)
+        for row, comes in [*((row, row.coming) for row in queue.running), *((row, 1) for row in completed)]:
+            generation, pace_s, left = row.generation, row.generation.pace_s, row.left - comes
             if generation.bulk or left <= 0:
                 continue
             assert generation.first_at is not None
-            last_s = generation.first_at + (row.picked + row.coming - 1) * (pace_s or 0) - now
-            found.append(Pace.of(last_s, pace_s, left, row.length + row.coming, on_host=generation.on_host))
+            last_s = generation.first_at + (row.picked + comes - 1) * (pace_s or 0) - now
+            found.append(Pace.of(last_s, pace_s, left, row.length + comes, on_host=generation.on_host))
         for generation in queue.waiting:
             if not generation.bulk and generation.prompt_left == 0:
                 found += _prompt(generation, 0.0).paces(queue.until_free(now))
@@ -246,3 +247,14 @@ def _prompt(generation: Generation, due_s: float) -> Prompt:
     tokens, whole = generation.prompt_left, generation.prompt_tokens
     answers = generation.answers, generation.most_tokens, generation.pace_s, generation.on_host
     return Prompt(due_s, tokens, tokens * (whole - tokens + tokens / 2), whole, *answers)
+
+
+def _chunks(row: Row, now: float) -> Prompt:
+    """What is left to compute of a prompt, or of a row that lost its blocks."""
+    generation, (_, due) = row.generation, row.order
+    if generation.first_at is None:
+        return _prompt(generation, due - now)
+    whole = row.length
+    tokens = whole - row.computed - row.coming
+    pairs = tokens * (whole - tokens + tokens / 2)
+    return Prompt(due - now, tokens, pairs, whole, 1, row.left, generation.pace_s, generation.on_host)

@@ -21,7 +21,8 @@ Numbers = npt.NDArray[np.float64]
 _BIN = 32  # tokens in a bin of lengths
 _BINS = 128  # an answer beyond the last bin is assumed to reach its maximum
 _REMEMBERED = 100.0  # answers that are remembered; the latest count most
-_DOUBT = 20.0  # prior: additional answers in each bin that are assumed to have gone on
+_DOUBT = 5.0  # prior: additional answers in each bin
+_FEW = 20.0  # remembered answers whose lengths count as much as the prior's are trusted
 _AHEAD = np.array([0, *np.geomspace(_BIN, _BIN * _BINS, 15)])  # tokens from now
 _SURE = 3.5  # standard deviations that are added to the mean
 
@@ -52,7 +53,9 @@ class AnswerLengths:
         self._learn()
 
     def _learn(self) -> None:
-        self._lives[1:] = np.cumprod(1 - self._ended / (self._reached + _DOUBT))
+        known = self._ended.sum()
+        ended = self._ended + _DOUBT * known / (known + _FEW) / np.arange(2, _BINS + 2)
+        self._lives[1:] = np.cumprod(1 - ended / (self._reached + _DOUBT))
 
     def mean(self, most_tokens: int) -> float:
         """The mean length of an answer that may have `most_tokens` tokens."""

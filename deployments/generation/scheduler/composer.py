@@ -14,11 +14,11 @@ from typing import NamedTuple
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.hybrid.planner import HostRow, HybridPlan, HybridPlanner
-from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row, ScheduledChunk
+from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
-LEAST_CHUNKS = 0.2  # of the rows' time: always left for chunks, even if rows are late
+LEAST_CHUNKS = 0.1  # of the rows' time: always left for chunks, even if rows are late
 _FREE = 0.01  # of a step that is too long already: how much it may still grow
 _URGENT = 5.0  # steps of the accelerator alone: a host row that is due earlier is urgent
 
@@ -52,18 +52,20 @@ class StepComposer:
         self.chunks: list[ScheduledChunk] = []
         self._room = policy.max_num_batched_tokens
         self._slacks_s: list[float] = []  # until tokens are due: of the accelerator's rows, and of completed prompts
-        self._on_host: list[tuple[bool, float, int, Row]] = []  # host rows, sorted by pace (`by_pace`)
+        self._on_host: list[tuple[bool, float, int, Row]] = []  # host rows, sorted by `Row.order`
         self.was_short_in_vain = False
         self._host_slack_s = math.inf  # the least slack of host rows that are not late already
 
-    def add_all(self, running: Sequence[Row], waiting: Sequence[Generation], on_host: Sequence[Row]) -> None:
-        """Add what the accelerator computes, and leave room for the rows `on_host`."""
+    def add_all(self, running: Sequence[Row], uncomputed: Sequence[Row], on_host: Sequence[Row]) -> None:
+        """Add what the accelerator computes, and leave room for the rows `on_host`. `uncomputed`: rows to compute in
+        chunks (`StepQueue.uncomputed`).
+        """
         here = [row for row in running if not row.generation.on_host]
         self.add_rows([row for row in here if not row.generation.bulk], on_host)
-        self.add_chunks([one for one in waiting if not one.bulk])
+        self.add_chunks([row for row in uncomputed if not row.generation.bulk])
         self.leave_room()
         self.add_bulk_rows([row for row in here if row.generation.bulk])
-        self.add_chunks([one for one in waiting if one.bulk])
+        self.add_chunks([row for row in uncomputed if row.generation.bulk])
 
     def alone(self) -> ComposedStep:
         """The step without a host."""
@@ -75,8 +77,8 @@ class StepComposer:
         weights a second time.
         """
         added = [row for row in rows if self._add_row(row)]
-        self._slacks_s = [(by_pace(row)[1] - self._now) / self._slow for row in added]
-        self._on_host = sorted((*by_pace(row), number, row) for number, row in enumerate(on_host))
+        self._slacks_s = [(row.order[1] - self._now) / self._slow for row in added]
+        self._on_host = sorted((*row.order, number, row) for number, row in enumerate(on_host))
         paced = [due for is_bulk, due, _, _ in self._on_host if not is_bulk]
         in_time = (due for due in paced if due > self._now)
         self._host_slack_s = (min(in_time, default=math.inf) - self._now) / self._slow
@@ -85,13 +87,12 @@ class StepComposer:
         least_s = (1 + LEAST_CHUNKS) * self._model.seconds(self.load)  # some time is always left for chunks
         self._most_s = max(left_s, least_s)
 
-    def add_chunks(self, generations: Iterable[Generation]) -> None:
-        """Add as many of their prompts' tokens as there is room for."""
-        generations = list(generations)
-        self._leave_time(generations)
-        for generation in generations:
-            row = generation.rows[0]
-            left = min(generation.prompt_tokens - row.computed, self._room)
+    def add_chunks(self, rows: Iterable[Row]) -> None:
+        """Add as many of their tokens as there is room for."""
+        rows = list(rows)
+        self._leave_time(rows)
+        for row in rows:
+            left = min(row.to_compute - row.computed, self._room)
             tokens = self._model.most_tokens(self.load, row.computed, left, self._most_s)
             if not self.chunks:  # a device that is too slow for `longest_step_s` must still make progress
                 tokens = max(tokens, min(left, 1 + self._model.knee))
@@ -103,10 +104,10 @@ class StepComposer:
                 continue
             self.load = self.load.with_chunk(row.computed, tokens)
             self._room -= tokens
-            ends = row.computed + tokens == generation.prompt_tokens
+            ends = row.computed + tokens == row.to_compute
             self.chunks.append(ScheduledChunk(row, row.computed, tokens, ends))
-            if ends and not generation.bulk:
-                self._slacks_s.append((generation.due - self._now) / self._slow)
+            if ends and not row.generation.bulk:
+                self._slacks_s.append((row.order[1] - self._now) / self._slow)
                 self._most_s = min(self._most_s, self._slacks_s[-1])
 
     def _free_tokens(self, start: int, left: int) -> int:
@@ -118,18 +119,17 @@ class StepComposer:
             return 0
         return self._model.most_tokens(self.load, start, spare, (1 + _FREE) * self._model.seconds(self.load))
 
-    def _leave_time(self, generations: Iterable[Generation]) -> None:
+    def _leave_time(self, rows: Iterable[Row]) -> None:
         """Shorten this step for prompts that it does not complete: they need another step, of at least `rows_s`, before
         their deadlines. The next step then completes more of them. Prompts that cannot wait still end in this step.
         """
         rows_s, load, least_s = self._model.seconds(self.load), self.load, 0.0
         ends: list[tuple[float, float]] = []  # when each would end; how long this step may be if it ends in the next
-        for generation in generations:
-            if generation.bulk:  # neither it nor those behind it have a deadline
+        for row in rows:
+            if row.generation.bulk:  # neither it nor those behind it have a deadline
                 break
-            row = generation.rows[0]
-            load = load.with_chunk(row.computed, generation.prompt_tokens - row.computed)
-            end_s, spare_s = self._model.seconds(load), (generation.due - self._now) / self._slow - rows_s
+            load = load.with_chunk(row.computed, row.to_compute - row.computed)
+            end_s, spare_s = self._model.seconds(load), (row.order[1] - self._now) / self._slow - rows_s
             if spare_s > rows_s:
                 ends.append((end_s, spare_s))
             elif end_s <= self._most_s:
@@ -153,23 +153,22 @@ class StepComposer:
             if self._room and fits:
                 self._add_row(row)
 
-    def _prompts_slack_s(self, waiting: Iterable[Generation]) -> float:
-        """The longest that the step may take for the waiting prompts to end by their deadlines."""
+    def _prompts_slack_s(self, uncomputed: Iterable[Row]) -> float:
+        """The longest that the step may take for the `uncomputed` rows to end by their deadlines."""
         model, chunks = self._model, {id(row): tokens for row, _, tokens, _, _ in self.chunks}
         rows_s = model.seconds(StepLoad(self.load.rows, self.load.kv_tokens))
         share = max(LEAST_CHUNKS, 1 - rows_s * self._slow / self._policy.longest_step_s)  # of a step, for chunks
         least_s, work_s = math.inf, 0.0
-        for generation in waiting:
-            row = generation.rows[0]
+        for row in uncomputed:
             done = row.computed + chunks.get(id(row), 0)
-            left = generation.prompt_tokens - done
-            if left and not generation.bulk:
+            left = row.to_compute - done
+            if left and not row.generation.bulk:
                 work_s += model.prompt_token_s * left + model.pair_s * left * (done + left / 2)
-                least_s = min(least_s, (generation.due - self._now) / self._slow - rows_s - work_s / share)
+                least_s = min(least_s, (row.order[1] - self._now) / self._slow - rows_s - work_s / share)
         return least_s
 
-    def with_host(self, host: HostCache, planner: HybridPlanner, waiting: Iterable[Generation]) -> ComposedStep:
-        """The step with the rows `on_host` that the plan chooses. The prompts of `waiting` generations stay in time."""
+    def with_host(self, host: HostCache, planner: HybridPlanner, uncomputed: Iterable[Row]) -> ComposedStep:
+        """The step with the rows `on_host` that the plan chooses. The `uncomputed` rows stay in time."""
         alone_s = self._model.seconds(self.load)
         urgent_at = self._now + _URGENT * self._slow * alone_s
         self._room += sum(not is_bulk for is_bulk, _, _, _ in self._on_host)
@@ -183,7 +182,7 @@ class StepComposer:
         plan = planner.choose(
             self.load,
             offered,
-            within_s=min([self._policy.longest_step_s / self._slow, self._prompts_slack_s(waiting), *slacks_s]),
+            within_s=min([self._policy.longest_step_s / self._slow, self._prompts_slack_s(uncomputed), *slacks_s]),
             parked=len(host.parked),
             modes=host.modes(self._policy.modes, urgent=urgent),
         )
@@ -199,11 +198,3 @@ class StepComposer:
         self._room -= 1
         self.chunks.append(ScheduledChunk(row, row.computed, 1, True))
         return True
-
-
-def by_pace(row: Row) -> tuple[bool, float]:
-    """A row's sort key: (is bulk, when its next token is due)."""
-    generation = row.generation
-    if generation.pace_s is None or generation.first_at is None:
-        return generation.bulk, math.inf
-    return False, generation.first_at + row.picked * generation.pace_s

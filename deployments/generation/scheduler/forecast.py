@@ -97,8 +97,8 @@ NO_HOST = HostShare(0.0, 0.0, twice=False)
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """The forecast of a device that is free in `free_s`. Its steps take `slow` times as long as `model` says. They
-    should take at most `longest_s`, and compute at most `most_tokens`, including rows. `prompts` are sorted by `due_s`.
-    All times are seconds from now.
+    should take at most `longest_s`, and compute at most `most_tokens`, including rows. They read at most `most_read`
+    tokens of the accelerator's cache. `prompts` are sorted by `due_s`. All times are seconds from now.
     """
 
     model: StepTime
@@ -109,6 +109,7 @@ class Forecast:
     prompts: Sequence[Prompt]
     host: HostShare = NO_HOST
     most_tokens: float = math.inf
+    most_read: float = math.inf
 
     def look(self) -> Prediction:
         """Predict first tokens, and whether all promises hold."""
@@ -183,7 +184,8 @@ class _Steps:
             below = above - np.partition(tokens, others - 1, axis=1)[:, :others].sum(axis=1, keepdims=True)
         above = above - below
         spare = steps * model.knee - below  # prompt tokens that cost nothing
-        rows_s = steps * self._beta_s + model.row_s * above + model.kv_token_s * (read @ here)[:, None]
+        read_here = np.minimum((read @ here)[:, None], steps * self._of.most_read)
+        rows_s = steps * self._beta_s + model.row_s * above + model.kv_token_s * read_here
         prompts_s = model.prompt_token_s * np.maximum(self._tokens[prompts] - spare, 0.0)
         planned_s = rows_s + prompts_s + model.pair_s * self._pairs[prompts]
         host_s = self._of.host.row_s * (tokens @ self._host) + self._of.host.kv_token_s * (read @ self._host)

@@ -9,8 +9,9 @@ other step meanwhile. Only `move` changes the `queue`: the cache in which a gene
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
-from deployments.generation.scheduler.composer import ComposedStep, StepComposer, by_pace
+from deployments.generation.scheduler.composer import ComposedStep, StepComposer
 from deployments.generation.scheduler.forecast import NO_HOST, HostShare
 from deployments.generation.scheduler.queue import StepQueue
 from deployments.generation.scheduler.sequences import Generation, Row
@@ -45,9 +46,9 @@ def move(now: float, queue: StepQueue) -> tuple[list[Copy], float]:
     crowded = queue.crowded or any(not row.generation.on_host for row in queue.stalled)
     copies = host.to_host(queue.stalled, queue.room, share)
     if not crowded:
-        ordered = sorted(queue.running, key=by_pace)
-        waits = any(not one.bulk for one in queue.waiting)
-        slack_s = by_pace(ordered[0])[1] - now - longest_s if ordered and not waits else 0.0
+        ordered = sorted(queue.running, key=attrgetter("order"))
+        waits = any(not row.generation.bulk for row in queue.uncomputed)
+        slack_s = ordered[0].order[1] - now - longest_s if ordered and not waits else 0.0
         within_s = min(longest_s, max(_COPIES * longest_s, slack_s))
         copies += host.to_accelerator(ordered, queue.room, share, within_s)
     return copies, len(copies) * host.room.block_size * host.time.copy_token_s
@@ -60,5 +61,5 @@ def compose(begin: BeginStep, queue: StepQueue) -> ComposedStep:
         return begin(()).alone()
     planner = host.planner(queue.model)
     composer = begin([row for row in queue.running if row.generation.on_host and row.parked is None])
-    composed = composer.with_host(host, planner, queue.waiting)
-    return begin(()).with_host(host, planner, queue.waiting) if composer.was_short_in_vain else composed
+    composed = composer.with_host(host, planner, queue.uncomputed)
+    return begin(()).with_host(host, planner, queue.uncomputed) if composer.was_short_in_vain else composed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from deployments.generation.scheduler.block_manager import BlockManager
 from deployments.generation.scheduler.block_pool import BLOCK
@@ -53,6 +54,9 @@ class StepQueue:
     parked: ParkedRows = field(init=False)
     waiting: list[Generation] = field(default_factory=list)  # sorted by `Generation.order`
     running: list[Row] = field(default_factory=list)
+    preempted: list[Row] = field(default_factory=list)  # begun rows whose tokens must be computed again (`preemption`)
+    preemptions: int = 0  # since the start, how often a row has lost its blocks
+    admitted: int = 0  # generations, since the start
     step: list[ScheduledChunk] = field(default_factory=list)  # the last composed step; empty once it counts as ended
     counted: CountedStep | None = None  # the running step, if it counts as ended
     began: float = 0.0  # when the last composed step begins
@@ -70,7 +74,15 @@ class StepQueue:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.waiting or self.running or self.step or self.counted)
+        return not (self.waiting or self.running or self.preempted or self.step or self.counted)
+
+    @property
+    def uncomputed(self) -> list[Row]:
+        """The rows whose tokens are computed in chunks, before they get their next one: those of prompts, and preempted
+        ones. Sorted by `Row.order`.
+        """
+        prompts = [one.rows[0] for one in self.waiting]
+        return sorted([*prompts, *self.preempted], key=attrgetter("order")) if self.preempted else prompts
 
     @property
     def ends_at(self) -> float:

@@ -20,7 +20,8 @@ tokens they hold. A generation goes through these states:
                 logits yield the first token of each answer. The other rows then share the blocks that the prompt fills,
                 and copy its last block if that is only partly filled.
     runs        Each of its rows gets a token in every step. Exceptions: rows that wait for a block, bulk rows without
-                room in the step, and host rows (`host_part`).
+                room in the step, host rows (`host_part`), and rows that
+                lost their blocks and are computed again (`preemption`).
     ended       It has no rows left. A row ends when it has all tokens that it may get, when `ended` names it, or when
                 `remove` is called. Its blocks are then free.
 
@@ -48,6 +49,7 @@ from deployments.generation.scheduler.block_manager import BlockPlan
 from deployments.generation.scheduler.composer import ComposedStep, StepComposer
 from deployments.generation.scheduler.hybrid.planner import HybridPlan
 from deployments.generation.scheduler.learning import Learning
+from deployments.generation.scheduler.preemption import preempt
 from deployments.generation.scheduler.queue import CountedStep, StepQueue
 from deployments.generation.scheduler.sequences import PARKING, Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.state import ACCELERATOR, PIPELINED, StepState
@@ -79,6 +81,7 @@ class StepScheduler(StepQueue):
         if decision.admitted:
             generation.rows = [Row(generation, number) for number in range(generation.answers)]
             generation.on_host, generation.predicted_s = decision.on_host, decision.first_s
+            generation.age, self.admitted = self.admitted, self.admitted + 1
             self.caches[generation.on_host].admit(generation)
             insort(self.waiting, generation, key=attrgetter("order"))
         return decision
@@ -97,16 +100,27 @@ class StepScheduler(StepQueue):
             self._count(now)
         copies, copied_s = host_part.move(now, self)
         self._copies += copies
+        lost = self._preempt()
         blocks = BlockPlan(self.caches)
         composed = host_part.compose(partial(self._begin, now, blocks), self)
         self._commit(now, composed, blocks, copied_s)
+        self.preempted += lost  # in a later step: the running one may still draw a token of theirs
         return self.step
+
+    def _preempt(self) -> list[Row]:
+        """Free blocks for rows that wait for one. Returns the rows that have tokens and lost their blocks."""
+        lost = preempt(self)
+        self.preemptions += len(lost)
+        begun = [row for row in lost if row.generation.first_at is not None]
+        self.running = [row for row in self.running if row not in begun]
+        self.preempted = [row for row in self.preempted if row not in begun]
+        return begun
 
     def _begin(self, now: float, blocks: BlockPlan, on_host: Sequence[Row]) -> StepComposer:
         """The accelerator's part of a step, with room left for rows `on_host`."""
         slow = self.learning.slowdown * (1 + self.scatter.margin)
         composer = StepComposer(self.model, self.policy, slow, now, blocks.take)
-        composer.add_all(self.running, self.waiting, on_host)
+        composer.add_all(self.running, self.uncomputed, on_host)
         return composer
 
     def _commit(self, now: float, composed: ComposedStep, blocks: BlockPlan, copied_s: float) -> None:
@@ -176,7 +190,7 @@ class StepScheduler(StepQueue):
         self.began = self.since = now
         self.steps += 1
         ends = {*finished, *(row for row in rows if row.left <= 0)}
-        self._end(now, [row for row in self.running if row in ends] if ends else ())
+        self._end(now, [row for row in (*self.running, *self.preempted) if row in ends] if ends else ())
 
     @staticmethod
     def left_out(rows: Iterable[Row]) -> None:
@@ -189,7 +203,7 @@ class StepScheduler(StepQueue):
     def _count(self, now: float) -> None:
         """Count the last composed step as ended, although it still runs."""
         assert self.counted is None, "two steps run"
-        is_alone = not self.running and len(self.waiting) == 1
+        is_alone = not (self.running or self.preempted) and len(self.waiting) == 1
         counted = self.counted = CountedStep(self.planned_s, self._plan, is_alone)
         for row, _, tokens, wanted, batch in self.step:
             if batch == PARKING:
@@ -197,6 +211,9 @@ class StepScheduler(StepQueue):
             row.coming, start = 0, row.computed
             if row not in row.generation.rows:  # removed meanwhile
                 continue
+            if wanted and row in self.preempted:
+                self.preempted.remove(row)
+                self.running.append(row)
             if wanted and row.generation.first_at is None:
                 row.computed += tokens
                 self._begins(now, row.generation)
@@ -259,8 +276,9 @@ class StepScheduler(StepQueue):
         for row in rows:
             generation = row.generation
             generation.rows.remove(row)
-            if row in self.running:
-                self.running.remove(row)
+            for rows in (self.running, self.preempted):
+                if row in rows:
+                    rows.remove(row)
             self.parked.call_off(row)
             self.caches[generation.on_host].end(row, cut_off=cut_off)
             if not generation.rows:
@@ -272,7 +290,7 @@ class StepScheduler(StepQueue):
             cache.clear()
         for row in list(self.parked.values()):
             self.parked.call_off(row)
-        self.waiting, self.running, self.stalled, self._copies = [], [], [], []
+        self.waiting, self.running, self.preempted, self.stalled, self._copies = [], [], [], [], []
         self.step, self.counted, self._plan = [], None, None
 
     def configure(self, model: StepTime, host: HostTime | None = None, *, calibrated: bool) -> None:

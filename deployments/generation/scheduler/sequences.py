@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from deployments.admission.fair_share import Tenant
@@ -35,6 +37,26 @@ class Row:
         """Tokens that the answer may still get. At 0 it ends, whatever the last token is."""
         return self.generation.prompt_tokens + self.generation.most_tokens - self.length
 
+    @property
+    def to_compute(self) -> int:
+        """Tokens that must be in the cache for the next one: of the prompt, and of the answer so far."""
+        return self.length or self.generation.prompt_tokens
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """The sort key for what is computed next: by when the next token is due, bulk behind all others."""
+        generation = self.generation
+        if generation.first_at is None:
+            return generation.order
+        if generation.pace_s is None:
+            return generation.bulk, math.inf
+        return False, generation.first_at + self.picked * generation.pace_s
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """The sort key for who keeps its blocks: those admitted first, bulk behind all others."""
+        return self.generation.bulk, self.generation.age, self.number
+
 
 @dataclass(slots=True, eq=False)
 class Generation:
@@ -55,6 +77,7 @@ class Generation:
     tenant: Tenant | None = None
     rows: list[Row] = field(default_factory=list)
     on_host: bool = False
+    age: int = 0  # how many were admitted before it
     first_at: float | None = None  # when it got its first token
     predicted_s: float = 0.0  # from admission to its first token, as predicted at admission
     keys: Sequence[bytes] = ()
@@ -90,9 +113,8 @@ class Generation:
         """The most blocks that its remaining rows need."""
         return self.shared_blocks(block_size) + len(self.rows) * self.row_blocks(block_size)
 
-    def held_blocks(self, block_size: int) -> int:
-        tables = [len(row.table) for row in self.rows if row.table]
-        return sum(tables) - self.shared_blocks(block_size) * max(0, len(tables) - 1)
+    def held_blocks(self) -> int:
+        return len(set(chain.from_iterable(row.table for row in self.rows)))
 
 
 Batch = Literal[0, 1, 2]

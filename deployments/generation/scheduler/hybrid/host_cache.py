@@ -150,7 +150,7 @@ class HostCache:
         """
         copies: list[Copy] = []
         for generation in _whole(rows, on_host=True):
-            blocks = len(copies) + generation.held_blocks(BLOCK)
+            blocks = len(copies) + generation.held_blocks()
             if blocks * BLOCK * self.time.copy_token_s > within_s:
                 continue
             if not room.may_move_in(generation, bulk_share, 1 - _FILLED):
