@@ -40,6 +40,7 @@ MODULES = {
     "deployments/generation/scheduler/block_pool.py": "test_block_manager test_prefix_cache",
     "deployments/generation/scheduler/block_manager.py": "test_block_manager test_prefix_cache",
     "deployments/generation/scheduler/prefix_keys.py": "test_prefix_cache",
+    "deployments/generation/scheduler/preemption.py": "test_step_scheduler test_step_loop",
     "deployments/generation/scheduler/promises.py": "test_promises",
     "deployments/generation/scheduler/work.py": "test_step_time",
     "deployments/generation/scheduler/composer.py": "test_composer",

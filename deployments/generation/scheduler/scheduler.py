@@ -276,9 +276,9 @@ class StepScheduler(StepQueue):
         for row in rows:
             generation = row.generation
             generation.rows.remove(row)
-            for rows in (self.running, self.preempted):
-                if row in rows:
-                    rows.remove(row)
+            for begun in (self.running, self.preempted):
+                if row in begun:
+                    begun.remove(row)
             self.parked.call_off(row)
             self.caches[generation.on_host].end(row, cut_off=cut_off)
             if not generation.rows:
