@@ -313,7 +313,7 @@ class GenerationPlacer:
             sampling=wanted.sampling,
             answers=wanted.answers,
             logprobs=wanted.logprobs,
-            end_tokens=() if wanted.ignore_end else self._card.end_tokens,
+            end_tokens=wanted.stop_tokens if wanted.ignore_end else (*self._card.end_tokens, *wanted.stop_tokens),
             tpot_s=None if wanted.bulk else self.config.tpot_s,
             bulk=wanted.bulk,
             tenant=None if wanted.client is None else wanted.client.tenant,

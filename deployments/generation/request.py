@@ -56,6 +56,8 @@ class WantedGeneration:
     - `stops`: strings before which an answer ends, none empty.
     - `logprobs`: how many alternatives of each token to report; 0: only the picked token; None: no logprobs.
     - `ignore_end`: end tokens do not end an answer, for benchmarks.
+    - `stop_tokens`: further tokens that end an answer, all in the model's vocabulary, whatever `ignore_end` says.
+    - `continues`: an answer's text continues the prompt's; otherwise it is a text of its own.
     - `timeout_s`: the request's own limit for its first token, which replaces the setting `ttft_s`.
     - `bulk`: it has no pace to keep and runs behind all others.
     - `client`: who sent the request; None if clients are not distinguished.
@@ -74,6 +76,8 @@ class WantedGeneration:
     stops: tuple[str, ...] = ()
     logprobs: int | None = None
     ignore_end: bool = False
+    stop_tokens: tuple[int, ...] = ()
+    continues: bool = False
     timeout_s: float | None = None
     bulk: bool = False
     client: Client | None = None

@@ -26,7 +26,7 @@ from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.prefix_keys import PrefixKeys
 from deployments.generation.settings import GenerationRouterConfig, GenerationSettings
 from deployments.generation.text.detokenizer import Detokenizer
-from deployments.generation.text.model_card import GenerationCard, read_generation_card
+from deployments.generation.text.model_card import GenerationCard, read_generation_card, with_end_of
 from deployments.generation.text.sampling import Picked
 from deployments.hardware.device_detector import CPU, Topology
 from deployments.models.space import space_of
@@ -118,7 +118,9 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
             answers=wanted.answers,
             client=None if wanted.client is None else wanted.client.tenant.name,
         )
-        texts = [Detokenizer(self.tokenizer, wanted.stops) for _ in range(wanted.answers)]
+        before = wanted.ids.tolist() if wanted.continues else ()
+        least = wanted.sampling.min_tokens
+        texts = [Detokenizer(self.tokenizer, wanted.stops, before, least) for _ in range(wanted.answers)]
         ends = now + config.request_timeout_s
         due = ends if promise.ttft_s is None else now + promise.ttft_s
         charge = None if wanted.client is None else GenerationCharge(wanted.client.quota, prompt_tokens=len(wanted.ids))
@@ -234,7 +236,7 @@ def _context(settings: GenerationSettings) -> RouterContext[GenerationCard, Toke
     """The environment of the current Serve replica, with the model's tokenizer."""
     card = read_generation_card(settings.model)
     tokenizer = checked_tokenizer(card.model, settings.model.tokenizer, ask_once)
-    return RouterContext.of_serve(card, tokenizer, space_of(card.model))
+    return RouterContext.of_serve(with_end_of(card, tokenizer), tokenizer, space_of(card.model))
 
 
 def _spoken(request: GenerationRequest, new: list[NewToken]) -> Iterator[Piece]:

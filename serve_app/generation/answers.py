@@ -64,8 +64,10 @@ class _Choice:
     index: int
     before: str = ""
     begun: bool = False
+    told: bool = False  # its prompt's ids
     texts: list[str] = field(default_factory=list)
     named: list[_Named] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
     tokens: int = 0
     finish: str | None = None
     offset: int = 0
@@ -80,13 +82,16 @@ def _named(choice: _Choice, names: TokenNames, tokens: Sequence[Picked]) -> list
 
 
 class ReplyHead(NamedTuple):
-    """The fields of every chunk. `name`: the end of the id. `records`: of the request's generations."""
+    """The fields of every chunk. `name`: the end of the id. `records`: of the request's generations. `prompts`: with
+    `return_token_ids`, the token ids of each choice's prompt.
+    """
 
     name: str
     model: str
     fingerprint: str
     prompt_tokens: int
     records: Sequence[GenerationRecord] = ()
+    prompts: Sequence[list[int]] | None = None
 
 
 def fingerprint(card: ModelCard) -> str:
@@ -101,13 +106,14 @@ class Reply(ABC):
     prefix: ClassVar[str]
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
+    prompts_in_choices: ClassVar[bool]
 
     def __init__(self, head: ReplyHead, before: Sequence[str], names: TokenNames | None) -> None:
         """`before`: the text to put before each choice. `names`: None if no logprobs are requested."""
         self.prompt_tokens, self._records = head.prompt_tokens, head.records
         self.says_usage = self.says_usage_always = False  # in a stream: at its end, and in each chunk
         self._choices = [_Choice(index, text) for index, text in enumerate(before)]
-        self._names = names
+        self._names, self._prompts = names, head.prompts
         self._head = {
             "id": f"{self.prefix}{head.name}",
             "created": int(time.time()),
@@ -124,22 +130,22 @@ class Reply(ABC):
         """Add a piece to a choice, for an answer that is not streamed."""
         choice = self._choices[index]
         choice.texts.append(piece.text)
+        choice.ids += [one.id for one in piece.tokens]
         choice.tokens += len(piece.tokens)
         choice.finish = piece.finish or choice.finish
         if self._names is not None:
             choice.named += _named(choice, self._names, piece.tokens)
 
     def whole(self) -> dict[str, Any]:
-        choices = [
-            {
-                "index": choice.index,
-                **self._content(choice.before + "".join(choice.texts)),
-                "logprobs": None if self._names is None else self._logprobs(choice.named, self._names),
-                "finish_reason": choice.finish,
-            }
-            for choice in self._choices
-        ]
-        return {**self._head, "object": self.whole_object, "choices": choices, "usage": self._usage()}
+        choices: list[dict[str, Any]] = []
+        told: dict[str, Any] = {}
+        for choice in self._choices:
+            logprobs = None if self._names is None else self._logprobs(choice.named, self._names)
+            text = choice.before + "".join(choice.texts)
+            one, about = self._told(choice, self._content(text), logprobs, choice.finish, choice.ids)
+            choices.append(one)
+            told |= about
+        return {**self._head, "object": self.whole_object, **told, "choices": choices, "usage": self._usage()}
 
     def events(self, index: int, piece: Piece) -> bytes:
         """The stream's events for a piece; none if it is empty."""
@@ -147,14 +153,15 @@ class Reply(ABC):
         said = b""
         if not choice.begun:
             choice.begun = True
-            said = b"".join(self._chunk(choice, delta, None, None) for delta in self._first(choice.before))
+            said = b"".join(self._chunk(choice, delta, None, None, []) for delta in self._first(choice.before))
         choice.tokens += len(piece.tokens)
         logprobs = None
         if self._names is not None and piece.tokens:
             logprobs = self._logprobs(_named(choice, self._names, piece.tokens), self._names)
-        if not (piece.text or piece.finish or logprobs):
+        ids = [] if self._prompts is None else [one.id for one in piece.tokens]
+        if not (piece.text or piece.finish or logprobs or ids):
             return said
-        return said + self._chunk(choice, self._delta(piece.text), logprobs, piece.finish)
+        return said + self._chunk(choice, self._delta(piece.text), logprobs, piece.finish, ids)
 
     def end(self) -> bytes:
         """The last events of a stream."""
@@ -162,10 +169,24 @@ class Reply(ABC):
             return DONE
         return event({**self._head, "object": self.chunk_object, "choices": [], "usage": self._usage()}) + DONE
 
-    def _chunk(self, choice: _Choice, delta: dict[str, Any], logprobs: Any, finish: str | None) -> bytes:
-        one = {"index": choice.index, **delta, "logprobs": logprobs, "finish_reason": finish}
+    def _told(
+        self, choice: _Choice, content: dict[str, Any], logprobs: Any, finish: str | None, ids: list[int]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A choice with that content, and what is said beside the choices. The prompt's ids come once."""
+        one = {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": finish}
+        if self._prompts is None:
+            return one, {}
+        prompt = {} if choice.told else {"prompt_token_ids": self._prompts[choice.index]}
+        choice.told = True
+        one["token_ids"] = ids
+        return (one | prompt, {}) if self.prompts_in_choices else (one, prompt)
+
+    def _chunk(
+        self, choice: _Choice, delta: dict[str, Any], logprobs: Any, finish: str | None, ids: list[int]
+    ) -> bytes:
+        one, told = self._told(choice, delta, logprobs, finish, ids)
         usage = {"usage": self._usage() if self.says_usage_always else None} if self.says_usage else {}
-        return event({**self._head, "object": self.chunk_object, "choices": [one], **usage})
+        return event({**self._head, "object": self.chunk_object, **told, "choices": [one], **usage})
 
     def _usage(self) -> dict[str, Any]:
         tokens = self.tokens
@@ -197,6 +218,7 @@ class ChatReply(Reply):
     """The answer to `/v1/chat/completions`."""
 
     prefix, whole_object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    prompts_in_choices = False
 
     def _content(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
@@ -222,6 +244,7 @@ class TextReply(Reply):
     """The answer to `/v1/completions`."""
 
     prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
+    prompts_in_choices = True
 
     def _content(self, text: str) -> dict[str, Any]:
         return {"text": text}

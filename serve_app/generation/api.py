@@ -89,7 +89,8 @@ class CompletionsApi(ModelApi):
     def _head(self, asked: CompletionOptions, wanted: Sequence[WantedGeneration], request: HttpRequest) -> ReplyHead:
         prompt_tokens = sum(len(one.ids) for one in wanted)
         name, records = request.named(asked.request_id), [one.record for one in wanted]
-        return ReplyHead(name, self._rules.model, self._fingerprint, prompt_tokens, records)
+        prompts = [one.ids.tolist() for one in wanted for _ in range(asked.n)] if asked.return_token_ids else None
+        return ReplyHead(name, self._rules.model, self._fingerprint, prompt_tokens, records, prompts)
 
     def _names_for(self, wanted: Sequence[WantedGeneration]) -> TokenNames | None:
         return None if wanted[0].logprobs is None else self.names

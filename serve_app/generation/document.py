@@ -28,8 +28,9 @@ _TEXT_LOGPROBS = (
 
 
 def _answer(kind: str, **choice: Any) -> dict[str, Any]:
-    one = {"index": int, **choice, "finish_reason": ("stop", "length", None)}
-    head = {"id": str, "object": kind, "created": int, "model": str, "system_fingerprint": str}
+    one = {"index": int, **choice, "token_ids?": [int], "finish_reason": ("stop", "length", None)}
+    head: dict[str, Any] = {"prompt_token_ids?": [int]} if kind.startswith("chat") else {}
+    head |= {"id": str, "object": kind, "created": int, "model": str, "system_fingerprint": str}
     return {**head, "choices": [one], "usage": _USAGE}
 
 
@@ -49,7 +50,7 @@ _CHAT = _generating(
 _COMPLETION = _generating(
     "completions",
     "Continue a text (OpenAI)",
-    _answer("text_completion", text=str, logprobs=_TEXT_LOGPROBS),
+    _answer("text_completion", text=str, logprobs=_TEXT_LOGPROBS, **{"prompt_token_ids?": [int]}),
     CompletionRequest,
 )
 _ROUTES: Mapping[str, Route] = {
@@ -68,6 +69,7 @@ def document(rules: CompletionRules, vocab_size: int, *, api_keys: bool) -> dict
         "max_inputs": rules.max_inputs,
         "max_answers": rules.max_answers,
         "most_messages": rules.most_messages,
+        "most_stop_ids": rules.most_stop_ids,
         "largest_id": vocab_size - 1,
         "prompts": ["", None],
     }

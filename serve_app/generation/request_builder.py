@@ -7,10 +7,11 @@ from hashlib import blake2b
 from typing import Any
 
 from deployments.admission.quota import Client
-from deployments.errors import ContextExceeded
+from deployments.errors import ContextExceeded, InvalidInput
 from deployments.generation.request import WantedGeneration
 from deployments.generation.router import GenerationRouter
 from deployments.generation.text.prompt_encoder import Prompt, PromptEncoder
+from deployments.generation.text.sampling import Sampling
 from serve_app.api_keys import UNNAMED
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
 
@@ -33,7 +34,8 @@ class RequestBuilder:
         EngineFailed.
         """
         if isinstance(asked, ChatRequest):
-            return [await self._prompts.of_chat([one.plain for one in asked.messages], asked.chat_template_kwargs)]
+            messages = [one.plain for one in asked.messages]
+            return [await self._prompts.of_chat(messages, asked.chat_template_kwargs, asked.ends)]
         return [
             await self._prompts.of_text(one) if isinstance(one, str) else self._prompts.of_ids(one)
             for one in asked.prompts
@@ -57,15 +59,18 @@ class RequestBuilder:
         """
         tokenizing_s = sum(prompt.seconds for prompt in prompts)
         param = "messages" if isinstance(asked, ChatRequest) else "prompt"
+        sampling = self._sampling(asked)
         return [
             WantedGeneration(
                 ids=prompt.ids,
                 most_tokens=self._most_tokens(asked.most_tokens, len(prompt.ids), param),
-                sampling=asked.sampling(self._card.defaults),
+                sampling=sampling,
                 answers=asked.n,
                 stops=asked.stops,
                 logprobs=asked.alternatives,
                 ignore_end=asked.ignore_eos,
+                stop_tokens=tuple(asked.stop_token_ids),
+                continues=isinstance(asked, CompletionRequest) or asked.ends == "within",
                 timeout_s=admission.get("timeout_s"),
                 bulk=admission.get("bulk", False),
                 client=client,
@@ -76,6 +81,21 @@ class RequestBuilder:
             )
             for place, prompt in enumerate(prompts)
         ]
+
+    def _sampling(self, asked: CompletionRequest | ChatRequest) -> Sampling:
+        """Raises InvalidInput for tokens that the model does not have, and for more least than most tokens."""
+        known, sampling = self._card.model.vocab_size, asked.sampling(self._card.defaults)
+        named = {"logit_bias": [token for token, _ in sampling.logit_bias], "stop_token_ids": asked.stop_token_ids}
+        for param, tokens in named.items():
+            if tokens and max(tokens) >= known:
+                problem = f"{param} has token id {max(tokens)}, outside this model's vocabulary of {known}"
+                raise InvalidInput(problem, param=param)
+        if asked.most_tokens is not None and asked.min_tokens > asked.most_tokens:
+            problem = (
+                f"min_tokens is {asked.min_tokens} and max_tokens {asked.most_tokens}; send no more than max_tokens"
+            )
+            raise InvalidInput(problem, param="min_tokens")
+        return sampling
 
     def _most_tokens(self, wanted: int | None, prompt: int, param: str) -> int:
         """The most tokens that an answer may have after a prompt of `prompt` tokens. Raises ContextExceeded."""

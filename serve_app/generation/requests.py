@@ -7,13 +7,13 @@ Unknown fields are ignored. A field of OpenAI or vLLM that windve does not suppo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from deployments.errors import InvalidInput
-from deployments.generation.text.chat_template import Message
+from deployments.generation.text.chat_template import Message, PromptEnd
 from deployments.generation.text.sampling import Sampling
 from serve_app.web.fields import (
     Constraint,
@@ -23,7 +23,9 @@ from serve_app.web.fields import (
     Refusal,
     RequestId,
     Rules,
+    TokenId,
     Unsupported,
+    WholeFrom0,
     WholeFrom1,
     one_or_many,
 )
@@ -33,6 +35,15 @@ _Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS), Constraint(f"a whole n
 _MOST_STOPS, _LONGEST_STOP = 16, 256  # characters; each new token's text is searched for each of them
 _LONGEST_ROLE = 64
 _SEED = 2**63
+_DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # by the model's files
+_MOST_BIASED = 1024
+_Penalty = Annotated[float, Field(ge=-2, le=2), Constraint("a number from -2 to 2")]
+_StopIds = Annotated[list[TokenId], Constraint("a list of token ids", "most_stop_ids", may_be_empty=True)]
+_Bias = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=_MOST_BIASED),
+    Constraint(f"an object of at most {_MOST_BIASED} token ids, each with a number from -100 to 100"),
+]
 
 
 def _except(*names: str, same: tuple[Any, ...] = (), why: str = "") -> dict[str, Unsupported]:
@@ -42,21 +53,21 @@ def _except(*names: str, same: tuple[Any, ...] = (), why: str = "") -> dict[str,
 _NO_TOOLS = "tools are not supported"
 _NO_ANSWER = Refusal("an answer has at least one token", (0,))
 _UNSUPPORTED: Mapping[str, Unsupported] = {
-    **_except("frequency_penalty", "presence_penalty", "min_p", "min_tokens", "routed_experts_prompt_start", same=(0,)),
-    **_except("repetition_penalty", "length_penalty", same=(1,)),
-    **_except("use_beam_search", "include_stop_str_in_output", "continue_final_message", "watermarking", same=(False,)),
-    **_except("return_tokens_as_token_ids", "return_token_ids", "return_token_offsets", same=(False,)),
+    **_except("routed_experts_prompt_start", same=(0,)),
+    **_except("length_penalty", same=(1,)),
+    **_except("use_beam_search", "include_stop_str_in_output", "watermarking", same=(False,)),
+    **_except("return_tokens_as_token_ids", "return_token_offsets", same=(False,)),
     **_except("return_prompt_text", same=(False,)),
-    **_except("skip_special_tokens", "add_generation_prompt", "spaces_between_special_tokens", same=(True,)),
+    **_except("skip_special_tokens", "spaces_between_special_tokens", same=(True,)),
     **_except("return_mm_kwargs", "include_reasoning", same=(True,)),
-    **_except("stop_token_ids", "bad_words", "documents", "logits_processors", same=([],)),
+    **_except("bad_words", "documents", "logits_processors", same=([],)),
     **_except("tools", "functions", same=([],), why=_NO_TOOLS),
     **_except("tool_choice", "function_call", same=("none", "auto"), why=_NO_TOOLS),
     **_except("prompt_logprobs", "truncate_prompt_tokens", "allowed_token_ids", "structured_outputs"),
     **_except("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "logprob_token_ids"),
     **_except("chat_template", "audio", "web_search_options", "reasoning_effort", "prediction", "moderation"),
     **_except("prompt_embeds", "kv_transfer_params", "ec_transfer_params", "repetition_detection", "verbosity"),
-    **_except("logit_bias", "vllm_xargs", same=({},)),
+    **_except("vllm_xargs", same=({},)),
     # Of SGLang, llama.cpp and TGI, which the text would depend on.
     **_except("grammar", "regex", "ebnf", "structural_tag", "stop_regex", "negative_prompt", "lora_path"),
     **_except("no_repeat_ngram_size", "mirostat", "xtc_probability", "dry_multiplier", "top_n_sigma", same=(0,)),
@@ -91,11 +102,13 @@ class CompletionRules(Rules):
     - `default_tokens`: most tokens of an answer if the request sets no maximum.
     - `max_answers`: most answers to one prompt (`n`).
     - `most_messages`: most messages in one chat.
+    - `most_stop_ids`: most of `stop_token_ids`.
     """
 
     default_tokens: int
     max_answers: int
     most_messages: int = 2048
+    most_stop_ids: int = 128
 
 
 def _answers(value: Any, info: ValidationInfo) -> int:
@@ -149,6 +162,16 @@ class CompletionOptions(Fields):
     """Sample from the likeliest tokens whose probabilities add up to this. Null: as the model's files say, else 1."""
     top_k: Annotated[int, Field(ge=-1), Constraint("a whole number from 0")] | None = None
     """Sample from this many of the likeliest tokens. 0 and -1: all. Null: as the model's files say, else all."""
+    min_p: Annotated[float, Field(ge=0, le=1), Constraint("a number from 0 to 1")] | None = None
+    """Leave out tokens less likely than this part of the likeliest. Null: as the model's files say, else 0."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=100), Constraint("a number above 0, up to 100")] | None = None
+    """Above 1: tokens of the prompt and the answer become less likely. Null: as the model's files say, else 1."""
+    presence_penalty: _Penalty = 0.0
+    """Subtracted from the logits of tokens that the answer has."""
+    frequency_penalty: _Penalty = 0.0
+    """Subtracted from the logits of tokens as often as the answer has them."""
+    logit_bias: _Bias = Field(default_factory=dict)
+    """What is added to the logits of these token ids."""
     seed: Annotated[int, Field(ge=-_SEED, lt=_SEED), Constraint("a whole number of 64 bits")] | None = None
     """The same seed gives the same answer."""
     n: Annotated[int, Field(ge=1, json_schema_extra={"maximum": "max_answers"}), BeforeValidator(_answers)] = 1
@@ -157,6 +180,12 @@ class CompletionOptions(Fields):
     """Must equal `n`."""
     stop: Annotated[str | list[str], BeforeValidator(_stops)] = ""
     """A string or a list of strings. An answer ends before the first of them."""
+    stop_token_ids: _StopIds = Field(default_factory=list)
+    """Further tokens that end an answer."""
+    min_tokens: WholeFrom0 = 0
+    """Before so many tokens, no end token and no stop ends an answer."""
+    return_token_ids: bool = False
+    """Return the token ids of the prompt and of each answer."""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     cache_salt: Annotated[str, Field(min_length=1), Constraint("a string that is not empty")] | None = None
@@ -196,11 +225,15 @@ class CompletionOptions(Fields):
 
     def sampling(self, defaults: Sampling) -> Sampling:
         """The request's sampling options, completed by the model's defaults."""
-        return Sampling(
-            temperature=defaults.temperature if self.temperature is None else self.temperature,
-            top_k=defaults.top_k if self.top_k is None else max(0, self.top_k),
-            top_p=defaults.top_p if self.top_p is None else self.top_p,
+        asked = {name: getattr(self, name) for name in _DEFAULTED if getattr(self, name) is not None}
+        return replace(
+            defaults,
+            **asked | ({"top_k": max(0, asked["top_k"])} if "top_k" in asked else {}),
             seed=self.seed,
+            min_tokens=self.min_tokens,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=tuple((int(token), added) for token, added in self.logit_bias.items()),
         )
 
 
@@ -278,11 +311,25 @@ class ChatRequest(CompletionOptions):
     """Return the log probability of each token."""
     top_logprobs: _Logprobs | None = None
     """Return this many alternatives for each token too. Requires logprobs."""
+    add_generation_prompt: bool = True
+    """End the prompt with the beginning of an answer."""
+    continue_final_message: bool = False
+    """Continue the last message; the prompt ends within it."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the model's chat template, as in vLLM: for example Qwen3's `enable_thinking`."""
 
     unsupported: ClassVar = {"add_special_tokens": Unsupported((False,)), "echo": Unsupported((False,))}
     refused: ClassVar = {"max_completion_tokens": _NO_ANSWER}
+
+    @property
+    def ends(self) -> PromptEnd:
+        """Raises InvalidInput."""
+        if not self.continue_final_message:
+            return "answer" if self.add_generation_prompt else "turn"
+        if "add_generation_prompt" in self.model_fields_set and self.add_generation_prompt:
+            problem = "continue_final_message and add_generation_prompt are both true; send only one of them"
+            raise InvalidInput(problem, param="continue_final_message")
+        return "within"
 
     @property
     def most_tokens(self) -> int | None:

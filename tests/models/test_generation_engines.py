@@ -163,6 +163,43 @@ def test_conversations_that_find_their_blocks_are_answered_as_by_transformers(
         check(own, [*ids, *found[number, 0]], len(ids))
 
 
+ENDS = (3, 60)
+_BIAS = {11: 3.0, 40: -100.0, ENDS[0]: 100.0}
+
+
+@pytest.mark.parametrize("logits", [None, TorchLogits], ids=["on the host", "on the device"])
+@pytest.mark.parametrize("place", [settings(), with_host()], ids=["alone", "with a host"])
+def test_greedy_tokens_with_rules_are_those_of_transformers(tmp_path, monkeypatch, place, logits):
+    own, card = saved(tmp_path)
+    for module in (device_sampling, causal_stages) if logits else ():
+        monkeypatch.setattr(module, "logits_of", lambda _: logits)
+    bias = {"logit_bias": tuple(_BIAS.items())}
+    sequence_bias = {"sequence_bias": [[[token], added] for token, added in _BIAS.items()]}
+    table = [
+        ({}, {}),
+        ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
+        ({"repetition_penalty": 0.6}, {"repetition_penalty": 0.6}),
+        (bias, sequence_bias),  # ends at once
+        ({**bias, "min_tokens": 6}, {**sequence_bias, "min_new_tokens": 6}),
+        ({**bias, "min_tokens": 9, "repetition_penalty": 1.5},
+         {**sequence_bias, "min_new_tokens": 9, "repetition_penalty": 1.5}),
+    ]  # fmt: skip
+    random = np.random.default_rng(1)
+    prompts = [random.integers(0, VOCABULARY, 200 + 20 * at).astype(np.int32) for at in range(len(table))]
+    offers = [
+        GenerationOffer(number, 60.0, prompt, 16, Sampling(0.0, **asked), end_tokens=ENDS)
+        for number, (prompt, (asked, _)) in enumerate(zip(prompts, table, strict=True))
+    ]
+    found, _ = generate(create_step_engine(card, place, "cpu", 1), offers)
+    for number, (prompt, (_, theirs)) in enumerate(zip(prompts, table, strict=True)):
+        usual = {"do_sample": False, "max_new_tokens": 16, "eos_token_id": list(ENDS), "pad_token_id": 0}
+        ids = torch.from_numpy(prompt.astype(np.int64))[None]
+        said = own.generate(ids, attention_mask=torch.ones_like(ids), **usual, **theirs)[0, len(prompt) :]
+        assert found[number, 0] == said.tolist(), (number, theirs)
+    assert found[3, 0] == [ENDS[0]]
+    assert (len(found[4, 0]), len(found[5, 0])) == (7, 10)
+
+
 def test_steps_run_as_graphs_except_with_a_host(tmp_path, monkeypatch):
     _, card = saved(tmp_path)
     cache = SimpleNamespace(tensor=None)

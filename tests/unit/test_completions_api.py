@@ -144,6 +144,70 @@ def test_tokens_of_the_prompt_that_were_cached_are_told_in_each_kind_of_answer(a
         assert told["usage"]["prompt_tokens_details"] == {"cached_tokens": 256}
 
 
+def test_what_changes_the_logits_is_asked_of_the_router(world, opened):
+    api = opened()
+    world.card = dataclasses.replace(world.card, defaults=Sampling(0.7, 0, 1.0, min_p=0.1, repetition_penalty=1.1))
+    asked = {"presence_penalty": 0.5, "frequency_penalty": -1, "logit_bias": {"5": -100, "6": 2.5}, "min_tokens": 3}
+    post(opened(router=world), CHAT, {**ASK, **asked, "stop_token_ids": [9], "seed": 4})
+    post(opened(router=world), TEXT, {**PROMPT, "min_p": 0, "repetition_penalty": 1.2})
+    first, second = world.asked
+    usual = {"temperature": 0.7, "min_p": 0.1, "repetition_penalty": 1.1}
+    least = {"presence_penalty": 0.5, "frequency_penalty": -1.0, "min_tokens": 3, "seed": 4}
+    assert first.sampling == Sampling(**usual, **least, logit_bias=((5, -100.0), (6, 2.5)))
+    assert (first.stop_tokens, first.continues) == ((9,), False)
+    assert (second.sampling, second.continues) == (Sampling(0.7, repetition_penalty=1.2), True)
+    known = world.card.model.vocab_size
+    for changes, problem in (
+        ({"logit_bias": {str(known): 1}}, f"logit_bias has token id {known}, outside this model's vocabulary"),
+        ({"stop_token_ids": [1, known]}, f"stop_token_ids has token id {known}, outside"),
+        ({"min_tokens": 8, "max_tokens": 7}, "min_tokens is 8 and max_tokens 7"),
+    ):
+        reply = post(api, CHAT, {**ASK, **changes})
+        assert (reply.status, reply.json["error"]["param"]) == (400, next(iter(changes)))
+        assert problem in reply.json["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_token_ids_of_prompts_and_answers(api, world, path):
+    body = {**(ASK if path == CHAT else {"prompt": ["one", [5, 6, 7]]}), "n": 2, "return_token_ids": True}
+    told = post(api, path, body).json
+    prompts = [one.ids.tolist() for one in world.asked for _ in range(2)]
+    answers = [world.answer(number, one) for one in world.asked for number in range(2)]
+    assert [one["token_ids"] for one in told["choices"]] == answers
+    if path == CHAT:
+        assert told["prompt_token_ids"] == prompts[0]
+    else:
+        assert [one["prompt_token_ids"] for one in told["choices"]] == prompts
+    streamed = events(post(api, path, {**body, "stream": True}))
+    for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        chunks = [(chunk, one) for chunk in streamed for one in chunk["choices"] if one["index"] == index]
+        assert [token for _, one in chunks for token in one["token_ids"]] == answer
+        places = [one if path == TEXT else chunk for chunk, one in chunks]
+        assert [place.get("prompt_token_ids") for place in places] == [prompt, *[None] * (len(chunks) - 1)]
+    assert "token_ids" not in post(api, path, {**body, "return_token_ids": False}).body.decode()
+
+
+def test_a_chat_may_end_within_its_last_message(api, world):
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": " The over "}]
+    texts = []
+    for changes in ({}, {"add_generation_prompt": False}, {"continue_final_message": True}):
+        post(api, CHAT, {"messages": turns, **changes})
+        texts.append(world.tokenizer.decode(world.asked[-1].ids.tolist(), skip_special_tokens=False))
+    answer, turn, within = texts
+    assert answer.startswith(turn)
+    assert turn.startswith(within)
+    assert within.rstrip().endswith("The over")
+    assert len(within) < len(turn) < len(answer)
+    assert world.asked[-1].continues
+    for changes, problem in (
+        ({"continue_final_message": True, "add_generation_prompt": True}, "are both true; send only one"),
+        ({"continue_final_message": True, "messages": [{"role": "user", "content": " "}]}, "cannot be continued"),
+    ):
+        reply = post(api, CHAT, {"messages": turns, **changes})
+        assert reply.status == 400
+        assert problem in reply.json["error"]["message"]
+
+
 def test_several_prompts_and_answers_are_choices_in_order(api, world):
     body = {"prompt": ["one", [5, 6, 7]], "n": 2, "echo": True}
     told = post(api, TEXT, body).json

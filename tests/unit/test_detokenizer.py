@@ -100,3 +100,25 @@ def test_bytes_that_are_no_text_end_no_answer(ids):
     text = "".join([*map(stream.add, ids), stream.end()])
     if all(token >= 256 for token in ids):
         assert text == made.decode(ids)
+
+
+def test_a_text_that_continues_a_prompt_keeps_its_first_blank(tokenizer):
+    """As Llama's first tokenizers: a text's first blank is the tokenizer's own."""
+    words = Tokenizer(models.WordLevel({"\u2581one": 0, "\u2581two": 1, "</s>": 2}, unk_token="</s>"))
+    words.add_special_tokens(["</s>"])
+    metaspace = [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    words.decoder = decoders.Sequence(metaspace)
+    for before, text in (((), "two one"), ((0,), " two one"), ((0, 0, 0, 0), " two one"), ((2,), "two one")):
+        stream = Detokenizer(words, before=before)
+        assert "".join(map(stream.add, (1, 0))) + stream.end() == text
+    half = tokenizer.encode("a\u20ac").ids
+    for cut in (1, 2, 3):  # a prompt of token ids may end within a character
+        stream = Detokenizer(tokenizer, before=half[:cut])
+        assert "".join(map(stream.add, [*half[cut:], *tokenizer.encode("b").ids])) == "\u20acb"
+
+
+def test_the_text_of_the_least_tokens_is_not_searched_for_stops(tokenizer):
+    for least, text in ((0, "a"), (1, "a"), (2, "aba"), (3, "aba"), (4, "abab")):
+        stream = Detokenizer(tokenizer, ["b"], min_tokens=least)
+        assert "".join(map(stream.add, tokenizer.encode("abab").ids)) + stream.end() == text
+        assert stream.stopped == (least < 4)

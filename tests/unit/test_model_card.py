@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models
 
 from deployments.errors import SettingsError
-from deployments.generation.text.model_card import read_generation_card
+from deployments.generation.text.model_card import read_generation_card, with_end_of
 from deployments.generation.text.sampling import Sampling
 from deployments.settings import ModelSettings
 
@@ -42,6 +43,21 @@ def test_generation_config_has_end_tokens_and_defaults(tmp_path):
     found = card(tmp_path, {"eos_token_id": [8, 9], "temperature": 0.7, "top_k": 20, "top_p": 0.8, "do_sample": True})
     assert found.end_tokens == (8, 9)
     assert found.defaults == Sampling(0.7, 20, 0.8)
+    assert card(tmp_path, {"repetition_penalty": 1.05, "min_p": 0.1}).defaults == Sampling(
+        repetition_penalty=1.05, min_p=0.1
+    )
+
+
+@pytest.mark.parametrize("usual", [{"temperature": None, "top_p": None, "repetition_penalty": None}, {"top_k": -1}])
+def test_null_and_minus_one_are_the_usual_values(tmp_path, usual):
+    assert card(tmp_path, usual).defaults == Sampling()
+
+
+def test_the_tokenizers_own_end_token_ends_an_answer_too(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "</s>": 3, "<end>": 7, "beyond": 100}, unk_token="a"))
+    for name, ends in (("</s>", (7, 3)), ("<end>", (7,)), ("beyond", (7,)), ("none", (7,)), (None, (7,))):
+        found = card(tmp_path, tokenizer={"bos_token": None, "eos_token": name})
+        assert with_end_of(found, tokenizer).end_tokens == ends
 
 
 def test_the_setting_lowers_the_context(tmp_path):
@@ -56,6 +72,11 @@ def test_the_setting_lowers_the_context(tmp_path):
         ({"eos_token_id": ["x"]}, "eos_token_id is"),
         ({"temperature": "hot"}, "has invalid sampling values"),
         ({"top_p": 0}, "has invalid sampling values"),
+        ({"top_k": -2}, "has invalid sampling values"),
+        ({"min_p": -0.1}, "has invalid sampling values"),
+        ({"min_p": True}, "has invalid sampling values"),
+        ({"repetition_penalty": 0}, "has invalid sampling values"),
+        ({"temperature": float("nan")}, "has invalid sampling values"),
     ],
 )
 def test_files_that_make_no_sense_are_refused(tmp_path, generation, problem):

@@ -12,11 +12,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from deployments.errors import EngineFailed, InvalidInput, SettingsError
 from deployments.generation.text import template_process
 
+PromptEnd = Literal["answer", "turn", "within"]
 Message = Mapping[str, Any]  # `role` and `content`, strings, and other fields that the client sent
 
 _SCRIPT = Path(template_process.__file__)
@@ -48,17 +49,21 @@ class ChatTemplate:
             self.close()
             raise SettingsError("args.model.id", f"the chat template cannot be used: {error}") from None
 
-    def render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> str:
-        """The text of a chat, followed by the beginning of an answer. `variables`: additional ones for the template.
+    def render(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None, ends: PromptEnd = "answer"
+    ) -> str:
+        """The text of a chat. `variables`: additional ones for the template. `ends`: with the beginning of an answer,
+        after the last message's turn, or within its turn, right after its content.
 
         Raises InvalidInput if the template refuses the messages, takes too long, or needs too much memory; and
         EngineFailed if its process dies or cannot be started.
         """
-        answer = self._written(messages, variables or {})
+        answer = self._written(messages, variables or {}, answers=ends == "answer")
         if "problem" in answer:
             problem = f"the model's chat template refuses these messages: {answer['problem']}"
             raise InvalidInput(problem, param="messages")
-        return answer["text"]
+        text = answer["text"]
+        return _up_to(text, messages[-1]["content"]) if ends == "within" else text
 
     def check_roles(self, roles: AbstractSet[str]) -> None:
         """Raises InvalidInput if the template ignores messages of one of these roles that follow a user's message."""
@@ -77,12 +82,14 @@ class ChatTemplate:
                 others_are = "use system, user, assistant, or another role that it has"
                 raise InvalidInput(f"{problem}; {others_are}", param="messages")
 
-    def _written(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> dict[str, str]:
+    def _written(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], *, answers: bool = True
+    ) -> dict[str, str]:
         """The answer: `text` or `problem`. Raises InvalidInput if it takes too long, or EngineFailed."""
         if taken := (_OURS | self._special.keys()) & variables.keys():
             problem = f"chat_template_kwargs cannot set {min(taken)}; leave it out"
             raise InvalidInput(problem, param="chat_template_kwargs")
-        ours = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        ours = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": answers}
         texts = (value for message in messages for value in message.values() if isinstance(value, str))
         most = _LONGER * sum(map(len, texts)) + _MORE
         return self._ask({"variables": {**self._special, **variables, **ours}, "most": most})
@@ -138,6 +145,16 @@ class ChatTemplate:
         template_process.send(link, content)
         found: dict[str, str] = template_process.receive(link)
         return found
+
+
+def _up_to(text: str, content: str) -> str:
+    """The text up to the end of its last message's content, as transformers' `continue_final_message` cuts it."""
+    at = text.rfind(content.strip())
+    if at < 0 or not content.strip():
+        problem = "the last message cannot be continued: it is empty, or the model's chat template changes it"
+        raise InvalidInput(problem, param="messages")
+    whole = content.lstrip()
+    return text[: at + len(whole if text.startswith(whole, at) else whole.rstrip())]
 
 
 def _end(process: subprocess.Popen[bytes], link: socket.socket) -> None:

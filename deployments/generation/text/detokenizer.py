@@ -18,12 +18,19 @@ class Detokenizer:
     dropped.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str] = (), before: Sequence[int] = (), min_tokens: int = 0
+    ) -> None:
+        """`before`: the tokens that the answer's text continues: some tokenizers leave out a text's first blank.
+        `min_tokens`: the text of so many tokens is not searched for stops.
+        """
         self._tokenizer, self._decoded = tokenizer, DecodeStream(skip_special_tokens=True)
         self._stops = tuple(stops)
-        self._held = ""
+        self._held, self._unsearched = "", min_tokens
         self._silent: list[int] = []  # tokens since the last text
         self.stopped = False
+        for token in before[-_HALF:]:
+            self._decode(token)
 
     def add(self, token: int) -> str:
         """Add a token. Returns the new text that is final; nothing once it has stopped."""
@@ -49,6 +56,9 @@ class Detokenizer:
         return left
 
     def _given(self, piece: str) -> str:
+        if self._unsearched > 0:
+            self._unsearched -= 1
+            return piece
         text = self._held + piece
         found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:

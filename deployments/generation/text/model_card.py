@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from deployments.errors import SettingsError
 from deployments.generation.text.sampling import Sampling
@@ -14,6 +17,7 @@ from deployments.models.model_folder import read_json, understood
 from deployments.settings import ModelSettings
 
 _TEMPLATE_FILE = "chat_template.jinja"
+_DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _AS_DECODER = {"kind": "embedding", "pooling": "last", "normalize": False}  # so that any decoder's files can be read
 
 
@@ -21,8 +25,8 @@ _AS_DECODER = {"kind": "embedding", "pooling": "last", "normalize": False}  # so
 class GenerationCard:
     """A generating model. `model.max_tokens` is its context: the most tokens of a prompt and its answer together.
 
-    - `end_tokens`: ids that each end an answer.
-    - `defaults`: temperature, top_k and top_p for requests that do not set them.
+    - `end_tokens`: ids that each end an answer. See `with_end_of`.
+    - `defaults`: the sampling options of requests that do not set them.
     - `chat_template`: the model's own Jinja template; None if it has none.
     - `special_tokens`: tokens that templates know by name: `bos_token` and others.
     """
@@ -57,6 +61,14 @@ def read_generation_card(settings: ModelSettings) -> GenerationCard:
         )
 
 
+def with_end_of(card: GenerationCard, tokenizer: Tokenizer) -> GenerationCard:
+    """The card with the tokenizer's own `eos_token` among its end tokens, as vLLM has it."""
+    token = tokenizer.token_to_id(card.special_tokens.get("eos_token", ""))
+    if token is None or token in card.end_tokens or token >= card.model.vocab_size:
+        return card
+    return replace(card, end_tokens=(*card.end_tokens, token))
+
+
 def _end_tokens(own: Mapping[str, Any], config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
     """The end tokens of generation_config.json, else of config.json. Raises SettingsError."""
     named = own.get("eos_token_id", config.get("eos_token_id"))
@@ -68,15 +80,18 @@ def _end_tokens(own: Mapping[str, Any], config: Mapping[str, Any], vocab_size: i
 
 def _defaults(own: Mapping[str, Any]) -> Sampling:
     """The file's sampling options, completed as vLLM does: all tokens may come, at a temperature of 1."""
-    values = {name: own.get(name, usual) for name, usual in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0))}
-    if not (
-        all(isinstance(value, int | float) for value in values.values())
-        and values["temperature"] >= 0
-        and values["top_k"] >= 0
-        and 0 < values["top_p"] <= 1
+    values = {name: own[name] for name in _DEFAULTED if own.get(name) is not None}
+    if (
+        not all(type(value) in {int, float} for value in values.values())
+        or not values.get("temperature", 1) >= 0
+        or not values.get("top_k", 0) >= -1
+        or not 0 < values.get("top_p", 1) <= 1
+        or not 0 <= values.get("min_p", 0) <= 1
+        or not 0 < values.get("repetition_penalty", 1) < math.inf
     ):
         raise SettingsError("args.model.id", f"generation_config.json has invalid sampling values: {values}")
-    return Sampling(float(values["temperature"]), int(values["top_k"]), float(values["top_p"]))
+    found: dict[str, Any] = {name: float(value) for name, value in values.items()}
+    return Sampling(**found | {"top_k": max(0, int(values.get("top_k", 0)))})
 
 
 def _special_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from deployments.errors import ContextExceeded, EmptyInput, InvalidInput
-from deployments.generation.text.chat_template import ChatTemplate, Message
+from deployments.generation.text.chat_template import ChatTemplate, Message, PromptEnd
 from deployments.generation.text.model_card import GenerationCard
 from deployments.models.tokenizer import TokenIds
 from deployments.models.tokenizing import ON_LOOP
@@ -61,8 +61,10 @@ class PromptEncoder:
         """Take token ids as they are. Raises InvalidInput for ids that are not in the vocabulary."""
         return Prompt(self._known(np.array(ids, np.int32)))
 
-    async def of_chat(self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None) -> Prompt:
-        """Encode a chat by the model's chat template, followed by the beginning of an answer.
+    async def of_chat(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None, ends: PromptEnd = "answer"
+    ) -> Prompt:
+        """Encode a chat by the model's chat template. `ends`: see `ChatTemplate.render`.
 
         Raises InvalidInput if there is no template or it refuses these messages, ContextExceeded, or EngineFailed.
         """
@@ -73,8 +75,8 @@ class PromptEncoder:
         def make() -> TokenIds:
             template.check_roles({message["role"] for message in messages})
             if self._parse:
-                return self._encode(template.render(messages, variables), ends=False, param="messages")
-            return self._encode_marked(template.render(self._mark(messages), self._mark(variables)))
+                return self._encode(template.render(messages, variables, ends), ends=False, param="messages")
+            return self._encode_marked(template.render(self._mark(messages), self._mark(variables), ends))
 
         return await self._made(ON_LOOP + 1, make)
 

@@ -65,7 +65,7 @@ class Sampler:
         self.alters = bool(self._rules)
         self.last = np.zeros(1, np.int32)  # 0 is a token of any vocabulary
         self.ended = False
-        self._end_tokens = end_tokens
+        self._end_tokens = frozenset(end_tokens)
         self._random = np.random.default_rng(None if sampling.seed is None else [sampling.seed % 2**64, number])
 
     def pick(self, logits: Numbers) -> int:
