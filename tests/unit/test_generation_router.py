@@ -131,6 +131,24 @@ async def test_an_end_token_is_counted_and_is_no_text(monkeypatch):
         assert await read(await router.begin(one)) == [(ids[: until + 1], text_of(ids[:until]), "stop")]
         ignored = asked(tokens=30, ignore_end=True)
         assert await read(await router.begin(ignored)) == [(ids, text_of(ids), "length")]
+        stops = asked(tokens=30, ignore_end=True, stop_tokens=(ids[6],))
+        until = ids.index(ids[6])
+        assert await read(await router.begin(stops)) == [(ids[: until + 1], text_of(ids[:until]), "stop")]
+
+
+async def test_neither_end_tokens_nor_stops_end_an_answer_before_its_least_tokens(monkeypatch):
+    replica = Replica("a")
+    async with service(monkeypatch, [replica], end_tokens=(expected(asked(tokens=30))[0],)) as router:
+        for least in (1, 5):
+            ((ids, text, _),) = await read(
+                await router.begin(asked(tokens=30, sampling=Sampling(0.0, min_tokens=least)))
+            )
+            assert len(ids) > least
+            start = text_of(ids[:least])
+            more = {"stops": tuple(start), "sampling": Sampling(0.0, min_tokens=least)}
+            ((_, searched, _),) = await read(await router.begin(asked(tokens=30, **more)))
+            assert searched.startswith(start)
+            assert text.startswith(start)
 
 
 async def test_who_goes_frees_the_place_even_before_the_first_piece(monkeypatch):
