@@ -38,6 +38,7 @@ class GenerationOffer(Head):
     most_tokens: int
     sampling: Sampling
     answers: int = 1
+    may_shorten: bool = False
     logprobs: int | None = None
     end_tokens: tuple[int, ...] = ()
     tpot_s: float | None = None

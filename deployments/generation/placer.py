@@ -312,6 +312,7 @@ class GenerationPlacer:
             most_tokens=wanted.most_tokens,
             sampling=wanted.sampling,
             answers=wanted.answers,
+            may_shorten=wanted.may_shorten,
             logprobs=wanted.logprobs,
             end_tokens=wanted.stop_tokens if wanted.ignore_end else (*self._card.end_tokens, *wanted.stop_tokens),
             tpot_s=None if wanted.bulk else self.config.tpot_s,

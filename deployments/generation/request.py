@@ -52,6 +52,7 @@ class WantedGeneration:
     - `ids`: the prompt's token ids: at least one, all in the model's vocabulary.
     - `most_tokens`: the most tokens of each answer, at least 1. Prompt and answer together fit into the model's
       context.
+    - `may_shorten`: the request named no maximum; a replica that cannot promise `most_tokens` promises fewer.
     - `answers`: how many answers (`n`), each drawn with its own random numbers.
     - `stops`: strings before which an answer ends, none empty.
     - `logprobs`: how many alternatives of each token to report; 0: only the picked token; None: no logprobs.
@@ -78,6 +79,7 @@ class WantedGeneration:
     ignore_end: bool = False
     stop_tokens: tuple[int, ...] = ()
     continues: bool = False
+    may_shorten: bool = False
     timeout_s: float | None = None
     bulk: bool = False
     client: Client | None = None

@@ -150,7 +150,7 @@ class GenerationLimits(BodyLimits):
     """Limits on a request, checked before any expensive work."""
 
     max_body_bytes: PositiveInt = 4 * 2**20
-    default_tokens: PositiveInt = 256  # the most tokens of an answer if the request does not say
+    default_tokens: PositiveInt = 256  # the most tokens of an answer to /v1/completions if the request does not say
     max_answers: PositiveInt = 8  # the largest `n` of a request
     max_prompts: PositiveInt = 16  # the most prompts of a request; all are admitted together or none
     sse_keepalive_s: Seconds = 15.0  # a stream that pauses so long gets a comment line, to show that it is alive

@@ -208,6 +208,8 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         )
         if offer.cache_scope is not None:
             generation.keys = PrefixKeys(self._secret, offer.cache_scope, self.schedule.block_size, offer.ids)
+        if offer.may_shorten:
+            self.schedule.admission.shorten(generation, offer.left_s)
         decision = None if self.planned.is_on else self.schedule.offer(now, generation)
         if decision is not None and decision.admitted:
             session.admitted[offer.number] = generation

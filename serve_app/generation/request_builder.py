@@ -64,6 +64,7 @@ class RequestBuilder:
             WantedGeneration(
                 ids=prompt.ids,
                 most_tokens=self._most_tokens(asked.most_tokens, len(prompt.ids), param),
+                may_shorten=asked.most_tokens is None,
                 sampling=sampling,
                 answers=asked.n,
                 stops=asked.stops,
@@ -109,7 +110,8 @@ class RequestBuilder:
                 f"shorten the prompt, or set max_tokens to at most {context - prompt}",
                 param=param,
             )
-        return wanted or min(self.rules.default_tokens, context - prompt)
+        left = context - prompt
+        return wanted or (left if param == "messages" else min(self.rules.default_tokens, left))
 
 
 def _cache_scope(client: Client | None, salt: str | None) -> bytes | None:

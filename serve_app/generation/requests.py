@@ -99,7 +99,7 @@ _UNUSED: Mapping[str, str] = {
 class CompletionRules(Rules):
     """What this server accepts. `dimension` is unused here; `max_inputs`: most prompts in one request.
 
-    - `default_tokens`: most tokens of an answer if the request sets no maximum.
+    - `default_tokens`: most tokens of an answer that continues a text if the request sets no maximum.
     - `max_answers`: most answers to one prompt (`n`).
     - `most_messages`: most messages in one chat.
     - `most_stop_ids`: most of `stop_token_ids`.
@@ -155,7 +155,9 @@ class CompletionOptions(Fields):
     request_id: RequestId | None = None
     """The end of the answer's id. Replaces the header x-request-id."""
     max_tokens: WholeFrom1 | None = None
-    """Maximum tokens of each answer. Null: the server's setting."""
+    """Maximum tokens of each answer. Null: in a chat to the context's end, as far as a replica can promise; else the
+    server's setting.
+    """
     temperature: Annotated[float, Field(ge=0, le=2), Constraint("a number from 0 to 2")] | None = None
     """0: always the likeliest token. Null: as the model's files say, else 1."""
     top_p: Annotated[float, Field(gt=0, le=1), Constraint("a number above 0, up to 1")] | None = None

@@ -399,7 +399,12 @@ def test_tokens_that_only_the_tokenizer_has_are_refused(world, opened, path, bod
 
 def test_without_a_word_of_its_length_an_answer_gets_what_is_left_of_the_context(api, world):
     post(api, TEXT, {"prompt": [5] * 390})
-    assert world.asked[0].most_tokens == 10
+    post(api, TEXT, {"prompt": [5] * 10})
+    post(api, CHAT, ASK)
+    post(api, CHAT, {**ASK, "max_tokens": 5})
+    chat = len(world.asked[2].ids)
+    assert [one.most_tokens for one in world.asked] == [10, 100, world.card.context - chat, 5]
+    assert [one.may_shorten for one in world.asked] == [True, True, True, False]
 
 
 ANY = st.recursive(

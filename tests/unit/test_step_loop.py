@@ -664,6 +664,40 @@ async def test_planned_steps_are_timed_once_what_runs_has_ended_and_nothing_is_a
         assert router.tokens[number, 0] == answer_to(prompt(length, length), 12)
 
 
+@pytest.mark.parametrize(("answers", "bulk", "most"), [(1, False, 503), (2, False, 247), (1, True, 247)])
+async def test_an_answer_without_a_maximum_is_shortened_to_what_can_be_promised(answers, bulk, most):
+    """4 blocks of 128 tokens, of which bulk may take half, hold the prompt's 10 tokens and the answers, but not
+    their last tokens.
+    """
+    stepper, _ = world(blocks=4)
+    router, asked = Router(stepper), {"answers": answers, "bulk": bulk, "tpot_s": None if bulk else 0.1}
+    above = router.ask(prompt(10), most + 1, **asked)
+    await asyncio.sleep(0)
+    assert router.refused[above].never
+    number = router.ask(prompt(10), 10**6, may_shorten=True, **asked)
+    await stepper.drained()
+    assert [len(router.tokens[number, answer]) for answer in range(answers)] == [most] * answers
+    assert set(router.finished.values()) == {"length"}
+    assert stepper.in_flight == 0
+    few = router.ask(prompt(10), 5, may_shorten=True, **asked)
+    await stepper.drained()
+    assert len(router.tokens[few, 0]) == 5
+
+
+async def test_a_promised_pace_shortens_an_answer_without_a_maximum_too():
+    stepper, device = world()
+    device.steps.model = dataclasses.replace(MODEL, kv_token_s=2e-4)
+    router = Router(stepper)
+    router.tell(settings={**SETTINGS, "model": [*dataclasses.astuple(device.steps.model)]})
+    number = router.ask(prompt(10), 5000, may_shorten=True)
+    await stepper.drained()
+    most = len(router.tokens[number, 0])
+    assert 500 < most < 1000
+    above = router.ask(prompt(10), 2 * most)
+    await asyncio.sleep(0)
+    assert router.refused[above].never
+
+
 async def test_planned_steps_end_after_some_seconds_and_the_rest_is_left_out():
     stepper, device = world()
     device.steps.model = StepTime(1.5, 0, 0, 0, 0)

@@ -16,7 +16,8 @@ Bulk generations have no pace and no deadline. They are admitted while they take
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -114,12 +115,19 @@ class StepAdmission:
 
     def longest_prompt(self, left_s: float) -> int:
         """Tokens of the longest prompt whose first token comes within `left_s` on an idle device. 0: none does."""
-        from_tokens, to_tokens = 0, self._largest_cache * self.queue.block_size + 1
-        while to_tokens - from_tokens > 1:
-            middle = (from_tokens + to_tokens) // 2
-            fits = not self.never(Generation(middle, 1, left_s), left_s)
-            from_tokens, to_tokens = (middle, to_tokens) if fits else (from_tokens, middle)
-        return from_tokens
+        most = self._largest_cache * self.queue.block_size
+        return _largest(most, lambda tokens: not self.never(Generation(tokens, 1, left_s), left_s))
+
+    def shorten(self, generation: Generation, left_s: float) -> None:
+        """Lower its most tokens to what an idle device surely can promise, if it can promise any."""
+        slow = min(1.0, self.queue.learning.slowdown) * (1 + self.queue.learning.margin)
+
+        def fits(most: int) -> bool:
+            one = replace(generation, most_tokens=most)
+            return not self.never(one, left_s) and (one.bulk or self._alone(one, left_s, slow).kept)
+
+        if not fits(generation.most_tokens):
+            generation.most_tokens = _largest(generation.most_tokens, fits) or generation.most_tokens
 
     def state(self, now: float) -> StepState:
         """The state that is reported to Routers."""
@@ -241,6 +249,11 @@ class StepAdmission:
             if not generation.bulk and generation.prompt_left == 0:
                 found += _prompt(generation, 0.0).paces(queue.until_free(now))
         return found
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from 1 to `most` that fits, if all below it do. 0: none does."""
+    return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
 
 
 def _prompt(generation: Generation, due_s: float) -> Prompt:
