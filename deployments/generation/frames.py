@@ -38,13 +38,13 @@ class GenerationOffer(Head):
     most_tokens: int
     sampling: Sampling
     answers: int = 1
-    may_shorten: bool = False
     logprobs: int | None = None
     end_tokens: tuple[int, ...] = ()
     tpot_s: float | None = None
     bulk: bool = False
     tenant: Tenant | None = None
     cache_scope: bytes | None = None
+    may_shorten: bool = False
 
 
 class GenerationOffers(Head):

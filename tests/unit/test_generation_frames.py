@@ -76,7 +76,7 @@ def test_a_prompt_without_tokens_is_refused():
 
 def test_what_is_not_said_is_as_it_is_called_by_default():
     one = GenerationOffer(1, 1.0, np.zeros(1, np.int32), 5, Sampling())
-    assert astuple(one)[5:] == (1, None, (), None, False, None, None)
+    assert astuple(one)[5:] == (1, None, (), None, False, None, None, False)
     assert astuple(RefusedOffer(3)) == (3, False, 0, 0.0, "")
     (frame,) = GenerationReport(STATE).encode()
     got = through(frame, GenerationReport.decode)

@@ -56,8 +56,9 @@ class _Penalties:
             self._counts[token] = self._counts.get(token, 0) + 1
         self._counted, asked = len(drawn), self._asked
         if (penalty := np.float32(asked.repetition_penalty)) != 1:
-            found = logits[self._seen]
-            logits[self._seen] = np.where(found > 0, found / penalty, found * penalty)
+            seen = np.flatnonzero(self._seen)
+            found = logits[seen]
+            logits[seen] = np.where(found > 0, found / penalty, found * penalty)
         if asked.presence_penalty or asked.frequency_penalty:
             counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
             less = asked.frequency_penalty * counts + asked.presence_penalty
