@@ -20,7 +20,7 @@ WITH_TORCH = {  # or transformers
     *(f"deployments.generation.engine.{name}" for name in ("causal_stages", "device_sampling")),
     *(f"deployments.generation.engine.{name}" for name in ("graphed_decoder", "packed_step", "paged_attention")),
     *(f"deployments.generation.kernels.{name}" for name in ("decode_kernel", "native", "packed_products")),
-    "deployments.generation.kernels.row_kernels",
+    *(f"deployments.generation.kernels.{name}" for name in ("prompt_kernel", "row_kernels")),
 }
 IMPORT_ALL = """
 import importlib, sys
