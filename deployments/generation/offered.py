@@ -15,6 +15,7 @@ from deployments.generation.scheduler.prefix_keys import PrefixKeys
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.work import Chunk, Work
+from deployments.generation.text.grammar import Grammars
 from deployments.generation.text.logit_rules import rules_of
 from deployments.generation.text.sampling import RowSamplers, Sampler
 from deployments.models.tokenizer import TokenIds
@@ -77,9 +78,14 @@ class OfferedGeneration(Generation):
         return "length" if len(answer.tokens) == self.most_tokens else None
 
 
-def sampler_of(offer: GenerationOffer, number: int) -> Sampler:
-    """The sampler of an offer's answer `number`."""
-    rules = rules_of(offer.sampling, offer.ids, offer.end_tokens)
+def sampler_of(offer: GenerationOffer, number: int, grammars: Grammars | None) -> Sampler:
+    """The sampler of an offer's answer `number`. Raises ValueError for a grammar if there are no `grammars`."""
+    rule, grammar = None, offer.sampling.grammar
+    if grammar:
+        if grammars is None:
+            raise ValueError("this replica has no grammars")
+        rule = grammars.rule(grammar, offer.end_tokens)
+    rules = rules_of(offer.sampling, offer.ids, offer.end_tokens, rule)
     return Sampler(offer.sampling, number, offer.end_tokens, rules)
 
 

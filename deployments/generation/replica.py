@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from deployments.generation.engine.factory import StepEngine, create_step_engine
@@ -16,9 +17,11 @@ from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.settings import GenerationSettings
 from deployments.generation.step_loop import StepLoop
+from deployments.generation.text.grammar import Grammars
 from deployments.generation.text.model_card import GenerationCard, read_generation_card
 from deployments.hardware.device_detector import CPU
 from deployments.models.space import space_of
+from deployments.models.tokenizer_check import ask_once, checked_tokenizer
 from deployments.serving.replica import Replica
 
 logger = logging.getLogger("ray.serve")
@@ -46,6 +49,11 @@ class Generator(Replica[GenerationSettings]):
     def _load(self, settings: GenerationSettings, device: str) -> tuple[StepEngine, GenerationCard]:
         card = read_generation_card(settings.model)
         self._space = space_of(card.model)
+        self._grammars = Grammars(
+            partial(checked_tokenizer, card.model, settings.model.tokenizer, ask_once),
+            card.model.vocab_size,
+            card.end_tokens,
+        )
         return create_step_engine(card, self._settings, device, len(self._cores), self._host_cores), card
 
     def _start(self) -> StepLoop:
@@ -57,7 +65,7 @@ class Generator(Replica[GenerationSettings]):
         host = None if self._measured_host is None else HostCache(self._measured_host, engine.num_cpu_blocks)
         schedule = StepScheduler(self._measured, bounds, engine.blocks, host=host, block_size=engine.block_size)
         compute = steps_in(self._thread, engine.steps)
-        return StepLoop(schedule, compute, on_step=self._metrics.ran, on_failure=self._failed)
+        return StepLoop(schedule, compute, on_step=self._metrics.ran, on_failure=self._failed, grammars=self._grammars)
 
     async def _probe(self) -> None:
         await self._worker.probe()

@@ -40,6 +40,7 @@ from deployments.generation.scheduler.sequences import Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.scheduler.work import UNTIMED, load_of
+from deployments.generation.text.grammar import Grammars
 from deployments.generation.text.sampling import Picked
 from deployments.serving.frames import FailureKind, add_failure, known
 from deployments.serving.planned_runs import PlannedRuns, Timed
@@ -72,6 +73,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         *,
         on_step: Callable[[int, int, float, float], None] = lambda *_: None,  # rows, tokens, seconds, planned seconds
         on_failure: Callable[[BaseException], str] = str,  # logs the error; returns the message for clients
+        grammars: Grammars | None = None,  # compiles those of answers
         clock: Callable[[], float] = time.monotonic,  # the loop's own clock counts whole milliseconds
     ) -> None:
         super().__init__(clock)
@@ -79,7 +81,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         self._measured = schedule.model
         self._measured_host = None if schedule.host is None else schedule.host.time
         self._on_step, self._on_failure = on_step, on_failure
-        self._compute = compute
+        self._compute, self._grammars = compute, grammars
         self._steps: deque[Step] = deque()  # at most two: one runs, and the next waits in the engine
         self._compose_s = 0.0  # mean time to compose a step
         self._secret = secrets.token_bytes(32)  # of the keys of blocks
@@ -193,7 +195,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             return
         now = self.now()
         waited_s = now - came_at
-        answers = [Answer(number, sampler_of(offer, number)) for number in range(offer.answers)]
+        answers = [Answer(number, sampler_of(offer, number, self._grammars)) for number in range(offer.answers)]
         generation = OfferedGeneration(
             len(offer.ids),
             offer.most_tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -10,9 +11,11 @@ from deployments.admission.quota import Client
 from deployments.errors import ContextExceeded, InvalidInput
 from deployments.generation.request import WantedGeneration
 from deployments.generation.router import GenerationRouter
+from deployments.generation.text.grammar import Grammars
 from deployments.generation.text.prompt_encoder import Prompt, PromptEncoder
 from deployments.generation.text.sampling import Sampling
 from serve_app.api_keys import UNNAMED
+from serve_app.generation.formats import unusable
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
 
 
@@ -24,15 +27,30 @@ class RequestBuilder:
         self.rules = rules
         self._card = router.card
         self._prompts = PromptEncoder(router.card, router.tokenizer, parse_special_tokens=parse_special_tokens)
+        card = router.card
+        self._grammars = Grammars(lambda: router.tokenizer, card.model.vocab_size, card.end_tokens)
 
     def close(self) -> None:
-        """Stop the prompt encoder."""
+        """Stop the prompt encoder and the compiler of grammars."""
         self._prompts.close()
+        self._grammars.close()
+
+    async def _check(self, grammar: str) -> None:
+        """Compile a request's grammar, if it has one. Raises InvalidInput if it cannot be used."""
+        if not grammar:
+            return
+        if not self._card.end_tokens:
+            raise unusable(ValueError("this model has no end token"))
+        try:
+            await asyncio.wrap_future(self._grammars.compile(grammar))
+        except ValueError as error:
+            raise unusable(error) from None
 
     async def prompts(self, asked: CompletionRequest | ChatRequest) -> list[Prompt]:
         """The prompts as token ids; a chat is one prompt. Raises InvalidInput, EmptyInput, ContextExceeded or
         EngineFailed.
         """
+        await self._check(asked.grammar)
         if isinstance(asked, ChatRequest):
             messages = [one.plain for one in asked.messages]
             return [await self._prompts.of_chat(messages, asked.chat_template_kwargs, asked.ends)]

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from deployments.errors import InvalidInput
 from deployments.generation.text.chat_template import Message, PromptEnd
 from deployments.generation.text.sampling import Sampling
+from serve_app.generation.formats import grammar_of
 from serve_app.web.fields import (
     Constraint,
     Fields,
@@ -76,7 +77,6 @@ _UNSUPPORTED: Mapping[str, Unsupported] = {
     **_except("max_new_tokens", "n_predict", "max_length", why="send max_tokens"),
     **_except("random_seed", why="send seed"),
     **_except("media_io_kwargs", "mm_processor_kwargs", same=({},), why="only texts are supported"),
-    "response_format": Unsupported(({"type": "text"},)),
     "modalities": Unsupported((["text"],)),
     "suffix": Unsupported(("",)),
     "priority": Unsupported((0,), "the header x-windve-priority: bulk lets others go first"),
@@ -195,12 +195,15 @@ class CompletionOptions(Fields):
     key or none. It should be hard to guess. Null: those with the same named API key do."""
     ignore_eos: bool = False
     """Continue after the model's end tokens."""
+    response_format: Annotated[dict[str, Any] | None, Constraint("an object with type")] = None
+    """`json_object`, or `json_schema` with a schema: each answer is such JSON."""
 
     unsupported: ClassVar = _UNSUPPORTED
     unused: ClassVar = _UNUSED
     refused: ClassVar = {
         "best_of": Refusal("all n answers are returned; leave it out", when="other than n"),
         "max_tokens": _NO_ANSWER,
+        "ignore_eos": Refusal("JSON ends where it is whole", when="with response_format"),
     }
 
     @model_validator(mode="before")
@@ -225,8 +228,16 @@ class CompletionOptions(Fields):
         """The value for `WantedGeneration.logprobs`."""
         return None
 
+    @property
+    def grammar(self) -> str:
+        """What binds the answers, as in `Sampling`. Raises InvalidInput."""
+        found = grammar_of(self.response_format or {"type": "text"})
+        if found and self.ignore_eos:
+            raise self.refused["ignore_eos"].error("ignore_eos")
+        return found
+
     def sampling(self, defaults: Sampling) -> Sampling:
-        """The request's sampling options, completed by the model's defaults."""
+        """The request's sampling options, completed by the model's defaults. Raises InvalidInput."""
         asked = {name: getattr(self, name) for name in _DEFAULTED if getattr(self, name) is not None}
         return replace(
             defaults,
@@ -236,6 +247,7 @@ class CompletionOptions(Fields):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=tuple((int(token), added) for token, added in self.logit_bias.items()),
+            grammar=self.grammar,
         )
 
 

@@ -7,10 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Literal
 
+import litellm
 import openai
+import pydantic
 import pytest
 import uvicorn
+from langchain_openai import ChatOpenAI
 from loopback import only_loopback
 from npm import scripts
 
@@ -29,6 +33,7 @@ OF_NPM = re.search(r"^```js\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)[1]
 LLAMA_INDEX = ("llama-index-llms-openai-like==0.8.1", "llama-index-llms-openai==0.8.3", "openai==2.8.1")
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Where does the overflow go?"}]}
 CONTEXT = 200_000
+UNUSABLE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {"type": "string"}}}}
 
 
 class Server:
@@ -118,6 +123,30 @@ def test_openai_whole_answers(server, client):
     assert [(one.finish_reason, len(one.logprobs.tokens)) for one in done.choices] == [("length", 3)] * 2
     assert server.world.asked[-1].sampling.top_k == 5
     assert [one.id for one in client.models.list()] == ["tiny", "gpt-4o"]
+
+
+class Overflow(pydantic.BaseModel):
+    """Where a query goes."""
+
+    device: Literal["CPU", "NPU"]
+    waits: bool
+
+
+def test_structured_answers(server, client):
+    server.world.says = '{"device": "CPU", "waits": false}'
+    wanted = Overflow(device="CPU", waits=False)
+    assert client.chat.completions.parse(**ASK, response_format=Overflow).choices[0].message.parsed == wanted
+    asked = [server.world.asked[-1].sampling.grammar]
+    chat = ChatOpenAI(base_url=server.base, api_key="none", model="tiny")
+    assert chat.with_structured_output(Overflow, method="json_schema").invoke("Where?") == wanted
+    asked.append(server.world.asked[-1].sampling.grammar)
+    of_litellm = {"model": "openai/tiny", "api_base": server.base, "api_key": "none"}
+    said = litellm.completion(messages=ASK["messages"], response_format=Overflow, **of_litellm)
+    assert Overflow.model_validate_json(said.choices[0].message.content) == wanted
+    asked.append(server.world.asked[-1].sampling.grammar)
+    assert all('"waits"' in grammar for grammar in asked)
+    with pytest.raises(openai.BadRequestError, match="response_format cannot be used: Unimplemented keys"):
+        client.completions.create(model="tiny", prompt="x", extra_body={"response_format": UNUSABLE})
 
 
 def test_openai_without_v1_and_with_a_role_of_its_own(server, client):

@@ -33,6 +33,7 @@ class Generating:
     - `breaks`: (n, an error to raise after n tokens of an answer).
     - `tokens`: how many were computed so far; `at_token` is called at each.
     - `cached`: tokens of each prompt that a replica's cache holds.
+    - `says`: the text of each answer.
     - `open`: generations that have a slot. `asked`: all requests. `heard`: how often replicas' states were refreshed.
     """
 
@@ -53,6 +54,7 @@ class Generating:
         self.live_pools = {"accelerator": True, "cpu": True}
         self.pace_s, self.pauses, self.breaks = 0.0, {}, None
         self.refuses, self.refuses_after, self.cached = None, 0, 0
+        self.says = ANSWER
         self.open, self.asked, self.tokens, self.at_token, self.heard = 0, [], 0, lambda: None, 0
 
     @property
@@ -75,7 +77,7 @@ class Generating:
 
     def answer(self, number, asked):
         """The tokens of an answer, the end token last, if it comes so far."""
-        ids = self.tokenizer.encode(f"{number}: {ANSWER}" if asked.answers > 1 else ANSWER).ids
+        ids = self.tokenizer.encode(f"{number}: {self.says}" if asked.answers > 1 else self.says).ids
         end = [] if asked.ignore_end else [*self.card.end_tokens]
         whole = (
             [*ids, *end] if not asked.ignore_end else list(itertools.islice(itertools.cycle(ids), asked.most_tokens))

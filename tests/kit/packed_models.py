@@ -21,7 +21,7 @@ LENGTHS = {"ragged": [300, 45, 30, 4, 1], "alike": [40, 40, 40], "long": [700, 5
 def build(model, config, **shape):
     """A transformers model of this class, in which every weight matters."""
     torch.manual_seed(0)
-    return shaken(model(config(vocab_size=VOCABULARY, max_position_embeddings=720, **shape)), 0.1)
+    return shaken(model(config(**{"vocab_size": VOCABULARY, "max_position_embeddings": 720} | shape)), 0.1)
 
 
 def skip_unknown(model_type):

@@ -1,10 +1,13 @@
 """A model from its files in a replica's loop: answers side by side are as transformers generates each alone."""
 
 import asyncio
+import json
+from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -27,11 +30,14 @@ from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepT
 from deployments.generation.scheduler.work import UNTIMED, Chunk, Work
 from deployments.generation.settings import GenerationAcceleratorSettings, GenerationCpuSettings
 from deployments.generation.step_loop import StepLoop
+from deployments.generation.text.grammar import Grammars, json_grammar
 from deployments.generation.text.model_card import read_generation_card
 from deployments.generation.text.sampling import Sampling
+from deployments.models.tokenizer_files import read_tokenizer
 from deployments.settings import ModelSettings
 from tests.kit.causal_models import causal, check
 from tests.kit.packed_models import VOCABULARY
+from tests.kit.tiny_tokenizers import qwen
 
 MEMORY = "deployments.generation.engine.factory._free_memory"
 BLOCK_BYTES = 2 * 2 * 2 * 32 * BLOCK * 4  # keys and values, layers, heads, numbers of each, tokens, float32
@@ -59,7 +65,7 @@ def tokens_in(reports):
     return tokens
 
 
-def generate(engine, offers, *later):
+def generate(engine, offers, *later, grammars=None):
     """Side by side, a few joining later, in virtual time: a step takes as long as planned, whatever this machine is. By
     these times the host is so quick that answers on it are in the steps. `later`: turns of conversations, each made of
     all tokens so far. Returns the tokens, and how many of each prompt's were cached.
@@ -79,7 +85,7 @@ def generate(engine, offers, *later):
             ends_at = max(ends_at, loop.time()) + schedule.planned_s
             loop.call_at(ends_at, ended, found)
 
-        stepper = StepLoop(schedule, compute, clock=loop.time)
+        stepper = StepLoop(schedule, compute, clock=loop.time, grammars=grammars)
 
         def reports():
             return [call.args[0] for call in router.send.call_args_list]
@@ -198,6 +204,32 @@ def test_greedy_tokens_with_rules_are_those_of_transformers(tmp_path, monkeypatc
         assert found[number, 0] == said.tolist(), (number, theirs)
     assert found[3, 0] == [ENDS[0]]
     assert (len(found[4, 0]), len(found[5, 0])) == (7, 10)
+
+
+@pytest.mark.parametrize("place", [settings(), with_host()], ids=["alone", "with a host"])
+def test_answers_with_a_grammar_are_its_json_and_end_beside_others(tmp_path, place):
+    qwen(tmp_path)
+    tokenizer = read_tokenizer(tmp_path)
+    end = tokenizer.token_to_id("<|im_end|>")
+    _, card = saved(tmp_path, "qwen2", vocab_size=tokenizer.get_vocab_size() + 50)
+    grammars = Grammars(lambda: tokenizer, card.model.vocab_size, [end])
+    properties = {"a": {"enum": ["x", "yy"]}, "b": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}}
+    schema = {"type": "object", "properties": properties, "required": ["a", "b"], "additionalProperties": False}
+    bound = Sampling(1.0, grammar=json_grammar(schema))
+    prompts = [np.arange(5, 5 + length, dtype=np.int32) for length in (5, 40, 9, 7)]
+    asked = [replace(bound, seed=1), Sampling(1.0, seed=2), replace(bound, seed=3), replace(bound, seed=4)]
+    answers = [3, 1, 1, 1]
+    offers = [
+        GenerationOffer(number, 60.0, prompt, 200, one, answers=count, end_tokens=(end,))
+        for number, (prompt, one, count) in enumerate(zip(prompts, asked, answers, strict=True))
+    ]
+    found, _ = generate(create_step_engine(card, place, "cpu", 1), offers, grammars=grammars)
+    for (number, _), (*ids, last) in found.items():
+        if number != 1:
+            jsonschema.validate(json.loads(tokenizer.decode(ids)), schema)
+            assert last == end
+    assert len(found) == sum(answers)
+    grammars.close()
 
 
 def test_steps_run_as_graphs_except_with_a_host(tmp_path, monkeypatch):

@@ -299,7 +299,7 @@ GENERATION = [
 ]
 CHATS = [
     ({"tools": [{"type": "function"}]}, "tools is not supported"),
-    ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
+    ({"response_format": "json"}, "response_format must be an object with type, not 'json'"),
     ({"messages": []}, "messages is an empty list; send at least one item"),
     ({"messages": [TURN] * 6}, "messages has 6 items and this server accepts 5 per request"),
     ({"messages": [{"role": "user"}]}, "messages[0].content is missing; send a string"),

@@ -1,6 +1,7 @@
-"""Rules that change an answer's logits before its next token is drawn: bias, penalties, least tokens, `min_p`. Pure.
+"""Rules that change an answer's logits before its next token is drawn: bias, penalties, a grammar, ... Pure.
 
-They come in the order of vLLM and transformers: bias, penalties, least tokens, and `min_p` on what is left.
+They come in the order of vLLM and transformers: bias, penalties, least tokens, what the grammar allows, and `min_p` on
+what is left.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import numpy.typing as npt
 from deployments.generation.text.sampling import LogitRule, Numbers, Sampling
 
 
-def rules_of(asked: Sampling, prompt: npt.NDArray[np.int32], end_tokens: Collection[int]) -> Iterator[LogitRule]:
-    """The rules of an answer to these options. `prompt`: token ids, int32 [tokens]."""
+def rules_of(
+    asked: Sampling, prompt: npt.NDArray[np.int32], end_tokens: Collection[int], grammar: LogitRule | None = None
+) -> Iterator[LogitRule]:
+    """The rules of an answer to these options. `prompt`: token ids, int32 [tokens]. `grammar`: that of its grammar."""
     if asked.logit_bias:
         yield _Bias(asked.logit_bias)
     if asked.repetition_penalty != 1 or asked.presence_penalty or asked.frequency_penalty:
         yield _Penalties(asked, prompt)
     if asked.min_tokens and end_tokens:
         yield _LeastTokens(asked.min_tokens, end_tokens)
+    if grammar is not None:
+        yield grammar
     if asked.min_p and asked.temperature:
         yield _LeastShare(asked.temperature * math.log(asked.min_p))
 

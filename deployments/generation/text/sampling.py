@@ -22,7 +22,8 @@ Numbers = npt.NDArray[np.float32]
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """`temperature` >= 0; `top_k`: 0 means all; `top_p` in (0, 1]; `seed`: the same seed gives the same answer in any
-    batch; `logit_bias`: what is added to the logits of (token, number). The others are as in `logit_rules`.
+    batch; `logit_bias`: what is added to the logits of (token, number); `grammar`: see `text.grammar`, empty for none.
+    The others are as in `logit_rules`.
     """
 
     temperature: float = 1.0
@@ -35,6 +36,7 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str = ""
 
 
 class LogitRule(Protocol):
@@ -68,12 +70,14 @@ class Sampler:
         self._end_tokens = frozenset(end_tokens)
         self._random = np.random.default_rng(None if sampling.seed is None else [sampling.seed % 2**64, number])
 
-    def pick(self, logits: Numbers) -> int:
-        """The next token. `logits`: float32 [vocabulary]."""
+    def pick(self, logits: Numbers) -> int | None:
+        """The next token. `logits`: float32 [vocabulary]. None if its rules leave none."""
         if self.alters:
             logits = logits.copy()
             for rule in self._rules:
                 rule.alter(logits, self._drawn)
+            if not np.isfinite(logits.max()):
+                return None
         if self.asked.temperature == 0:
             return int(logits.argmax())
         tokens, shares = candidates(logits, self.asked)
@@ -130,10 +134,14 @@ class Picked:
 
 
 def pick(logits: Numbers, row: RowSamplers) -> list[Picked] | None:
-    """Pick one token for each sampler. None if the logits, float32 [vocabulary], are not finite."""
+    """Pick one token for each sampler. None if the logits, float32 [vocabulary], are not finite, or
+    rules leave no token.
+    """
     if not np.isfinite(logits.max()):
         return None
-    tokens = [sampler.pick(logits) for sampler in row.samplers]
+    tokens = [token for sampler in row.samplers if (token := sampler.pick(logits)) is not None]
+    if len(tokens) < len(row.samplers):
+        return None
     if row.logprobs is None:
         return [Picked(token) for token in tokens]
     known = log_shares(logits)
