@@ -79,11 +79,10 @@ class OfferedGeneration(Generation):
 
 
 def sampler_of(offer: GenerationOffer, number: int, grammars: Grammars | None) -> Sampler:
-    """The sampler of an offer's answer `number`. Raises ValueError for a grammar if there are no `grammars`."""
-    rule, grammar = None, offer.sampling.grammar
-    if grammar:
-        if grammars is None:
-            raise ValueError("this replica has no grammars")
+    """The sampler of an offer's answer `number`. `grammars` may be None if no offer has a grammar."""
+    rule = None
+    if grammar := offer.sampling.grammar:
+        assert grammars is not None
         rule = grammars.rule(grammar, offer.end_tokens)
     rules = rules_of(offer.sampling, offer.ids, offer.end_tokens, rule)
     return Sampler(offer.sampling, number, offer.end_tokens, rules)

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from deployments.generation.request import GenerationRecord, Piece
 from deployments.generation.text.sampling import Picked
+from deployments.generation.text.tool_calls import CallParser, Form
 from deployments.models.model_files import ModelCard
 from serve_app.version import VERSION
 from serve_app.web.event_stream import DONE, event
@@ -65,6 +66,7 @@ class _Choice:
     before: str = ""
     begun: bool = False
     told: bool = False  # its prompt's ids
+    calls: int = 0  # of tools, so far
     texts: list[str] = field(default_factory=list)
     named: list[_Named] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
@@ -142,7 +144,9 @@ class Reply(ABC):
         for choice in self._choices:
             logprobs = None if self._names is None else self._logprobs(choice.named, self._names)
             text = choice.before + "".join(choice.texts)
-            one, about = self._told(choice, self._content(text), logprobs, choice.finish, choice.ids)
+            one, about = self._told(
+                choice, self._content(choice, text), logprobs, self._finish(choice, choice.finish), choice.ids
+            )
             choices.append(one)
             told |= about
         return {**self._head, "object": self.whole_object, **told, "choices": choices, "usage": self._usage()}
@@ -159,9 +163,10 @@ class Reply(ABC):
         if self._names is not None and piece.tokens:
             logprobs = self._logprobs(_named(choice, self._names, piece.tokens), self._names)
         ids = [] if self._prompts is None else [one.id for one in piece.tokens]
-        if not (piece.text or piece.finish or logprobs or ids):
+        delta = self._delta(choice, piece.text, ends=piece.finish is not None)
+        if not (any(delta.values()) or piece.finish or logprobs or ids):
             return said
-        return said + self._chunk(choice, self._delta(piece.text), logprobs, piece.finish, ids)
+        return said + self._chunk(choice, delta, logprobs, self._finish(choice, piece.finish), ids)
 
     def end(self) -> bytes:
         """The last events of a stream."""
@@ -197,8 +202,12 @@ class Reply(ABC):
             "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in self._records)},
         }
 
+    def _finish(self, choice: _Choice, finish: str | None) -> str | None:  # noqa: ARG002 - for chats
+        """The choice's `finish_reason`, once its content is known."""
+        return finish
+
     @abstractmethod
-    def _content(self, text: str) -> dict[str, Any]:
+    def _content(self, choice: _Choice, text: str) -> dict[str, Any]:
         """The fields of a complete choice that hold its text."""
 
     @abstractmethod
@@ -206,8 +215,8 @@ class Reply(ABC):
         """The fields of the first chunks of a choice."""
 
     @abstractmethod
-    def _delta(self, text: str) -> dict[str, Any]:
-        """The fields of a chunk that hold its text."""
+    def _delta(self, choice: _Choice, text: str, *, ends: bool) -> dict[str, Any]:
+        """The fields of a chunk that hold its text. `ends`: it is the last one."""
 
     @abstractmethod
     def _logprobs(self, tokens: Sequence[_Named], names: TokenNames) -> dict[str, Any]:
@@ -220,14 +229,45 @@ class ChatReply(Reply):
     prefix, whole_object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
     prompts_in_choices = False
 
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def __init__(
+        self, head: ReplyHead, before: Sequence[str], names: TokenNames | None, form: Form | None = None
+    ) -> None:
+        """`form`: how the model writes calls of tools; None if the request offers none."""
+        super().__init__(head, before, names)
+        self._parsers = None if form is None else [CallParser(form) for _ in before]
+
+    def _spoken(self, choice: _Choice, text: str, *, ends: bool) -> tuple[str, list[dict[str, Any]]]:
+        """New text, and new calls of tools."""
+        if self._parsers is None:
+            return text, []
+        parser = self._parsers[choice.index]
+        text, calls = parser.add(text)
+        if ends:
+            left, last = parser.end()
+            text, calls = text + left, calls + last
+        first, choice.calls = choice.calls, choice.calls + len(calls)
+        name = f"call_{str(self._head['id']).removeprefix(self.prefix)}_{choice.index}"
+        return text, [
+            {"id": f"{name}_{at}", "type": "function", "function": call._asdict()}
+            for at, call in enumerate(calls, first)
+        ]
+
+    def _finish(self, choice: _Choice, finish: str | None) -> str | None:
+        return "tool_calls" if choice.calls and finish == "stop" else finish
+
+    def _content(self, choice: _Choice, text: str) -> dict[str, Any]:
+        text, calls = self._spoken(choice, text, ends=True)
+        called = {"tool_calls": calls} if calls else {}
+        return {"message": {"role": "assistant", "content": text or (None if calls else ""), "refusal": None, **called}}
 
     def _first(self, before: str) -> list[dict[str, Any]]:
         return [{"delta": {"role": "assistant", "content": before}}]
 
-    def _delta(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
+    def _delta(self, choice: _Choice, text: str, *, ends: bool) -> dict[str, Any]:
+        first = choice.calls
+        text, calls = self._spoken(choice, text, ends=ends)
+        called = [{"index": at, **call} for at, call in enumerate(calls, first)]
+        return {"delta": ({"content": text} if text else {}) | ({"tool_calls": called} if called else {})}
 
     def _logprobs(self, tokens: Sequence[_Named], names: TokenNames) -> dict[str, Any]:
         def named(token: int, logprob: float | None) -> dict[str, Any]:
@@ -246,13 +286,13 @@ class TextReply(Reply):
     prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
     prompts_in_choices = True
 
-    def _content(self, text: str) -> dict[str, Any]:
+    def _content(self, choice: _Choice, text: str) -> dict[str, Any]:  # noqa: ARG002 - as in chats
         return {"text": text}
 
     def _first(self, before: str) -> list[dict[str, Any]]:
         return [{"text": before}] if before else []
 
-    def _delta(self, text: str) -> dict[str, Any]:
+    def _delta(self, choice: _Choice, text: str, *, ends: bool) -> dict[str, Any]:  # noqa: ARG002 - as in chats
         return {"text": text}
 
     def _logprobs(self, tokens: Sequence[_Named], names: TokenNames) -> dict[str, Any]:

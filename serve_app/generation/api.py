@@ -74,7 +74,8 @@ class CompletionsApi(ModelApi):
     async def chat(self, request: HttpRequest) -> Answer:
         asked = await self._parsed(ChatRequest, request)
         wanted = await self._wanted(asked, request)
-        reply = ChatReply(self._head(asked, wanted, request), [""] * asked.n, self._names_for(wanted))
+        form = self.asking.form if asked.offered else None
+        reply = ChatReply(self._head(asked, wanted, request), [""] * asked.n, self._names_for(wanted), form)
         return await self._generate(asked, wanted, reply, request)
 
     async def _wanted(self, asked: CompletionRequest | ChatRequest, request: HttpRequest) -> list[WantedGeneration]:

@@ -19,7 +19,8 @@ from serve_app.web.openapi import (
 _TOKENS = {"prompt_tokens": int, "completion_tokens": int, "total_tokens": int}
 _USAGE = {**_TOKENS, "prompt_tokens_details": {"cached_tokens": int}}
 _TOKEN = {"token": str, "logprob": (float, None), "bytes": [int]}  # and its `top_logprobs`
-_MESSAGE = {"role": "assistant", "content": str, "refusal?": None}
+_CALL = {"id": str, "type": "function", "function": {"name": str, "arguments": str}}
+_MESSAGE = {"role": "assistant", "content": (str, None), "refusal?": None, "tool_calls?": [_CALL]}
 _CHAT_LOGPROBS = ({"content": [_TOKEN], "refusal?": None}, None)
 _TEXT_LOGPROBS = (
     {"tokens": [str], "token_logprobs": [(float, None)], "top_logprobs": [{str: float}], "text_offset": [int]},
@@ -28,7 +29,7 @@ _TEXT_LOGPROBS = (
 
 
 def _answer(kind: str, **choice: Any) -> dict[str, Any]:
-    one = {"index": int, **choice, "token_ids?": [int], "finish_reason": ("stop", "length", None)}
+    one = {"index": int, **choice, "token_ids?": [int], "finish_reason": ("stop", "length", "tool_calls", None)}
     head: dict[str, Any] = {"prompt_token_ids?": [int]} if kind.startswith("chat") else {}
     head |= {"id": str, "object": kind, "created": int, "model": str, "system_fingerprint": str}
     return {**head, "choices": [one], "usage": _USAGE}
@@ -70,6 +71,7 @@ def document(rules: CompletionRules, vocab_size: int, *, api_keys: bool) -> dict
         "max_answers": rules.max_answers,
         "most_messages": rules.most_messages,
         "most_stop_ids": rules.most_stop_ids,
+        "most_tools": rules.most_tools,
         "largest_id": vocab_size - 1,
         "prompts": ["", None],
     }

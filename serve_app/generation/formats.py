@@ -11,10 +11,10 @@ from deployments.generation.text.grammar import json_grammar
 _SHAPE = 'must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": ...}}'
 
 
-def grammar_of(response_format: Mapping[str, Any]) -> str:
+def grammar_of(response_format: Mapping[str, Any] | None) -> str:
     """The grammar, or an empty string if any text will do. Raises InvalidInput."""
     match response_format:
-        case {"type": "text"}:
+        case None | {"type": "text"}:
             return ""
         case {"type": "json_object"}:
             schema: Mapping[str, Any] = {"type": "object"}
@@ -25,9 +25,4 @@ def grammar_of(response_format: Mapping[str, Any]) -> str:
     try:
         return json_grammar(schema)
     except ValueError as error:
-        raise unusable(error) from None
-
-
-def unusable(problem: Exception) -> InvalidInput:
-    """The error for a schema that cannot be used."""
-    return InvalidInput(f"response_format cannot be used: {problem}", param="response_format")
+        raise InvalidInput(f"response_format cannot be used: {error}", param="response_format") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -14,8 +15,8 @@ from deployments.generation.router import GenerationRouter
 from deployments.generation.text.grammar import Grammars
 from deployments.generation.text.prompt_encoder import Prompt, PromptEncoder
 from deployments.generation.text.sampling import Sampling
+from deployments.generation.text.tool_calls import form_of
 from serve_app.api_keys import UNNAMED
-from serve_app.generation.formats import unusable
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
 
 
@@ -27,33 +28,35 @@ class RequestBuilder:
         self.rules = rules
         self._card = router.card
         self._prompts = PromptEncoder(router.card, router.tokenizer, parse_special_tokens=parse_special_tokens)
-        card = router.card
-        self._grammars = Grammars(lambda: router.tokenizer, card.model.vocab_size, card.end_tokens)
+        self.form = form_of(self._card.chat_template)
+        words = self._card.model.vocab_size
+        self._grammars = Grammars(lambda: router.tokenizer, words, self._card.end_tokens)
 
     def close(self) -> None:
         """Stop the prompt encoder and the compiler of grammars."""
         self._prompts.close()
         self._grammars.close()
 
-    async def _check(self, grammar: str) -> None:
+    async def _check(self, asked: CompletionRequest | ChatRequest) -> None:
         """Compile a request's grammar, if it has one. Raises InvalidInput if it cannot be used."""
-        if not grammar:
+        if not (grammar := asked.grammar_in(self.form)):
             return
+        param = "tools" if isinstance(asked, ChatRequest) and asked.offered else "response_format"
         if not self._card.end_tokens:
-            raise unusable(ValueError("this model has no end token"))
+            raise InvalidInput(f"{param} is not supported here: this model has no end token; leave it out", param=param)
         try:
             await asyncio.wrap_future(self._grammars.compile(grammar))
         except ValueError as error:
-            raise unusable(error) from None
+            raise InvalidInput(f"{param} cannot be used: {error}", param=param) from None
 
     async def prompts(self, asked: CompletionRequest | ChatRequest) -> list[Prompt]:
         """The prompts as token ids; a chat is one prompt. Raises InvalidInput, EmptyInput, ContextExceeded or
         EngineFailed.
         """
-        await self._check(asked.grammar)
+        await self._check(asked)
         if isinstance(asked, ChatRequest):
             messages = [one.plain for one in asked.messages]
-            return [await self._prompts.of_chat(messages, asked.chat_template_kwargs, asked.ends)]
+            return [await self._prompts.of_chat(messages, asked.chat_template_kwargs, asked.ends, asked.offered)]
         return [
             await self._prompts.of_text(one) if isinstance(one, str) else self._prompts.of_ids(one)
             for one in asked.prompts
@@ -103,7 +106,8 @@ class RequestBuilder:
 
     def _sampling(self, asked: CompletionRequest | ChatRequest) -> Sampling:
         """Raises InvalidInput for tokens that the model does not have, and for more least than most tokens."""
-        known, sampling = self._card.model.vocab_size, asked.sampling(self._card.defaults)
+        known = self._card.model.vocab_size
+        sampling = replace(asked.sampling(self._card.defaults), grammar=asked.grammar_in(self.form))
         named = {"logit_bias": [token for token, _ in sampling.logit_bias], "stop_token_ids": asked.stop_token_ids}
         for param, tokens in named.items():
             if tokens and max(tokens) >= known:

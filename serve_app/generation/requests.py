@@ -15,7 +15,9 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from deployments.errors import InvalidInput
 from deployments.generation.text.chat_template import Message, PromptEnd
 from deployments.generation.text.sampling import Sampling
+from deployments.generation.text.tool_calls import Form
 from serve_app.generation.formats import grammar_of
+from serve_app.generation.tools import Tool, ToolCall, ToolChoice, grammar_of_calls
 from serve_app.web.fields import (
     Constraint,
     Fields,
@@ -51,7 +53,6 @@ def _except(*names: str, same: tuple[Any, ...] = (), why: str = "") -> dict[str,
     return dict.fromkeys(names, Unsupported(same, why))
 
 
-_NO_TOOLS = "tools are not supported"
 _NO_ANSWER = Refusal("an answer has at least one token", (0,))
 _UNSUPPORTED: Mapping[str, Unsupported] = {
     **_except("routed_experts_prompt_start", same=(0,)),
@@ -62,8 +63,8 @@ _UNSUPPORTED: Mapping[str, Unsupported] = {
     **_except("skip_special_tokens", "spaces_between_special_tokens", same=(True,)),
     **_except("return_mm_kwargs", "include_reasoning", same=(True,)),
     **_except("bad_words", "documents", "logits_processors", same=([],)),
-    **_except("tools", "functions", same=([],), why=_NO_TOOLS),
-    **_except("tool_choice", "function_call", same=("none", "auto"), why=_NO_TOOLS),
+    **_except("functions", same=([],), why="send tools"),
+    **_except("function_call", same=("none", "auto"), why="send tool_choice"),
     **_except("prompt_logprobs", "truncate_prompt_tokens", "allowed_token_ids", "structured_outputs"),
     **_except("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "logprob_token_ids"),
     **_except("chat_template", "audio", "web_search_options", "reasoning_effort", "prediction", "moderation"),
@@ -90,7 +91,6 @@ _UNUSED: Mapping[str, str] = {
     **dict.fromkeys(("prompt_cache_options", "prompt_cache_retention"), "the least recently used goes first"),
     **dict.fromkeys(("store", "metadata"), "answers are not stored"),
     "service_tier": "there is only one tier",
-    "parallel_tool_calls": _NO_TOOLS,
     "truncation_side": "prompts are never truncated",
 }
 
@@ -103,12 +103,14 @@ class CompletionRules(Rules):
     - `max_answers`: most answers to one prompt (`n`).
     - `most_messages`: most messages in one chat.
     - `most_stop_ids`: most of `stop_token_ids`.
+    - `most_tools`: most tools, and calls in one message.
     """
 
     default_tokens: int
     max_answers: int
     most_messages: int = 2048
     most_stop_ids: int = 128
+    most_tools: int = 128
 
 
 def _answers(value: Any, info: ValidationInfo) -> int:
@@ -203,7 +205,7 @@ class CompletionOptions(Fields):
     refused: ClassVar = {
         "best_of": Refusal("all n answers are returned; leave it out", when="other than n"),
         "max_tokens": _NO_ANSWER,
-        "ignore_eos": Refusal("JSON ends where it is whole", when="with response_format"),
+        "ignore_eos": Refusal("such an answer ends where it is whole", when="with response_format or tool_choice"),
     }
 
     @model_validator(mode="before")
@@ -228,16 +230,20 @@ class CompletionOptions(Fields):
         """The value for `WantedGeneration.logprobs`."""
         return None
 
-    @property
-    def grammar(self) -> str:
-        """What binds the answers, as in `Sampling`. Raises InvalidInput."""
-        found = grammar_of(self.response_format or {"type": "text"})
+    def grammar_in(self, form: Form | None) -> str:
+        """What binds the answers of a model that writes calls of tools in that form, as in `Sampling`. Raises
+        InvalidInput.
+        """
+        found = self._grammar(form)
         if found and self.ignore_eos:
             raise self.refused["ignore_eos"].error("ignore_eos")
         return found
 
+    def _grammar(self, form: Form | None) -> str:  # noqa: ARG002 - for chats
+        return grammar_of(self.response_format)
+
     def sampling(self, defaults: Sampling) -> Sampling:
-        """The request's sampling options, completed by the model's defaults. Raises InvalidInput."""
+        """The request's sampling options but its grammar, completed by the model's defaults."""
         asked = {name: getattr(self, name) for name in _DEFAULTED if getattr(self, name) is not None}
         return replace(
             defaults,
@@ -247,7 +253,6 @@ class CompletionOptions(Fields):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias=tuple((int(token), added) for token, added in self.logit_bias.items()),
-            grammar=self.grammar,
         )
 
 
@@ -290,26 +295,28 @@ class ChatMessage(Fields):
     role: Annotated[str, Field(min_length=1, max_length=_LONGEST_ROLE)]
     """system, user, assistant, or another that the model's chat template accepts. developer is read as system."""
     content: str | Annotated[list[ContentPart], Constraint("a list of parts, objects with type and text")]
-    """Parts are joined by line breaks."""
+    """Parts are joined by line breaks. It may be null beside tool_calls."""
     name: str | None = None
     tool_call_id: str | None = None
-
-    _calls: ClassVar[tuple[str, ...]] = ("tool_calls", "function_call")
+    tool_calls: Annotated[list[ToolCall], Constraint("a list of calls", "most_tools", may_be_empty=True)] = Field(
+        default_factory=list
+    )
 
     @model_validator(mode="before")
     @classmethod
-    def _no_calls(cls, fields: Any) -> Any:
-        for name in cls._calls:
-            if isinstance(fields, dict) and fields.get(name):
-                raise InvalidInput(f"{name} in messages are not supported here; leave them out", param="messages")
-        return fields
+    def _calls(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and fields.get("function_call"):
+            raise InvalidInput("function_call in messages is not supported here; send tool_calls", param="messages")
+        no_text = isinstance(fields, dict) and fields.get("tool_calls") and fields.get("content") is None
+        return {**fields, "content": ""} if no_text else fields
 
     @property
     def plain(self) -> Message:
-        """The message as a chat template takes it."""
+        """The message as a chat template takes it. Raises InvalidInput."""
         text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
         role = "system" if self.role == "developer" else self.role
-        said = {"name": self.name, "tool_call_id": self.tool_call_id}
+        calls = [one.plain for one in self.tool_calls] or None
+        said = {"name": self.name, "tool_call_id": self.tool_call_id, "tool_calls": calls}
         return {"role": role, "content": text, **{key: value for key, value in said.items() if value is not None}}
 
 
@@ -332,8 +339,31 @@ class ChatRequest(CompletionOptions):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the model's chat template, as in vLLM: for example Qwen3's `enable_thinking`."""
 
+    tools: Annotated[list[Tool], Constraint("a list of functions", "most_tools", may_be_empty=True)] = Field(
+        default_factory=list
+    )
+    """Functions that the model may call, if its chat template has them."""
+    tool_choice: ToolChoice = "auto"
+    """none, auto, required (at least one call), or a function that must be called."""
+    parallel_tool_calls: bool = True
+    """Whether required may be several calls."""
+
     unsupported: ClassVar = {"add_special_tokens": Unsupported((False,)), "echo": Unsupported((False,))}
-    refused: ClassVar = {"max_completion_tokens": _NO_ANSWER}
+    refused: ClassVar = {
+        "max_completion_tokens": _NO_ANSWER,
+        "response_format": Refusal("the answer may be a call", when="with tools and tool_choice auto"),
+    }
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools as chat templates take them."""
+        return [] if self.tool_choice == "none" else [tool.plain for tool in self.tools]
+
+    def _grammar(self, form: Form | None) -> str:
+        called = grammar_of_calls(form, self.tools, self.tool_choice, several=self.parallel_tool_calls)
+        if self.offered and not called and super()._grammar(form):
+            raise self.refused["response_format"].error("response_format")
+        return called or super()._grammar(form)
 
     @property
     def ends(self) -> PromptEnd:

@@ -110,6 +110,12 @@ def test_openai_from_npm(server, tmp_path):
     lines = question + OF_NPM.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
     assert run(lines, "text") == ANSWER
     whole = lines + 'const all = await client.completions.create({ model: "tiny", prompt: "x", n: 2, stop: "CPU" });'
+    server.world.says = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    tools = "[{ type: 'function', function: { name: 'now', parameters: { type: 'object', properties: {} } } }]"
+    asked = f"{{ model: 'tiny', messages: question, tools: {tools}, stream: true }}"
+    calls = f"{lines}const called = await client.chat.completions.stream({asked}).finalChatCompletion();"
+    assert run(calls, "called.choices[0].message.tool_calls[0].function.name") == "now"
+    server.world.says = ANSWER
     assert run(whole, "all.choices.map((one) => one.text)") == [f"{n}: The overflow goes to the " for n in (0, 1)]
 
 
@@ -147,6 +153,43 @@ def test_structured_answers(server, client):
     assert all('"waits"' in grammar for grammar in asked)
     with pytest.raises(openai.BadRequestError, match="response_format cannot be used: Unimplemented keys"):
         client.completions.create(model="tiny", prompt="x", extra_body={"response_format": UNUSABLE})
+
+
+def test_tools(server, client):
+    called = '{"name": "Overflow", "arguments": {"device": "CPU", "waits": false}}'
+    server.world.says = f"I ask.\n<tool_call>\n{called}\n</tool_call>"
+    tools = [openai.pydantic_function_tool(Overflow)]
+    done = client.chat.completions.parse(**ASK, tools=tools)
+    (call,) = done.choices[0].message.tool_calls
+    wanted = Overflow(device="CPU", waits=False)
+    assert (call.function.parsed_arguments, done.choices[0].finish_reason) == (wanted, "tool_calls")
+    assert done.choices[0].message.content == "I ask."
+    assert server.world.asked[-1].sampling.grammar == ""
+    with client.chat.completions.stream(**ASK, tools=tools, tool_choice="required") as stream:
+        (streamed,) = stream.get_final_completion().choices[0].message.tool_calls
+    assert streamed.function.parsed_arguments == wanted
+    assert "Overflow" in server.world.asked[-1].sampling.grammar
+    result = {"role": "tool", "tool_call_id": call.id, "content": "It does."}
+    turns = [*ASK["messages"], done.choices[0].message.model_dump(exclude_none=True), result]
+    client.chat.completions.create(model="tiny", messages=turns, tools=tools)
+    prompt = server.world.tokenizer.decode(server.world.asked[-1].ids.tolist())
+    assert re.search(r'Where a query goes.*<tool_call>.*"device": "CPU".*tool\nIt does.', prompt, re.DOTALL)
+
+
+def test_tools_of_other_clients(server):
+    server.world.says = '<tool_call>{"name": "Overflow", "arguments": {"device": "CPU", "waits": false}}</tool_call>'
+    chat = ChatOpenAI(base_url=server.base, api_key="none", model="tiny")
+    (call,) = chat.bind_tools([Overflow]).invoke("Where?").tool_calls
+    assert call["args"] == {"device": "CPU", "waits": False}
+    structured = chat.with_structured_output(Overflow, method="function_calling")
+    assert structured.invoke("Where?") == Overflow(device="CPU", waits=False)
+    assert "Overflow" in server.world.asked[-1].sampling.grammar
+    chunks = list(chat.bind_tools([Overflow]).stream("Where?"))
+    assert [one["args"] for chunk in chunks for one in chunk.tool_calls] == [call["args"]]
+    tools = [openai.pydantic_function_tool(Overflow)]
+    of_litellm = {"model": "openai/tiny", "api_base": server.base, "api_key": "none", "tools": tools}
+    said = litellm.completion(messages=ASK["messages"], **of_litellm).choices[0]
+    assert (said.message.tool_calls[0].function.name, said.finish_reason) == ("Overflow", "tool_calls")
 
 
 def test_openai_without_v1_and_with_a_role_of_its_own(server, client):

@@ -15,8 +15,10 @@ from tests.kit.fake_router import SPACE
 from tests.kit.tiny_tokenizers import qwen
 
 ANSWER = "The overflow goes to the CPU 🐟, says the Router. Then all are answered."
-TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
+TEMPLATE = """{% if tools %}<|im_start|>system
+Answer with <tool_call> to call one of {{ tools | tojson }}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 

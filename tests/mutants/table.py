@@ -34,6 +34,7 @@ MODULES = {
     "deployments/embedding/frames.py": "test_frames",
     "deployments/generation/text/logit_rules.py": "test_logit_rules",
     "deployments/generation/text/grammar.py": "test_grammar",
+    "deployments/generation/text/tool_calls.py": "test_tool_calls",
     "deployments/generation/frames.py": "test_generation_frames",
     "deployments/generation/charge.py": "test_charge",
     "deployments/generation/view.py": "test_generation_view",

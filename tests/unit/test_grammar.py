@@ -161,7 +161,7 @@ def asked(**fields):
 def test_response_format(asks, schema):
     found = asked(response_format=asks)
     wanted = "" if schema is None else json_grammar(schema)
-    assert found.sampling(Sampling()).grammar == wanted
+    assert found.grammar_in(None) == wanted
 
 
 @pytest.mark.parametrize(
@@ -182,5 +182,5 @@ def test_another_response_format_is_refused_by_name(asks):
 
 
 def test_an_answer_of_json_ends():
-    with pytest.raises(InvalidInput, match="ignore_eos with response_format is not supported here"):
-        asked(response_format={"type": "json_object"}, ignore_eos=True).sampling(Sampling())
+    with pytest.raises(InvalidInput, match="ignore_eos with response_format or tool_choice is not supported"):
+        assert asked(response_format={"type": "json_object"}, ignore_eos=True).grammar_in(None)

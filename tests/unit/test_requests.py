@@ -298,7 +298,9 @@ GENERATION = [
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage must be true or false"),
 ]
 CHATS = [
-    ({"tools": [{"type": "function"}]}, "tools is not supported"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function is missing; send an object with name"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name must be 1 to 64 letters"),
+    ({"tool_choice": "any"}, "tool_choice must be none, auto, required or"),
     ({"response_format": "json"}, "response_format must be an object with type, not 'json'"),
     ({"messages": []}, "messages is an empty list; send at least one item"),
     ({"messages": [TURN] * 6}, "messages has 6 items and this server accepts 5 per request"),
@@ -306,7 +308,8 @@ CHATS = [
     ({"messages": [{**TURN, "role": ""}]}, "messages[0].role is an empty string"),
     ({"messages": [{**TURN, "role": "x" * 65}]}, "messages[0].role has 65 characters and this server accepts 64"),
     ({"messages": [{**TURN, "role": 7}]}, "messages[0].role must be a string, not 7"),
-    ({"messages": [{**TURN, "tool_calls": [{}]}]}, "tool_calls in messages are not supported"),
+    ({"messages": [{**TURN, "function_call": {"name": "x"}}]}, "function_call in messages is not supported"),
+    ({"messages": [{**TURN, "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
     ({"messages": [{**TURN, "content": [IMAGE]}]}, "only text is supported here, not images, audio or files; send"),
 ]
 TEXTS = [

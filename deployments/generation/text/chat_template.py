@@ -4,6 +4,7 @@ own process, for a limited time (`template_process`).
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -50,15 +51,19 @@ class ChatTemplate:
             raise SettingsError("args.model.id", f"the chat template cannot be used: {error}") from None
 
     def render(
-        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None, ends: PromptEnd = "answer"
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] | None = None,
+        ends: PromptEnd = "answer",
+        tools: Sequence[Any] = (),
     ) -> str:
         """The text of a chat. `variables`: additional ones for the template. `ends`: with the beginning of an answer,
-        after the last message's turn, or within its turn, right after its content.
+        after the last message's turn, or within its turn, right after its content. `tools`: as OpenAI has them.
 
         Raises InvalidInput if the template refuses the messages, takes too long, or needs too much memory; and
         EngineFailed if its process dies or cannot be started.
         """
-        answer = self._written(messages, variables or {}, answers=ends == "answer")
+        answer = self._written(messages, variables or {}, tools, answers=ends == "answer")
         if "problem" in answer:
             problem = f"the model's chat template refuses these messages: {answer['problem']}"
             raise InvalidInput(problem, param="messages")
@@ -83,14 +88,20 @@ class ChatTemplate:
                 raise InvalidInput(f"{problem}; {others_are}", param="messages")
 
     def _written(
-        self, messages: Sequence[Message], variables: Mapping[str, Any], *, answers: bool = True
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        tools: Sequence[Any] = (),
+        *,
+        answers: bool = True,
     ) -> dict[str, str]:
         """The answer: `text` or `problem`. Raises InvalidInput if it takes too long, or EngineFailed."""
         if taken := (_OURS | self._special.keys()) & variables.keys():
             problem = f"chat_template_kwargs cannot set {min(taken)}; leave it out"
             raise InvalidInput(problem, param="chat_template_kwargs")
-        ours = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": answers}
-        texts = (value for message in messages for value in message.values() if isinstance(value, str))
+        ours = {"messages": messages, "tools": list(tools) or None, "documents": None, "add_generation_prompt": answers}
+        values = [*tools, *(value for message in messages for value in message.values())]
+        texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
         most = _LONGER * sum(map(len, texts)) + _MORE
         return self._ask({"variables": {**self._special, **variables, **ours}, "most": most})
 

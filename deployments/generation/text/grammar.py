@@ -27,15 +27,25 @@ _LIMITS = LLParserLimits(
     max_grammar_size=50_000,
     verbose_errors=False,
 )
-_OPTIONS: Any = {"whitespace_pattern": r"[ \n]{1,16}", "lenient": False}  # no answer of blanks alone
+_OPTIONS = {"whitespace_pattern": r"[ \n]{1,16}", "lenient": False}  # no answer of blanks alone
 
 
 def json_grammar(schema: Mapping[str, Any]) -> str:
     """The grammar of the JSON that a schema describes. Raises ValueError if the schema is too large."""
-    text = json.dumps(schema, ensure_ascii=False)
+    return lark_grammar([f"start: {json_of(schema)}"])
+
+
+def json_of(schema: Mapping[str, Any]) -> str:
+    """What stands for the JSON of a schema in a line of `lark_grammar`."""
+    return f"%json {json.dumps({**schema, 'x-guidance': _OPTIONS}, ensure_ascii=False)}"
+
+
+def lark_grammar(lines: Sequence[str]) -> str:
+    """The grammar in llguidance's variant of Lark. Raises ValueError if it is too large."""
+    text = "\n".join(lines)
     if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"the schema has {len(text)} characters, and this server accepts {MOST_CHARACTERS}")
-    return str(LLMatcher.grammar_from_json_schema(text, overrides=_OPTIONS))
+        raise ValueError(f"it has {len(text)} characters, and this server accepts {MOST_CHARACTERS}")
+    return str(LLMatcher.grammar_from_lark(text))
 
 
 class Grammars:
@@ -62,7 +72,7 @@ class Grammars:
         matcher = LLMatcher(self._tokens.result(), grammar, log_level=0, limits=_LIMITS)
         matcher.compute_bitmask()  # shows whether anything follows the grammar
         if matcher.is_error():
-            raise ValueError(matcher.get_error().partition("\n")[0][:200])
+            raise ValueError(matcher.get_error().partition("\n")[0].rpartition("JSON schema: ")[2][:200])
         return matcher
 
 

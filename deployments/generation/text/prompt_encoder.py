@@ -62,9 +62,13 @@ class PromptEncoder:
         return Prompt(self._known(np.array(ids, np.int32)))
 
     async def of_chat(
-        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None, ends: PromptEnd = "answer"
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] | None = None,
+        ends: PromptEnd = "answer",
+        tools: Sequence[Any] = (),
     ) -> Prompt:
-        """Encode a chat by the model's chat template. `ends`: see `ChatTemplate.render`.
+        """Encode a chat by the model's chat template. `ends`, `tools`: see `ChatTemplate.render`.
 
         Raises InvalidInput if there is no template or it refuses these messages, ContextExceeded, or EngineFailed.
         """
@@ -75,8 +79,9 @@ class PromptEncoder:
         def make() -> TokenIds:
             template.check_roles({message["role"] for message in messages})
             if self._parse:
-                return self._encode(template.render(messages, variables, ends), ends=False, param="messages")
-            return self._encode_marked(template.render(self._mark(messages), self._mark(variables), ends))
+                return self._encode(template.render(messages, variables, ends, tools), ends=False, param="messages")
+            marked = [self._mark(one) for one in (messages, variables, tools)]
+            return self._encode_marked(template.render(marked[0], marked[1], ends, marked[2]))
 
         return await self._made(ON_LOOP + 1, make)
 
