@@ -18,7 +18,7 @@ from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, R
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
-LEAST_CHUNKS = 0.1  # of the rows' time: always left for chunks, even if rows are late
+LEAST_CHUNKS = 0.2  # of the rows' time: always left for chunks, even if rows are late
 _FREE = 0.01  # of a step that is too long already: how much it may still grow
 _URGENT = 5.0  # steps of the accelerator alone: a host row that is due earlier is urgent
 
