@@ -51,7 +51,6 @@ _TRUSTED, _FADE = 0.125, 0.95  # of the SLO: the line is always trusted so far; 
 _LARGE, _KEPT, _REMEMBERED_S = 0.5, 3, 60.0  # of a run's most work: a large run; how many are kept; for how long
 _GAIN, _AIM, _LEAST_MARGIN, _MOST_MARGIN = 0.05, 0.003, 0.02, 0.3
 _FEW_MARGIN, _FEW = 0.05, 5.0  # the initial margin; SLOs of predictions after which it has faded to the least
-_CALIBRATED = 0.01  # the initial and the least margin with a calibrated model
 _DEVIATIONS, _DEVIATION = 3.25, 0.01  # mean deviations that the margin covers; the initial deviation
 _FORGET = 0.05  # how much each run counts in the mean deviation and in the jitter
 _LONG_ANSWER = 0.75  # of the SLO: errors of shorter predictions are taken relative to this
@@ -138,14 +137,10 @@ class Predictor(LinePredictor):
         self._b, self.jitter_s = self.planned_s, _JITTER * self.slo_s
         self._reset_doubt()
         self._lines = [(0.0, self.planned_s, 1.0)]
-        self._conformal = self._unchanged = self._least_margin
+        self._conformal = self._unchanged = _LEAST_MARGIN
         if self.is_calibrated:
-            self._deviation = _CALIBRATED / _DEVIATIONS
+            self._deviation = _LEAST_MARGIN / _DEVIATIONS
         self._publish()
-
-    @property
-    def _least_margin(self) -> float:
-        return _CALIBRATED if self.is_calibrated else _LEAST_MARGIN
 
     def seconds(self, work: float) -> float:
         took_s = self._b + self._k * work
@@ -260,11 +255,11 @@ class Predictor(LinePredictor):
         m = m + _GAIN * missed / len(answers) if missed else m - _GAIN * _AIM * share
         if self._outliers >= _CHANGED:  # the line has learned the change by now
             m = min(m, self._unchanged)
-        self._conformal = min(_MOST_MARGIN, max(self._least_margin, m))
+        self._conformal = min(_MOST_MARGIN, max(_LEAST_MARGIN, m))
 
     def _publish(self) -> None:
-        first = _CALIBRATED if self.is_calibrated else _FEW_MARGIN
-        few = first - (first - self._least_margin) * min(1.0, self._covered / _FEW)
+        first = _LEAST_MARGIN if self.is_calibrated else _FEW_MARGIN
+        few = first - (first - _LEAST_MARGIN) * min(1.0, self._covered / _FEW)
         self.margin = min(_MOST_MARGIN, max(self._conformal, few, _DEVIATIONS * self._deviation))
         self._trusted_work = max(self._largest_work, _TRUSTED * self.slo_s)
         self.intercept_s, self.slope = self._spell * self._b, self._spell * self._k
