@@ -25,20 +25,23 @@ class StageTimes(Protocol):
 
 class SubBatch(NamedTuple):
     """A batch that goes through the layers together. `all`: its linear work. `own`: the part whose attention is on the
-    accelerator. The host attends `rows` rows, which read `kv_tokens` tokens.
+    accelerator. The host attends `rows` rows, which read `kv_tokens` tokens. `copied`: tokens whose keys and values go
+    from one memory to the other, because the accelerator computes prompts whose cache is on the host.
     """
 
     all: StepLoad = StepLoad()
     own: StepLoad = StepLoad()
     rows: int = 0
     kv_tokens: int = 0
+    copied: int = 0
 
     def with_piece(self, start: int, tokens: int, *, on_host: bool) -> SubBatch:
         """Add a chunk. The accelerator computes its attention, unless it is one token with its cache on the host."""
         every = self.all.with_piece(start, tokens)
         if on_host and tokens == 1:
             return self._replace(all=every, rows=self.rows + 1, kv_tokens=self.kv_tokens + start + 1)
-        return self._replace(all=every, own=self.own.with_piece(start, tokens))
+        copied = self.copied + (start + tokens if on_host else 0)
+        return self._replace(all=every, own=self.own.with_piece(start, tokens), copied=copied)
 
 
 class HybridWork(NamedTuple):
@@ -113,7 +116,8 @@ class HybridDevice:
                 if guests:
                     ready = self._attend(clock, len(guests), sum(kv_tokens for _, kv_tokens in guests))
                     self._parked |= {number: _Parked(stage, kv, ready, self._steps) for number, kv in guests}
-                attention_s = slow * self.times.attention_s(batch.own) / layers
+                copied_s = self.host.copy_token_s * batch.copied
+                attention_s = slow * (self.times.attention_s(batch.own) + copied_s) / layers
                 clock, computed_s = clock + attention_s, computed_s + attention_s
         for number in arrived:
             del self._parked[number]

@@ -134,6 +134,25 @@ def test_a_step_has_no_more_tokens_than_the_engine_computes():
     assert tokens_of(composed) == [1, 1, 4, 2]
 
 
+@pytest.mark.parametrize(
+    ("due_s", "computed", "tokens"),
+    [
+        (math.inf, 0, 7 * 32),  # of 8 s, each token takes 1/64 s and its copy as long
+        (math.inf, 64, 7 * 32),  # the second that the 64 tokens before it take comes on top
+        (math.inf, 64 * 64, 7 * 32),
+        (5.0, 64, 92),  # a row is due: 1.125 s for it, 1 s for those before
+        (5.0, 64 * 64, 0),
+    ],
+)
+def test_a_chunk_on_the_host_copies_what_is_before_it_where_that_makes_nobody_late(due_s, computed, tokens):
+    composed = StepComposer(MODEL, POLICY, 1.0, NOW, lambda *_: True, copy_token_s=TOKEN_S)
+    composed.add_rows([answer(due_s)] if math.isfinite(due_s) else [])
+    one = prompt(10**6, computed=computed)
+    one.generation.on_host = True
+    composed.add_chunks([one])
+    assert sum(part.tokens for part in composed.chunks if part.row is one) == tokens
+
+
 def test_chunks_of_prompts():
     waits, begun, ends, goes_on = prompt(9), prompt(40, computed=30), prompt(64), prompt(1000)
     composed = step(waits=[waits])

@@ -83,7 +83,8 @@ def test_alone_a_step_takes_what_the_table_says_in_one_sleep(chunks, host):
 def test_one_batch_hides_host_rows_behind_the_accelerators_attention(chunks, at_host, tokens):
     """T = T_l0 + max(T_ga0, T_ca0)."""
     first = chunks + rows(at_host, tokens, on_host=True)
-    wanted = MODEL.linear_s(load_of(first)) + max(MODEL.attention_s(load_of(chunks)), host_s(first[len(chunks) :]))
+    attention_s = MODEL.attention_s(load_of(chunks, HOST.copy_token_s))  # with the copies of a host's prompt
+    wanted = MODEL.linear_s(load_of(first)) + max(attention_s, host_s(first[len(chunks) :]))
     assert Emulated().seconds(Work(first)) == pytest.approx(wanted)
 
 
@@ -108,7 +109,9 @@ def test_two_batches_take_neos_time(layers, host0, host1, tokens):
 
 
 TOKENS = st.lists(st.integers(1, 5000), max_size=20)
-STEP = st.tuples(TOKENS, st.integers(0, 300), TOKENS, TOKENS, st.booleans(), st.integers(0, 2))
+STEP = st.tuples(
+    TOKENS, st.tuples(st.integers(0, 300), st.booleans()), TOKENS, TOKENS, st.booleans(), st.integers(0, 2)
+)
 
 
 def each(lengths, *, on_host=False):
@@ -127,10 +130,10 @@ def sub_batch(chunks):
 def test_it_agrees_with_the_benchmarks_device(steps, parked):
     """Which is written without this one's code, and has no engine. In the first step rows park."""
     device, other = Emulated(), HybridDevice(MODEL, HOST)
-    for number, (own, piece, zero, one, joins, copied) in enumerate(steps):
+    for number, (own, (piece, there), zero, one, joins, copied) in enumerate(steps):
         parking = {} if number else dict(enumerate(parked))
         called_off = [0] if parked and number == 3 else []
-        first = each(own) + (prompt(piece) if piece else []) + each(zero, on_host=True)
+        first = each(own) + (prompt(piece, on_host=there) if piece else []) + each(zero, on_host=True)
         second = [] if joins or parking else each(one, on_host=True)
         began, rest = device.now, (called_off, joins)
         parks = list(zip(parking, each(parking.values(), on_host=True), strict=True))

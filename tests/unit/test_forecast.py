@@ -163,6 +163,28 @@ def test_the_host_computes_beside_the_accelerator(share, model, paces, due_s):
     assert not look([first, *others], model=model, host=share, slow=1 + A_BIT).kept
 
 
+@pytest.mark.parametrize(
+    ("more", "first_s"),
+    [
+        ({}, 1 + 4 + 8 / 4),  # the tokens of the prompt itself
+        ({"most_tokens": 4}, 2 + 4 + (4 + 8) / 4),  # in the second step the first half, too
+        ({"longest_s": 3.0}, 6 + 4 + 7),  # in six steps, behind four tokens on average
+    ],
+)
+def test_each_chunk_of_a_prompt_on_the_host_copies_what_is_before_it(more, first_s):
+    share = HostShare(0.0, 0.0, twice=False, copy_token_s=0.25)
+    one = prompt(first_s, 8, 32.0, on_host=True)
+    assert look([], [one], host=share, **more) == ([first_s], True)
+    assert not look([], [sooner(one)], host=share, **more).kept
+    assert look([], [one._replace(on_host=False)], host=share, **more).first_s[0] < first_s
+
+
+def test_once_a_prompt_is_computed_nothing_of_it_is_copied():
+    share = HostShare(0.0, 0.0, twice=False, copy_token_s=0.25)
+    long = prompt(20.0, 8, 32.0, on_host=True)
+    assert look([pace(8.0, left=50)], [long], host=share).kept
+
+
 def test_answers_that_join_later_take_no_time_before():
     running = pace(1.0, left=3)
     assert look([running], [prompt(8.0, 8, most_tokens=2)], ROWS).kept

@@ -396,6 +396,20 @@ def test_nobody_comes_to_the_accelerator_while_somebody_finds_no_room_there(asks
     assert schedule.host.room.lengths is schedule.room.lengths
 
 
+@pytest.mark.parametrize(("computed", "comes"), [(0, True), (1, False)])
+def test_a_prompt_that_waits_for_the_host_comes_to_an_accelerator_that_has_become_empty(computed, comes):
+    schedule = schedule_of(blocks=8)
+    (first,) = offered(schedule, 0.0, 1, prompt=900, most=100)
+    (second,) = offered(schedule, 0.0, 1, prompt=900, most=100)
+    assert (first.on_host, second.on_host) == (False, True)
+    schedule.remove(0.0, first)
+    schedule.crowded = False
+    second.rows[0].computed = computed
+    schedule.next_step(0.1)
+    assert second.on_host is not comes
+    assert schedule.copies() == []
+
+
 # --- a schedule with a host -------------------------------------------------------------------------------------------
 
 

@@ -18,11 +18,11 @@ POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.2)
 SECONDS = 120
 
 
-def sent_to(name, num_cpu_blocks, rate, *, bursts, bulk):
+def sent_to(name, num_cpu_blocks, rate, *, bursts, bulk, blocks=None):
     """A stream of mixed prompts and answers, of which a share is bulk."""
     device = EMULATED_ACCELERATORS[name]
     host = HostCache(device.host_time, num_cpu_blocks) if num_cpu_blocks else None
-    schedule = StepScheduler(device.step_time, POLICY, device.blocks, host=host)
+    schedule = StepScheduler(device.step_time, POLICY, blocks or device.blocks, host=host)
     hybrid = HybridDevice(device.step_time, device.host_time)
     draw = random.Random(4)
     arrivals = [one._replace(bulk=draw.random() < bulk) for one in mixed(rate, SECONDS, bursts=bursts, seed=5)]
@@ -61,6 +61,15 @@ def test_prompts_that_are_due_do_not_wait_in_steps_that_are_short_for_rows_of_th
     assert len(admitted) > 200
     assert schedule.host.tokens > 5000
     assert sum(one.late_first or one.late_pace for one in admitted) <= 0.005 * len(admitted)
+
+
+def test_first_tokens_are_in_time_where_all_prompts_go_to_the_host():
+    """Each chunk of a prompt copies all keys and values before it to the accelerator."""
+    sent, schedule = sent_to("apex-t4-llama-2-7b", 600, 1.5, bursts=True, bulk=0.1, blocks=1)
+    paced = [one for one in sent if one.device and not one.arrival.bulk]
+    assert len(paced) > 40
+    assert not any(one.late_first or one.late_pace for one in paced)
+    assert schedule.learning.slowdown < 1.1  # copies are in the plan: no step takes longer
 
 
 def test_where_the_cache_is_large_enough_a_host_changes_nothing():

@@ -60,8 +60,8 @@ class _Rows:
 
     ready_at = 0.0  # when the host will have computed its rows' attention in the layer that was begun
 
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
-        self.chunks = list(chunks)
+    def __init__(self, chunks: Sequence[Chunk], copy_token_s: float) -> None:
+        self.chunks, self._copy_token_s = list(chunks), copy_token_s
         self.following: list[int] = []  # the next token of each wanted chunk
         self._sum_up()
 
@@ -73,7 +73,7 @@ class _Rows:
     def _sum_up(self) -> None:
         self.load = load_of(self.chunks)
         own = [chunk for chunk in self.chunks if not chunk.on_host or len(chunk.ids) > 1]
-        self.own = load_of(own)  # the part of it whose attention the accelerator computes
+        self.own = load_of(own, self._copy_token_s)  # the part of it whose attention the accelerator computes
         self.hosts = load_of([chunk for chunk in self.chunks if chunk.on_host and len(chunk.ids) == 1])
 
 
@@ -104,7 +104,7 @@ class _Stages:
                 self._free_at += self._slow * self._host.copy_token_s * BLOCK
 
     def batch(self, chunks: Sequence[Chunk]) -> _Rows:
-        return _Rows(chunks)
+        return _Rows(chunks, self._host.copy_token_s)
 
     def begin(self, layer: int, batches: Sequence[_Rows]) -> None:
         if not layer:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from deployments.admission.fair_share import Account
 from deployments.admission.probe import IdleProbe
-from deployments.generation.scheduler.forecast import Forecast, Pace, Prediction, Prompt
+from deployments.generation.scheduler.forecast import NO_HOST, Forecast, Pace, Prediction, Prompt
 from deployments.generation.scheduler.host_part import shares
 from deployments.generation.scheduler.kept_room import KeptRoom
 from deployments.generation.scheduler.promises import alone, longest_step_s
@@ -182,8 +182,13 @@ class StepAdmission:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _alone(self, generation: Generation, left_s: float, slow: float) -> Prediction:
-        """The prediction for an idle device that is `slow` times as slow as its model."""
-        return alone(self.queue.model, slow, self.queue.policy, _prompt(generation, left_s))
+        """The prediction for an idle device that is `slow` times as slow as its model. What is too large for the
+        accelerator's cache is on the host.
+        """
+        queue, prompt, host = self.queue, _prompt(generation, left_s), NO_HOST
+        if queue.host is not None and generation.most_blocks(queue.block_size) > queue.block_count:
+            prompt, host = prompt._replace(on_host=True), host._replace(copy_token_s=queue.host.time.copy_token_s)
+        return alone(queue.model, slow, queue.policy, prompt, host)
 
     def _forecast(self, slow: float, free_s: float, paces: Sequence[Pace], prompts: Sequence[Prompt]) -> Forecast:
         model, policy = self.queue.model, self.queue.policy

@@ -44,9 +44,17 @@ class StepComposer:
     """
 
     def __init__(
-        self, model: StepTime, policy: StepPolicy, slow: float, now: float, take: Callable[[Row, int], bool]
+        self,
+        model: StepTime,
+        policy: StepPolicy,
+        slow: float,
+        now: float,
+        take: Callable[[Row, int], bool],
+        copy_token_s: float = 0.0,
     ) -> None:
+        """`copy_token_s`: see `HostTime`."""
         self._model, self._policy, self._slow, self._now, self._take = model, policy, slow, now, take
+        self._copy_token_s = copy_token_s
         self._most_s = policy.longest_step_s / slow
         self.load = StepLoad()
         self.chunks: list[ScheduledChunk] = []
@@ -93,22 +101,33 @@ class StepComposer:
         self._leave_time(rows)
         for row in rows:
             left = min(row.to_compute - row.computed, self._room)
-            tokens = self._model.most_tokens(self.load, row.computed, left, self._most_s)
+            copy_token_s = self._copy_token_s * row.generation.on_host
+            tokens = self._model.most_tokens(self.load, row.computed, left, self._within_s(row), copy_token_s)
             if not self.chunks:  # a device that is too slow for `longest_step_s` must still make progress
                 tokens = max(tokens, min(left, 1 + self._model.knee))
-            elif not tokens:
+            elif not tokens and not copy_token_s:
                 tokens = self._free_tokens(row.computed, left)
             if tokens <= 0:
                 return
             if not self._take(row, row.computed + tokens):
                 continue
-            self.load = self.load.with_chunk(row.computed, tokens)
+            self.load = self.load.with_chunk(row.computed, tokens, copy_token_s)
             self._room -= tokens
             ends = row.computed + tokens == row.to_compute
             self.chunks.append(ScheduledChunk(row, row.computed, tokens, ends))
             if ends and not row.generation.bulk:
                 self._slacks_s.append((row.order[1] - self._now) / self._slow)
                 self._most_s = min(self._most_s, self._slacks_s[-1])
+
+    def _within_s(self, row: Row) -> float:
+        """How long the step may be with a chunk of this row. Each chunk of a prompt on the host also copies the tokens
+        before it. That may take the step beyond its limit for chunks, but delays nobody: steps that are too short for
+        these copies would never go on with the prompt.
+        """
+        if not row.generation.on_host:
+            return self._most_s
+        copied_s = self._copy_token_s * row.computed
+        return max(self._most_s, min([self._most_s + copied_s, self._host_slack_s, *self._slacks_s]))
 
     def _free_tokens(self, start: int, left: int) -> int:
         """How many of a prompt's tokens can be added to a step that is too long already and hardly lengthen it, because
@@ -128,7 +147,8 @@ class StepComposer:
         for row in rows:
             if row.generation.bulk:  # neither it nor those behind it have a deadline
                 break
-            load = load.with_chunk(row.computed, row.to_compute - row.computed)
+            copy_token_s = self._copy_token_s * row.generation.on_host
+            load = load.with_chunk(row.computed, row.to_compute - row.computed, copy_token_s)
             end_s, spare_s = self._model.seconds(load), (row.order[1] - self._now) / self._slow - rows_s
             if spare_s > rows_s:
                 ends.append((end_s, spare_s))
@@ -164,6 +184,7 @@ class StepComposer:
             left = row.to_compute - done
             if left and not row.generation.bulk:
                 work_s += model.prompt_token_s * left + model.pair_s * left * (done + left / 2)
+                work_s += self._copy_token_s * row.generation.on_host * row.to_compute
                 least_s = min(least_s, (row.order[1] - self._now) / self._slow - rows_s - work_s / share)
         return least_s
 

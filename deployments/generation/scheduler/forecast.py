@@ -15,6 +15,9 @@ Each step gives each running answer a token. So the work until t is
 An answer whose prompt still waits takes part from the step after its predicted first token. Nobody knows in advance
 when an answer ends, so each is assumed to reach its maximum.
 
+Prompts on the host copy the keys and values of their own tokens, and in each further step those of all tokens before.
+The prompts due by t are assumed to share its steps: each is in as many as corresponds to its tokens.
+
 Answers on the host (`HostShare`) are assumed to be in each step, too. The host computes their attention beside the
 accelerator, so the work until t takes as long as the slower of the two. With two batches, each step reads the weights
 twice. `StepAdmission` tries one batch and then two, and uses the first that keeps all promises.
@@ -83,12 +86,13 @@ class Prompt(NamedTuple):
 class HostShare(NamedTuple):
     """The time that answers on the host need of steps, beside the accelerator's work (`HostCache.shares`): `row_s`
     seconds per token, and `kv_token_s` per token that it reads. `twice`: with such answers, a step reads the weights
-    twice.
+    twice. `copy_token_s`: of the accelerator, per token of a prompt that it copies.
     """
 
     row_s: float
     kv_token_s: float
     twice: bool
+    copy_token_s: float = 0.0
 
 
 NO_HOST = HostShare(0.0, 0.0, twice=False)
@@ -117,7 +121,7 @@ class Forecast:
         firsts, _ = running.firsts()
         joined = _Steps(self, [*self.paces, *self._later(firsts, running)])
         later, sure = joined.firsts(firsts)  # more answers make no first token earlier
-        kept = joined.keeps_firsts(later, sure=sure) and joined.keeps_paces()
+        kept = joined.keeps_firsts(later, sure=sure) and joined.keeps_paces(later)
         return Prediction(np.maximum(firsts, later), kept)
 
     def _later(self, firsts: Numbers, running: _Steps) -> list[Pace]:
@@ -149,6 +153,11 @@ class _Steps:
         self._upto = np.arange(1, len(forecast.prompts) + 1)[:, None]
         self._tokens = np.cumsum([0.0, *(prompt.tokens for prompt in forecast.prompts)])
         self._pairs = np.cumsum([0.0, *(prompt.pairs for prompt in forecast.prompts)])
+        # Of the first prompts, those on the host: all their tokens, half of those left, and how many precede the mean
+        # token of any prompt.
+        hosts = [(one.length, one.tokens / 2, one.pairs) if one.on_host else (0.0,) * 3 for one in forecast.prompts]
+        self._least, self._own, pairs = np.cumsum([(0.0,) * 3, *hosts], axis=0).T
+        self._before = pairs / np.maximum(1.0, self._tokens)
         # [prompts]: the fewest steps that hold so many prompts, beside the answers that run before each first token.
         room = np.maximum(1.0, forecast.most_tokens - np.count_nonzero(self._ahead < self._upto, axis=1))
         self._fewest = np.maximum(1.0, np.ceil(np.cumsum(np.diff(self._tokens) / room) - _TINY))
@@ -169,8 +178,10 @@ class _Steps:
         fewest = np.floor(np.maximum(at_s - self._of.free_s, 0.0) / self._of.longest_s)
         return np.asarray(np.maximum(steps.max(axis=1, initial=0.0), fewest))
 
-    def ends_s(self, steps: Numbers, prompts: Counts) -> Numbers:
-        """When `steps` [m, 1] steps are done that also compute the first `prompts` [m, k] prompts; returns [m, k]."""
+    def ends_s(self, steps: Numbers, prompts: Counts, most_chunks: Numbers | None = None) -> Numbers:
+        """When `steps` [m, 1] steps are done that also compute the first `prompts` [m, k] prompts; returns [m, k]. These
+        are in all steps, or in the first `most_chunks` [m, k].
+        """
         model = self._of.model
         tokens = np.clip(steps - self._after, 0.0, self._left)  # [m, answers]
         read = tokens - 1
@@ -188,6 +199,10 @@ class _Steps:
         rows_s = steps * self._beta_s + model.row_s * above + model.kv_token_s * read_here
         prompts_s = model.prompt_token_s * np.maximum(self._tokens[prompts] - spare, 0.0)
         planned_s = rows_s + prompts_s + model.pair_s * self._pairs[prompts]
+        if self._of.host.copy_token_s and self._least[-1]:
+            chunks = steps if most_chunks is None else np.minimum(steps, most_chunks)
+            copied = np.maximum(self._least[prompts], chunks * self._before[prompts] + self._own[prompts])
+            planned_s += self._of.host.copy_token_s * copied
         host_s = self._of.host.row_s * (tokens @ self._host) + self._of.host.kv_token_s * (read @ self._host)
         planned_s = np.maximum(planned_s, host_s[:, None])
         return np.asarray(self._of.free_s + self._of.slow * planned_s)
@@ -214,19 +229,23 @@ class _Steps:
         return sure or bool((self._first_by(due) <= due).all())
 
     def _first_by(self, at_s: Numbers) -> Numbers:
-        """When each prompt's first token comes, [prompts], if answers first get the tokens due by `at_s` [prompts]. The
-        step that completes the prompt holds all answers, too.
-        """
-        steps = np.maximum(self.steps_by(at_s, self._upto) + 1, self._fewest)
-        return self.ends_s(steps[:, None], self._upto)[:, 0]
+        """When each prompt's first token comes, [prompts], if answers first get the tokens due by `at_s` [prompts]."""
+        return self.ends_s(self._steps_to_firsts(at_s)[:, None], self._upto)[:, 0]
 
-    def keeps_paces(self) -> bool:
-        """Whether each answer's tokens are in time. It suffices to check steps at which an answer starts or ends:
-        between two of them, deadlines are a concave function of the step, and the work until the step is a convex one.
+    def _steps_to_firsts(self, at_s: Numbers) -> Numbers:
+        """Steps up to each first token, likewise. The one that completes the prompt holds all answers, too."""
+        return np.maximum(self.steps_by(at_s, self._upto) + 1, self._fewest)
+
+    def keeps_paces(self, firsts: Numbers) -> bool:
+        """Whether each answer's tokens are in time, with first tokens at `firsts` [prompts]. It suffices to check steps
+        at which an answer starts or ends: between two of them, deadlines are a concave function of the step, and the
+        work until the step is a convex one.
         """
         last = self._after + self._left
         steps = np.unique(np.concatenate([self._after + 1, last]))[:, None]
         takes_part = (steps > self._after) & (steps <= last)
         due = np.where(takes_part, self._due + (steps - 1 - self._after) * self._pace, np.inf)  # [m, answers]
         prompts = np.maximum(np.searchsorted(self._firsts_due, due, side="right"), self._ahead.astype(np.intp))
-        return bool((self.ends_s(steps, np.where(takes_part, prompts, 0)) <= due + _TINY).all())
+        prompts = np.where(takes_part, prompts, 0)
+        most_chunks = np.append(0.0, self._steps_to_firsts(firsts))[prompts]
+        return bool((self.ends_s(steps, prompts, most_chunks) <= due + _TINY).all())

@@ -37,7 +37,8 @@ def shares(queue: StepQueue, generation: Generation) -> Sequence[HostShare]:
 
 def move(now: float, queue: StepQueue) -> tuple[list[Copy], float]:
     """Move generations that wait for a block to the host. Move others to the accelerator, but only while nobody else
-    needs room there. Returns the copies, and the seconds that they take.
+    needs room there: first those whose prompts have not begun, which copies nothing (NEO chooses their side in each
+    step). Returns the copies, and the seconds that they take.
     """
     host = queue.host
     if host is None:
@@ -50,6 +51,8 @@ def move(now: float, queue: StepQueue) -> tuple[list[Copy], float]:
         waits = any(not row.generation.bulk for row in queue.uncomputed)
         slack_s = ordered[0].order[1] - now - longest_s if ordered and not waits else 0.0
         within_s = min(longest_s, max(_COPIES * longest_s, slack_s))
+        not_begun = [one.rows[0] for one in queue.waiting if not one.rows[0].computed]
+        host.to_accelerator(not_begun, queue.room, share, 0.0)
         copies += host.to_accelerator(ordered, queue.room, share, within_s)
     return copies, len(copies) * host.room.block_size * host.time.copy_token_s
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from deployments.generation.scheduler.composer import LEAST_CHUNKS
-from deployments.generation.scheduler.forecast import Forecast, Prediction, Prompt
+from deployments.generation.scheduler.forecast import NO_HOST, Forecast, HostShare, Prediction, Prompt
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
@@ -31,10 +31,10 @@ def longest_step_s(model: StepTime, slow: float, policy: StepPolicy) -> float:
     return max(policy.longest_step_s, (1 + LEAST_CHUNKS) * slow * model.beta_s)
 
 
-def alone(model: StepTime, slow: float, policy: StepPolicy, prompt: Prompt) -> Prediction:
+def alone(model: StepTime, slow: float, policy: StepPolicy, prompt: Prompt, host: HostShare = NO_HOST) -> Prediction:
     """The prediction for a prompt on an idle device that is `slow` times as slow as `model`."""
     longest_s = longest_step_s(model, slow, policy)
-    return Forecast(model, slow, 0.0, longest_s, [], [prompt], most_tokens=policy.max_num_batched_tokens).look()
+    return Forecast(model, slow, 0.0, longest_s, [], [prompt], host, most_tokens=policy.max_num_batched_tokens).look()
 
 
 @lru_cache

@@ -119,7 +119,8 @@ class StepScheduler(StepQueue):
     def _begin(self, now: float, blocks: BlockPlan, on_host: Sequence[Row]) -> StepComposer:
         """The accelerator's part of a step, with room left for rows `on_host`."""
         slow = self.learning.slowdown * (1 + self.scatter.margin)
-        composer = StepComposer(self.model, self.policy, slow, now, blocks.take)
+        copy_token_s = 0.0 if self.host is None else self.host.time.copy_token_s
+        composer = StepComposer(self.model, self.policy, slow, now, blocks.take, copy_token_s)
         composer.add_all(self.running, self.uncomputed, on_host)
         return composer
 

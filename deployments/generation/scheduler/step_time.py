@@ -24,21 +24,26 @@ class StepLoad(NamedTuple):
     - `prompt_tokens`: tokens of all chunks of prompts.
     - `pairs`: pairs of a prompt token and a token that it attends to: the sum of p (c + p / 2) over chunks of p tokens
       after c.
+    - `copied_s`: seconds of copies between the memories, for prompts whose keys and values the host holds.
     """
 
     rows: float = 0
     kv_tokens: float = 0
     prompt_tokens: float = 0
     pairs: float = 0
+    copied_s: float = 0
 
-    def with_chunk(self, start: int, tokens: int) -> StepLoad:
-        """Add `tokens` tokens of a prompt after its first `start`."""
-        pairs = tokens * (start + tokens / 2)
-        return self._replace(prompt_tokens=self.prompt_tokens + tokens, pairs=self.pairs + pairs)
+    def with_chunk(self, start: int, tokens: int, copy_token_s: float = 0.0) -> StepLoad:
+        """Add `tokens` tokens of a prompt after its first `start`. `copy_token_s`: if the host holds its keys and
+        values, seconds to copy those of a token: the first tokens' come to the accelerator, and the new ones' go back.
+        """
+        pairs = self.pairs + tokens * (start + tokens / 2)
+        copied_s = self.copied_s + copy_token_s * (start + tokens)
+        return StepLoad(self.rows, self.kv_tokens, self.prompt_tokens + tokens, pairs, copied_s)
 
-    def with_piece(self, start: int, tokens: int) -> StepLoad:
+    def with_piece(self, start: int, tokens: int, copy_token_s: float = 0.0) -> StepLoad:
         """Add a chunk as an engine sees it: a chunk of one token is a row, wherever it comes from."""
-        return self.with_row(start + 1) if tokens == 1 else self.with_chunk(start, tokens)
+        return self.with_row(start + 1) if tokens == 1 else self.with_chunk(start, tokens, copy_token_s)
 
     def with_row(self, tokens: int) -> StepLoad:
         """Add an answer that reads `tokens` tokens, including its own."""
@@ -71,19 +76,19 @@ class StepTime:
         return self.beta_s + row_s + prompt_s
 
     def attention_s(self, load: StepLoad) -> float:
-        """Its seconds of attention, over all layers: T_ga of both papers."""
-        return self.kv_token_s * load.kv_tokens + self.pair_s * load.pairs
+        """Its seconds of attention, over all layers: T_ga of both papers. Includes the copies that it waits for."""
+        return self.kv_token_s * load.kv_tokens + self.pair_s * load.pairs + load.copied_s
 
-    def most_tokens(self, load: StepLoad, start: int, tokens: int, within_s: float) -> int:
+    def most_tokens(self, load: StepLoad, start: int, tokens: int, within_s: float, copy_token_s: float = 0.0) -> int:
         """How many of a prompt's `tokens` tokens after its first `start` fit into a step that has this load and takes
-        at most `within_s`.
+        at most `within_s`. `copy_token_s`: see `StepLoad.with_chunk`.
         """
-        if self.seconds(load.with_chunk(start, tokens)) <= within_s:
+        if self.seconds(load.with_chunk(start, tokens, copy_token_s)) <= within_s:
             return tokens
         low, high = 0, tokens
         while high - low > 1:
             middle = (low + high) // 2
-            fits = self.seconds(load.with_chunk(start, middle)) <= within_s
+            fits = self.seconds(load.with_chunk(start, middle, copy_token_s)) <= within_s
             low, high = (middle, high) if fits else (low, middle)
         return low
 
@@ -118,7 +123,7 @@ class StepTime:
         cls, loads: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64], knee: int
     ) -> tuple[float, Self]:
         """The squared error of the best fit, and the fit. `loads`: [steps, fields of `StepLoad`]."""
-        rows, kv_tokens, prompt_tokens, pairs = loads.T
+        rows, kv_tokens, prompt_tokens, pairs, _ = loads.T
         behind = np.maximum(0.0, prompt_tokens - np.maximum(0.0, knee - rows))
         terms = [np.ones_like(rows), np.maximum(0.0, rows - knee), kv_tokens, behind, pairs]
         columns = np.stack(terms, axis=1) / seconds[:, None]

@@ -76,9 +76,9 @@ class ComputeSeconds(NamedTuple):
 UNTIMED = ComputeSeconds()
 
 
-def load_of(chunks: Sequence[Chunk]) -> StepLoad:
-    """The load of a step with these chunks. A chunk of one token counts as a row."""
+def load_of(chunks: Sequence[Chunk], copy_token_s: float = 0.0) -> StepLoad:
+    """The load of a step with these chunks. A chunk of one token counts as a row. `copy_token_s`: see `HostTime`."""
     load = StepLoad()
     for chunk in chunks:
-        load = load.with_piece(chunk.start, len(chunk.ids))
+        load = load.with_piece(chunk.start, len(chunk.ids), copy_token_s * chunk.on_host)
     return load

@@ -138,7 +138,8 @@ class HostCache:
             fits = most if most * each_s <= _USED * hidden_s else _USED * hidden_s / each_s
             if (rate := (load.rows + fits) / seconds) > best:
                 stretched = slow / max(_USED * hidden_s / seconds, 1e-3)
-                found.append(HostShare(stretched * self.time.row_s, stretched * self.time.kv_token_s, twice=twice))
+                row_s, kv_token_s = stretched * self.time.row_s, stretched * self.time.kv_token_s
+                found.append(HostShare(row_s, kv_token_s, twice, self.time.copy_token_s))
                 best = rate
         return found
 
