@@ -174,14 +174,17 @@ def test_the_plan_is_the_best_of_those_allowed(planner, load, rows, urgent, park
     assert plan.mode == ACCELERATOR or plan.mode in modes or parked
     assert all(rows[at].bulk for at in plan.parking)
     taken = [*plan.first, *plan.second]
-    if taken:
+    if plan.mode == ASYNCHRONOUS:
+        assert not plan.second
+        assert not any(rows[at].bulk for at in taken)
+    elif taken:
         assert plan.mode == PIPELINED
         assert not plan.parking
         host0_s, host1_s = true_batches(planner, load, rows, plan.first, plan.second)[3:]
         assert planner.slow * plan.host_s == pytest.approx(host0_s + host1_s)
     if not any(rows[at].urgent for at in taken):  # no plan is worse than the accelerator alone
         assert plan.rate >= plan.worth / alone_s - TINY
-    elif taken:
+    elif plan.mode == PIPELINED:
         assert 0 in taken
 
 
@@ -218,7 +221,7 @@ def test_deferrable_rows_are_parked_where_many_wait_and_few_are_not():
 
 def test_what_is_on_its_way_goes_on_beside_the_accelerator():
     found = planner().choose(full(), [], parked=5)
-    assert (found.mode, found.parking) == (ASYNCHRONOUS, range(0))
+    assert (found.mode, found.parking) == (ASYNCHRONOUS, [])
     assert planner().choose(StepLoad(), [], parked=5).mode == ASYNCHRONOUS
     assert planner().choose(StepLoad(), []).mode == ACCELERATOR
 
@@ -253,6 +256,19 @@ def test_nothing_but_the_host_has_work_and_it_goes_on_though_it_is_late():
     assert found.mode == PIPELINED
 
 
-def test_none_is_parked_beside_rows_that_have_a_pace():
-    rows = [HostRow(400), *[HostRow(400, bulk=True)] * 100]
-    assert planner(ratio=8).choose(full(), rows).mode == PIPELINED
+@pytest.mark.parametrize(
+    ("paced", "parked", "parking"),
+    [
+        (0, 0, 3),  # 2.5 of 0.032 s keep the host busy for a step of 0.08 s
+        (1, 0, 2),  # the paced row takes 0.032 s of 0.85 x 0.08 s: 1.125 are left
+        (1, 8, 1),  # eight layers hold nine then
+        (1, 9, 0),
+        (0, 99, 3),
+    ],
+)
+def test_bulk_parks_beside_rows_that_have_a_pace_in_the_time_that_they_leave_the_host(paced, parked, parking):
+    rows = [*[HostRow(400)] * paced, *[HostRow(400, bulk=True)] * 100]
+    found = planner(ratio=8).choose(full(), rows, parked=parked)
+    assert (found.mode, list(found.first)) == (ASYNCHRONOUS, list(range(paced)))
+    assert list(found.parking) == list(range(paced, paced + parking))
+    assert found.host_s == 0  # parked rows' attention is measured with it

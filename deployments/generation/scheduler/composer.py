@@ -50,6 +50,7 @@ class StepComposer:
         slow: float,
         now: float,
         take: Callable[[Row, int], bool],
+        *,
         copy_token_s: float = 0.0,
     ) -> None:
         """`copy_token_s`: see `HostTime`."""

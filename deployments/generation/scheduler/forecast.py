@@ -179,8 +179,8 @@ class _Steps:
         return np.asarray(np.maximum(steps.max(axis=1, initial=0.0), fewest))
 
     def ends_s(self, steps: Numbers, prompts: Counts, most_chunks: Numbers | None = None) -> Numbers:
-        """When `steps` [m, 1] steps are done that also compute the first `prompts` [m, k] prompts; returns [m, k]. These
-        are in all steps, or in the first `most_chunks` [m, k].
+        """When `steps` [m, 1] steps are done that also compute the first `prompts` [m, k] prompts; returns [m, k].
+        Prompts are in all of these steps, or in the first `most_chunks` [m, k].
         """
         model = self._of.model
         tokens = np.clip(steps - self._after, 0.0, self._left)  # [m, answers]

@@ -120,7 +120,7 @@ class StepScheduler(StepQueue):
         """The accelerator's part of a step, with room left for rows `on_host`."""
         slow = self.learning.slowdown * (1 + self.scatter.margin)
         copy_token_s = 0.0 if self.host is None else self.host.time.copy_token_s
-        composer = StepComposer(self.model, self.policy, slow, now, blocks.take, copy_token_s)
+        composer = StepComposer(self.model, self.policy, slow, now, blocks.take, copy_token_s=copy_token_s)
         composer.add_all(self.running, self.uncomputed, on_host)
         return composer
 

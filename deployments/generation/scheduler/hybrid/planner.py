@@ -14,8 +14,9 @@ The time T of a step has one of these forms:
     one batch     T = T_l0 + max(T_ga0, T_ca0): host rows hide behind the accelerator's attention
     two batches   T = max(T_l0, T_ca1) + max(T_l1 + T_ga0, T_ca0): while the host computes one batch's attention, the
                   accelerator computes the other batch. It reads the weights twice (NEO, arXiv:2411.01142, Section 3.2)
-    parked        T = T_l0 + T_ga0: a host row joins a later step when its attention is done. The accelerator never
-                  waits for it. A token takes at least one step per layer (APEX, arXiv:2506.03296, Section 3.3)
+    parked        T as with one batch, which here has only rows with a pace: a bulk row joins a later step when its
+                  attention is done. The accelerator never waits for it. A token takes at least one step per layer
+                  (APEX, arXiv:2506.03296, Section 3.3)
 
 Host rows take part only as far as the accelerator does not wait for the host (NEO's two inequalities): T_ca1 <= T_l0
 and T_ca0 <= T_l1 + T_ga0; with one batch only the second, without T_l1. Of all plans, the one with the most urgent rows
@@ -40,6 +41,7 @@ from deployments.generation.scheduler.state import ACCELERATOR, ASYNCHRONOUS, MO
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 
 _LEAST_S = 1e-9  # the least time of a step, since a model may say 0
+_BESIDE = 0.85  # of the host's time in a step in which the accelerator waits for it: parked rows come unevenly
 
 
 class HostRow(NamedTuple):
@@ -119,8 +121,7 @@ class HybridPlanner:
         with the most tokens per second.
 
         The accelerator alone is always a plan. Other plans must be of one of the `modes` and, if the accelerator has
-        work of its own, take at most `within_s`. No row parks if any of the rows is not bulk: the host computes for
-        that one.
+        work of its own, take at most `within_s`. Only bulk rows park.
         """
         alone_s = self._seconds(load)
         worth = alone_s / self._token_s(load) if load != StepLoad() else 0.0
@@ -134,7 +135,7 @@ class HybridPlanner:
                 rate = (worth + tokens) / found.seconds
                 times = (found.seconds, rate, worth, alone_s, found.accelerator_s)
                 plans.append(HybridPlan(PIPELINED, *times, found.first, found.second, host_s=host_s))
-        if ASYNCHRONOUS in modes and load != StepLoad() and all(row.bulk for row in rows):
+        if ASYNCHRONOUS in modes and load != StepLoad():
             plans += self._parked(load, rows, parked, worth)
         if load != StepLoad():
             plans = [plan for plan in plans if plan.seconds <= max(within_s, alone_s)]
@@ -201,17 +202,23 @@ class HybridPlanner:
         return _Batches(linear0_s, linear1_s, attention_s, host0_s, host1_s, first, second)
 
     def _parked(self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float) -> list[HybridPlan]:
-        """The plan that parks rows: as many as arrive in a step, so that parked rows spread over the layers and the
-        host is always busy. Each passes one layer per step, if the host keeps up.
+        """The plan that parks bulk rows: as many as arrive in a step, so that parked rows spread over the layers and
+        the host is always busy, as far as nobody waits for it. Each passes one layer per step, if the host keeps up.
         """
-        if not rows and not parked:
+        bulk = [number for number, row in enumerate(rows) if row.bulk]
+        if not bulk and not parked:
             return []
-        tokens = sum(row.tokens for row in rows) / len(rows) if rows else 1.0
+        paced = [number for number, row in enumerate(rows) if not row.bulk]
+        found = self.one_batch(load, [rows[number] for number in paced])
+        tokens = sum(rows[number].tokens for number in bulk) / len(bulk) if bulk else 1.0
         each_s = self.slow * self.host.seconds(1, tokens)
-        alone_s = self._seconds(load)
-        most = alone_s / each_s if each_s else math.inf
-        arrive = min(most, (parked + len(rows)) / self.host.layers)
-        parking = range(min(len(rows), math.ceil(arrive)))
-        seconds = self._seconds(load._replace(rows=load.rows + arrive))
-        rate = (worth + arrive) / seconds
-        return [HybridPlan(ASYNCHRONOUS, seconds, rate, worth, alone_s, accelerator_s=seconds, parking=parking)]
+        host_s = max(0.0, _BESIDE * found.seconds - found.host0_s) if found.first else found.seconds
+        most = host_s / each_s if each_s else math.inf
+        arrive = min(most, (parked + len(bulk)) / self.host.layers)
+        parks = min(arrive, max(0.0, self.host.layers * most - parked)) if found.first else arrive
+        first = [paced[number] for number in found.first]
+        linear_s = self.step.linear_s(load._replace(rows=load.rows + len(first) + arrive))
+        found = found._replace(linear0_s=linear_s)
+        rate = (worth + len(first) + arrive) / found.seconds
+        times = (found.seconds, rate, worth, self._seconds(load), found.accelerator_s)
+        return [HybridPlan(ASYNCHRONOUS, *times, first, parking=bulk[: math.ceil(parks)])]
