@@ -81,8 +81,8 @@ def test_the_order_of_rows(due_s, bulk, paced, at):
         (2.0, [5.0], [], 2.5),
         (1.0, [9.0], [], 8.0),
         (1.0, [math.inf], [], 8.0),
-        (1.0, [1.2], [], 1.234375),  # chunks have a tenth of the rows' time at least: 0.1125 s, 7 tokens
-        (1.0, [-1.0], [], 1.234375),
+        (1.0, [1.25], [], 1.34375),  # chunks have a fifth of the rows' time at least: 0.225 s, 14 tokens
+        (1.0, [-1.0], [], 1.34375),
         (1.0, [1.5], [], 1.5),
         (1.0, [], [6.0], 5.0),  # the weights are read once more
         (2.0, [], [6.0], 2.0),
@@ -362,7 +362,7 @@ def test_rows_are_parked_and_pipelined_as_policy_and_host_allow(due_s, modes):
         (1.0, 1, [prompt(64, 5.0, bulk=True)], 8.0),
         (1.0, 1, [prompt(64, -9.0, computed=64)], 8.0),
         (2.0, 1, [prompt(64, 8.0)], 4.0 - 1.125 - 1 / (1 - 2.25 / 8)),
-        (1.0, 56, [prompt(64, 20.0)], 20.0 - 8.0 - 1 / 0.1),  # a tenth of a step at least
+        (1.0, 48, [prompt(64, 14.0)], 14.0 - 7.0 - 1 / 0.2),  # a fifth of a step at least
     ],
 )
 def test_rows_of_the_host_leave_prompts_their_time(slow, rows, waiting, within_s):

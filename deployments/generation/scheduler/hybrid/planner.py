@@ -121,7 +121,8 @@ class HybridPlanner:
         with the most tokens per second.
 
         The accelerator alone is always a plan. Other plans must be of one of the `modes` and, if the accelerator has
-        work of its own, take at most `within_s`. Only bulk rows park.
+        work of its own, take at most `within_s`. Only bulk rows park, and beside others only where two batches do not
+        pay, since rows that are parked could not take part in these.
         """
         alone_s = self._seconds(load)
         worth = alone_s / self._token_s(load) if load != StepLoad() else 0.0
@@ -135,11 +136,20 @@ class HybridPlanner:
                 rate = (worth + tokens) / found.seconds
                 times = (found.seconds, rate, worth, alone_s, found.accelerator_s)
                 plans.append(HybridPlan(PIPELINED, *times, found.first, found.second, host_s=host_s))
-        if ASYNCHRONOUS in modes and load != StepLoad():
+        may_park = all(row.bulk for row in rows) or not self._two_batches_pay(load, rows)
+        if ASYNCHRONOUS in modes and load != StepLoad() and may_park:
             plans += self._parked(load, rows, parked, worth)
         if load != StepLoad():
             plans = [plan for plan in plans if plan.seconds <= max(within_s, alone_s)]
         return max(plans, key=lambda plan: (sum(rows[at].urgent for at in (*plan.first, *plan.second)), plan.rate))
+
+    def _two_batches_pay(self, load: StepLoad, rows: Sequence[HostRow]) -> bool:
+        """APEX's inequality (6), for these rows."""
+        t_gl, t_ga = self.step.linear_s(load), self.step.attention_s(StepLoad(load.rows, load.kv_tokens))
+        if not (t_gl and t_ga):
+            return True
+        each_s = self.slow * self.host.seconds(1, sum(row.tokens for row in rows) / len(rows))
+        return load.rows * each_s / t_ga < 2 * t_gl / t_ga + 3 + t_ga / t_gl
 
     def _seconds(self, load: StepLoad) -> float:
         return max(_LEAST_S, self.step.seconds(load))
