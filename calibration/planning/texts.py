@@ -69,7 +69,7 @@ def show(document: Any, path: Path, prices: Mapping[str, float], console: Consol
                 for name, pool in pools.items()
             ]
     console.print(Text(f"From {path}: {tpot_s:g} s a token.", style="dim"))
-    columns = ("tokens of a text", "", "at once", "ms a token, alone", "tokens/s", "per 1 of price")
+    columns = ("tokens of a text", "", "at once", "ms a token, alone", "tokens/s", "tokens/s per price")
     caption = (
         "  Texts that grow to this length, all replicas full, no prompts. Steps behind more than 4,096\n"
         "  tokens were not measured: their times follow the fitted formula."

@@ -100,7 +100,7 @@ class TorchLogits:
         if len(samplers) != len(self._logits):
             raise ValueError(f"{len(self._logits)} rows of logits, and how to draw from {len(samplers)}")
         vocabulary = self._logits.shape[1]
-        altered = [row for row, of in enumerate(samplers) if of.alter]
+        altered = [row for row, of in enumerate(samplers) if of.alters]
         draws = [
             Draw.of(row, sampler, of.logprobs, vocabulary)
             for row, of in enumerate(samplers)

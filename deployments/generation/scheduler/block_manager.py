@@ -18,8 +18,8 @@ from deployments.generation.scheduler.answer_lengths import AnswerLengths
 from deployments.generation.scheduler.block_pool import BLOCK, Blocks, blocks_of
 from deployments.generation.scheduler.sequences import Generation, Row
 
-_DOUBTED, _MOST_DOUBT = 0.1, 0.5  # more of the likely blocks is reserved after a stalled step; the most
-_TRUSTED = 0.01  # of this doubt is forgotten with each generation that ends
+_EXTRA_STEP, _MOST_EXTRA = 0.1, 0.5  # of the likely blocks, reserved on top: added after each stalled step; the most
+_EXTRA_DECAY = 0.01  # of it, with each generation that ends
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,7 @@ class BlockManager:
     _blocks: Blocks = field(init=False)
     _admitted: list[Generation] = field(default_factory=list)  # those that have not ended
     _reserved_bulk: int = 0
-    _doubt: float = 0.0  # the share of the likely blocks that is reserved besides them
+    _extra: float = 0.0  # share of the likely blocks that is reserved on top
 
     def __post_init__(self) -> None:
         self._blocks = Blocks(self.block_count, self.block_size)
@@ -61,7 +61,7 @@ class BlockManager:
             return 0.0
         learned = self.bulk_lengths if bulk else self.lengths
         tokens, lefts, lengths = zip(*found, strict=True)
-        return min(most, (1 + self._doubt) * learned.most_blocks(tokens, lefts, lengths, self.block_size))
+        return min(most, (1 + self._extra) * learned.most_blocks(tokens, lefts, lengths, self.block_size))
 
     def spare_block(self) -> int | None:
         """A free block that may be overwritten, without taking it. None if there is none."""
@@ -155,9 +155,9 @@ class BlockManager:
         """What was computed so far is not found again: something may be wrong with it."""
         self._blocks.forget()
 
-    def doubt(self) -> None:
+    def reserve_more(self) -> None:
         """Reserve more, because rows of a step have to wait for blocks."""
-        self._doubt = min(_MOST_DOUBT, self._doubt + _DOUBTED)
+        self._extra = min(_MOST_EXTRA, self._extra + _EXTRA_STEP)
 
     def goes_on(self, row: Row) -> None:
         """Note that a row has one more token."""
@@ -174,7 +174,7 @@ class BlockManager:
         if not generation.rows:
             self._reserve(generation, -generation.shared_blocks(self.block_size))
             self._admitted.remove(generation)
-            self._doubt *= 1 - _TRUSTED
+            self._extra *= 1 - _EXTRA_DECAY
 
     def clear(self) -> None:
         """Forget all generations, and free all blocks."""
@@ -222,4 +222,4 @@ class BlockPlan:
         for row, tokens, others in self._grants:
             self._caches[row.generation.on_host].grow(row, tokens, others)
         if any(row.table and not row.generation.on_host for row in self.stalled):
-            self._caches[0].doubt()
+            self._caches[0].reserve_more()

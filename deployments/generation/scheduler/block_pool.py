@@ -39,7 +39,7 @@ class Blocks:
         return len(self._free) + len(self._kept)
 
     def spare(self) -> int | None:
-        """A free block that may be overwritten, without taking it. None if all are taken."""
+        """A free block that may be overwritten, which stays free; its contents are forgotten. None if all are taken."""
         if not self._free and self._kept:
             self._free.append(self._take())
         return self._free[-1] if self._free else None

@@ -1,7 +1,8 @@
 """The keys by which a cache's blocks are found again. Pure.
 
 The key of a full block is a hash of its tokens, of the key before it, and so of all tokens before it. Only those that
-know the `secret` can compute keys, and those of different scopes differ. 128 bits are too many for two equal ones.
+know the `secret` can compute keys, and those of different scopes differ. With 128 bits, two different sequences
+practically never get equal keys.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class _LeastTokens:
 
 
 class _LeastShare:
-    """`min_p`: tokens go that are less likely than this part of the likeliest, after `temperature`."""
+    """`min_p`: leaves out tokens less likely than this share of the likeliest token, after `temperature`."""
 
     def __init__(self, below: float) -> None:
         """`below`: the least logit that stays, less the largest."""

@@ -112,7 +112,7 @@ class RowSamplers(NamedTuple):
     logprobs: int | None
 
     @property
-    def alter(self) -> bool:
+    def alters(self) -> bool:
         """Whether some of them change logits."""
         return any(sampler.alters for sampler in self.samplers)
 
