@@ -18,7 +18,7 @@ LONGEST = 128 * 32  # tokens that are told apart
 @pytest.fixture
 def few(monkeypatch):
     """Few answers were seen, so that nothing is thought of the lengths that nobody had."""
-    monkeypatch.setattr(answer_lengths, "_DOUBT", 20.0)
+    monkeypatch.setattr(answer_lengths, "_PRIOR_ANSWERS", 20.0)
     monkeypatch.setattr(answer_lengths, "_FEW", math.inf)
 
 

@@ -188,7 +188,7 @@ def test_who_fits_where_answers_are_known_to_be_short(admitted, one, kept, share
 
 
 @pytest.mark.parametrize(
-    ("most", "bulk", "doubts", "likely", "fits"),
+    ("most", "bulk", "stalls", "likely", "fits"),
     [
         (14, 0, 0, 10.0, True),
         (14, 0, 0, 10.1, False),
@@ -204,23 +204,23 @@ def test_who_fits_where_answers_are_known_to_be_short(admitted, one, kept, share
         (12, 0, 0, 20.0, False),
     ],
 )
-def test_who_fits_by_what_was_learned_as_far_as_it_is_trusted(most, bulk, doubts, likely, fits):
+def test_who_fits_by_what_was_learned_as_far_as_it_is_trusted(most, bulk, stalls, likely, fits):
     room = room_with(needs(bulk, bulk=True), needs(9 - bulk), likely=likely) if bulk else room_with(needs(9))
     room.lengths.blocks = likely
-    for _ in range(doubts):
-        room.doubt()
+    for _ in range(stalls):
+        room.reserve_more()
     assert room.fits(needs(most - 9), (), 1.0) is fits
 
 
-def test_each_end_takes_a_hundredth_of_the_doubt():
+def test_each_end_takes_a_hundredth_of_what_is_reserved_on_top():
     room, gone = room_with(), needs(1, answers=2)
     admit(room, gone, picked=3)
-    room.doubt()
-    doubts = []
+    room.reserve_more()
+    extras = []
     for _ in range(2):
         room.end(gone.rows.pop(), cut_off=False)
-        doubts.append(room._doubt)
-    assert doubts == [0.1, pytest.approx(0.099)]  # a generation ends with its last answer
+        extras.append(room._extra)
+    assert extras == [0.1, pytest.approx(0.099)]  # a generation ends with its last answer
 
 
 def test_lengths_are_asked_of_all_that_are_here_but_bulk():
@@ -248,7 +248,7 @@ def test_a_row_gets_free_blocks_and_waits_for_others():
     assert take(room, second.rows[0], BLOCK)  # what it has already
     room.end(first.rows.pop(), cut_off=True)
     assert take(room, second.rows[0], 3 * BLOCK)
-    assert (room._doubt, room.reserved) == (pytest.approx(0.1 * 0.99), 3)
+    assert (room._extra, room.reserved) == (pytest.approx(0.1 * 0.99), 3)
 
 
 @pytest.mark.parametrize(("others", "taken"), [(2, True), (3, False)])
@@ -260,7 +260,7 @@ def test_a_row_that_lost_its_blocks_comes_back_once_each_other_can_take_one_more
     room.preempt(first.rows[0])
     assert (room.free, first.rows[0].computed, first.rows[0].length) == (10 - 2 * others, 0, 3 * BLOCK + 1)
     assert take(room, first.rows[0], BLOCK) is taken
-    assert room._doubt == 0.0  # a row without blocks proves nothing more
+    assert room._extra == 0.0  # a row without blocks proves nothing more
 
 
 def test_a_plan_changes_nothing_before_it_is_committed_and_counts_what_it_has_planned():
@@ -270,12 +270,12 @@ def test_a_plan_changes_nothing_before_it_is_committed_and_counts_what_it_has_pl
     assert plan.take(first.rows[0], 2 * BLOCK)
     assert plan.take(first.rows[0], BLOCK + 1)  # planned already
     assert not plan.take(second.rows[0], 3 * BLOCK)
-    assert (plan.stalled, room._doubt, room._blocks.free) == (second.rows, 0.0, 2)
+    assert (plan.stalled, room._extra, room._blocks.free) == (second.rows, 0.0, 2)
     assert plan.take(first.rows[0], 3 * BLOCK)  # when a step is composed anew
     assert not plan.take(second.rows[0], BLOCK + 1)
     assert [len(one.rows[0].table) for one in (first, second)] == [1, 1]
     plan.commit()
-    assert ([len(one.rows[0].table) for one in (first, second)], room._doubt) == ([3, 1], 0.1)
+    assert ([len(one.rows[0].table) for one in (first, second)], room._extra) == ([3, 1], 0.1)
 
 
 def test_a_plan_counts_the_answers_of_one_prompt_together():
@@ -303,7 +303,7 @@ def test_answers_share_their_prompt_once_where_a_step_is_composed_anew():
     assert [row.table for row in one.rows] == [[0, 1], [0, 2], [0, 3]]
 
 
-def test_rows_of_the_host_wait_and_nobody_doubts():
+def test_rows_of_the_host_wait_and_no_more_is_reserved():
     rooms = room_with(), room_with(count=3)
     first, second = (admit(rooms[1], needs(3, on_host=True)) for _ in range(2))
     for one in (first, second):
@@ -311,7 +311,7 @@ def test_rows_of_the_host_wait_and_nobody_doubts():
     plan = BlockPlan(rooms)
     assert [plan.take(one.rows[0], 2 * BLOCK) for one in (first, second)] == [True, False]
     plan.commit()
-    assert (plan.stalled, [room._doubt for room in rooms]) == (second.rows, [0.0, 0.0])
+    assert (plan.stalled, [room._extra for room in rooms]) == (second.rows, [0.0, 0.0])
     assert (len(first.rows[0].table), rooms[0]._blocks.free) == (2, 10)
 
 

@@ -475,7 +475,7 @@ def test_a_row_that_waits_for_a_block_gets_that_of_the_last_admitted_which_is_co
     for row in rows:
         row.computed, row.length = BLOCK, BLOCK + 1
     assert [part.row for part in schedule.next_step(9.0)] == rows[:1]
-    assert (schedule.stalled, schedule.room._doubt, schedule.preemptions) == (rows[1:], 0.1, 0)
+    assert (schedule.stalled, schedule.room._extra, schedule.preemptions) == (rows[1:], 0.1, 0)
     schedule.ended(10.0, 1.0)
     steps = []
     for ends in ((), rows[:1], rows[1:2], (), ()):
@@ -492,6 +492,17 @@ def test_a_row_that_waits_for_a_block_gets_that_of_the_last_admitted_which_is_co
     schedule.remove(12.0, last)
     assert schedule.is_idle
     assert schedule.room.free == 4
+
+
+def test_rows_that_all_wait_for_a_block_go_on(monkeypatch):
+    """Both need a third block at the same time, the cache has four, and no step runs that could free one."""
+    monkeypatch.setattr(AnswerLengths, "most_blocks", lambda *_: 0.0)
+    schedule, now = exact(4), 0.0
+    both = [Generation(100, 300, 9.0) for _ in range(2)]
+    assert all(schedule.offer(now, one).admitted for one in both)
+    while schedule.next_step(now):
+        schedule.ended(now := now + 0.1, 0.1)
+    assert (schedule.is_idle, schedule.preemptions) == (True, 1)
 
 
 def test_what_is_preempted_counts_among_the_promises():

@@ -21,7 +21,7 @@ Numbers = npt.NDArray[np.float64]
 _BIN = 32  # tokens in a bin of lengths
 _BINS = 128  # an answer beyond the last bin is assumed to reach its maximum
 _REMEMBERED = 100.0  # answers that are remembered; the latest count most
-_DOUBT = 5.0  # prior: additional answers in each bin
+_PRIOR_ANSWERS = 5.0  # prior: additional answers in each bin
 _FEW = 20.0  # remembered answers whose lengths count as much as the prior's are trusted
 _AHEAD = np.array([0, *np.geomspace(_BIN, _BIN * _BINS, 15)])  # tokens from now
 _SURE = 3.5  # standard deviations that are added to the mean
@@ -54,8 +54,8 @@ class AnswerLengths:
 
     def _learn(self) -> None:
         known = self._ended.sum()
-        ended = self._ended + _DOUBT * known / (known + _FEW) / np.arange(2, _BINS + 2)
-        self._lives[1:] = np.cumprod(1 - ended / (self._reached + _DOUBT))
+        ended = self._ended + _PRIOR_ANSWERS * known / (known + _FEW) / np.arange(2, _BINS + 2)
+        self._lives[1:] = np.cumprod(1 - ended / (self._reached + _PRIOR_ANSWERS))
 
     def mean(self, most_tokens: int) -> float:
         """The mean length of an answer that may have `most_tokens` tokens."""

@@ -100,12 +100,19 @@ class StepScheduler(StepQueue):
             self._count(now)
         copies, copied_s = host_part.move(now, self)
         self._copies += copies
+        lost = self._compose(now, copied_s)
+        if not self.step and self.stalled and self.counted is None:  # all wait for blocks, and no step will free any
+            lost += self._compose(now, copied_s)
+        self.preempted += lost  # in a later step: the running one may still draw a token of theirs
+        return self.step
+
+    def _compose(self, now: float, copied_s: float) -> list[Row]:
+        """Compose a step. Returns the rows that lost their blocks to rows that waited for one before."""
         lost = self._preempt()
         blocks = BlockPlan(self.caches)
         composed = host_part.compose(partial(self._begin, now, blocks), self)
         self._commit(now, composed, blocks, copied_s)
-        self.preempted += lost  # in a later step: the running one may still draw a token of theirs
-        return self.step
+        return lost
 
     def _preempt(self) -> list[Row]:
         """Free blocks for rows that wait for one. Returns the rows that have tokens and lost their blocks."""
