@@ -56,20 +56,20 @@ class EmulatedText:
         return told
 
     def text(self, prompt: list[int], tokens: int) -> str:
-        """The text of an answer of `tokens` tokens."""
-        stream = Detokenizer(self._tokenizer)
+        """The text of an answer of `tokens` tokens, which continues the prompt's."""
+        stream = Detokenizer(self._tokenizer, (), prompt)
         return "".join(map(stream.add, self.ids(prompt, tokens))) + stream.end()
 
     def ended(self, prompt: list[int], tokens: int) -> tuple[str, str] | None:
         """(stop, text before it): words that end the answer with exactly its `tokens`-th token; None if there are no
         such words.
         """
-        ids, stream = self.ids(prompt, tokens), Detokenizer(self._tokenizer)
+        ids, stream = self.ids(prompt, tokens), Detokenizer(self._tokenizer, (), prompt)
         pieces = list(map(stream.add, ids))
         for count in range(1, min(_LONGEST_STOP, tokens) + 1):
             if not (stop := "".join(pieces[-count:]).strip()):
                 continue
-            trial = Detokenizer(self._tokenizer, [stop])
+            trial = Detokenizer(self._tokenizer, [stop], prompt)
             said, early = "".join(map(trial.add, ids[:-1])), trial.stopped
             said += trial.add(ids[-1])
             if trial.stopped and not early:
