@@ -272,3 +272,14 @@ def test_bulk_parks_beside_rows_that_have_a_pace_in_the_time_that_they_leave_the
     assert (found.mode, list(found.first)) == (ASYNCHRONOUS, list(range(paced)))
     assert list(found.parking) == list(range(paced, paced + parking))
     assert found.host_s == 0  # parked rows' attention is measured with it
+
+
+def test_none_more_parks_where_two_batches_would_yield_more_with_those_that_are_parked():
+    """Two batches hide 20 rows in 0.2 s, but only 4 are there; with 100 parked rows some 3 arrive in each 0.1 s."""
+    planner = HybridPlanner(StepTime(0.1, 0.0, 1e-6, 0.0, 0.0, 1024), HostTime(0.0, 1e-5, 0.0, 32))
+    load, rows = StepLoad(2, 2000), [HostRow(1000, bulk=True)] * 4
+    plan = planner.choose(load, rows, parked=100)
+    assert (plan.mode, plan.parking) == (ASYNCHRONOUS, ())
+    assert planner.choose(load, rows * 26).mode == PIPELINED
+    slow = HybridPlanner(planner.step, HostTime(0.0, 1e-4, 0.0, 32))  # two batches hide 2
+    assert slow.choose(load, rows, parked=100).parking

@@ -138,10 +138,24 @@ class HybridPlanner:
                 plans.append(HybridPlan(PIPELINED, *times, found.first, found.second, host_s=host_s))
         may_park = all(row.bulk for row in rows) or not self._two_batches_pay(load, rows)
         if ASYNCHRONOUS in modes and load != StepLoad() and may_park:
-            plans += self._parked(load, rows, parked, worth)
+            parkings = self._parked(load, rows, parked, worth)
+            if PIPELINED in modes and parked:
+                parkings = [
+                    plan._replace(parking=()) if self._would_pay(load, rows, parked, worth, plan.rate) else plan
+                    for plan in parkings
+                ]
+            plans += parkings
         if load != StepLoad():
             plans = [plan for plan in plans if plan.seconds <= max(within_s, alone_s)]
         return max(plans, key=lambda plan: (sum(rows[at].urgent for at in (*plan.first, *plan.second)), plan.rate))
+
+    def _would_pay(self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float, rate: float) -> bool:
+        """Whether two batches would yield more than `rate` if the parked rows could take part, too. Then no more park,
+        until these are back.
+        """
+        tokens = sum(row.tokens for row in rows) // len(rows) if rows else 0
+        found = self.two_batches(load, [*rows, *[HostRow(tokens)] * parked]) if tokens else None
+        return found is not None and (worth + len(found.first) + len(found.second)) / found.seconds > rate
 
     def _two_batches_pay(self, load: StepLoad, rows: Sequence[HostRow]) -> bool:
         """APEX's inequality (6), for these rows."""
