@@ -1,4 +1,6 @@
-"""docs/papers.md: each mechanism has a known word for how much of it is there, and what the page names is there."""
+"""docs/papers.md: each mechanism has a known word for how much of it is there. What the page names is there; what is
+left out has a figure.
+"""
 
 import ast
 import re
@@ -55,6 +57,7 @@ def test_a_mechanism(paper, row):
     assert how_much in WORDS
     if how_much == "left out":
         assert (here, shown_by) == ("-", "")
+        assert re.search(r"\d", differs), "it gives no figure"
         return
     assert NAMED.sub("", here).strip(", ") == "", "each path is followed by a name"
     assert NAMED.findall(here), "it names no code"
