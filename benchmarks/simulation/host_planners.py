@@ -6,14 +6,14 @@ differs, so a comparison shows what the choice is worth.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from calibration.generation.overlap import alone_s, largest_ratio, pipelined_s
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.hybrid.planner import HostRow, HybridPlan, HybridPlanner
-from deployments.generation.scheduler.state import ACCELERATOR, MODES, PIPELINED
+from deployments.generation.scheduler.state import ACCELERATOR, PIPELINED
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
 _THRESHOLD = 8  # host rows for each of the accelerator's (APEX, Section 4.2)
@@ -24,15 +24,8 @@ class NeoPlanner(HybridPlanner):
     No row parks.
     """
 
-    def choose(
-        self,
-        load: StepLoad,
-        rows: Sequence[HostRow],
-        *,
-        within_s: float = math.inf,
-        parked: int = 0,
-        modes: Collection[str] = MODES,
-    ) -> HybridPlan:
+    def choose(self, load: StepLoad, rows: Sequence[HostRow], *, parked: int = 0, **_: Any) -> HybridPlan:
+        """Promises, and what `HybridPlanner` has for them, do not count."""
         alone = self._alone(load)
         plan = self._of_two(load, rows, alone)
         return plan if plan is not None and plan.rate > alone.rate else alone
@@ -58,22 +51,13 @@ class ApexPlanner(NeoPlanner):
     gives the host `T_gl with them + T_gl + T_ga with them`, but is divided by the time of one without, as printed.
     """
 
-    def choose(
-        self,
-        load: StepLoad,
-        rows: Sequence[HostRow],
-        *,
-        within_s: float = math.inf,
-        parked: int = 0,
-        modes: Collection[str] = MODES,
-    ) -> HybridPlan:
+    def choose(self, load: StepLoad, rows: Sequence[HostRow], *, parked: int = 0, **_: Any) -> HybridPlan:
         alone = self._alone(load)
         if not rows and not parked:
             return alone
         if load == StepLoad() or self._pays(load, rows):
             return self._of_two(load, rows, alone) or alone
-        found = self._parked(load, rows if self._are_enough(load, rows) else (), parked, alone.worth)
-        return found[0] if found else alone
+        return self._parked(load, rows if self._are_enough(load, rows) else (), parked, alone.worth) or alone
 
     def _pays(self, load: StepLoad, rows: Sequence[HostRow]) -> bool:
         """Inequality (6), or Algorithm 1's with prompts."""

@@ -27,7 +27,7 @@ class GenerationCharge(Charge):
         load = StepLoad().with_chunk(0, self.prompt_tokens)
         self._spend(self.prompt_tokens, known(StepTime, state.model), load, state)
 
-    def cached(self, state: StepState, tokens: int) -> None:
+    def refund_cached(self, state: StepState, tokens: int) -> None:
         """Refund the device seconds of the prompt's first `tokens` tokens, which the cache held. A quota of tokens
         counts them.
         """

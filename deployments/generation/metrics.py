@@ -209,7 +209,7 @@ class Streamed:
             self._metrics.count("prompt_tokens", self._prompt_tokens, pool)
         self._pool = pool
 
-    def cached(self, tokens: int) -> None:
+    def count_cached(self, tokens: int) -> None:
         """Count the tokens of its prompt that the replica's cache held."""
         self._metrics.count("cached_prompt_tokens", tokens, self._pool)
 

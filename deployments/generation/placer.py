@@ -145,10 +145,11 @@ class GenerationPlacer:
             now = clock()
             offered = OfferRecord(pool.name, link.view.replica, now)
             request.wanted.record.offers.append(offered)
-            first_s, cached = link.view.first_s(now, len(request.wanted.ids)), link.cached(request.keys)
-            request.predicted_s = now - request.started + link.view.first_s(now, len(request.wanted.ids) - cached)
+            tokens, cached = len(request.wanted.ids), link.likely_cached(request.keys)
+            first_s = link.view.first_s(now, tokens)  # a hang shows only after the whole prompt's time
+            request.predicted_s = now - request.started + link.view.first_s(now, tokens - cached)
             request.offered.append(link)
-            found = await self._ask(request, pool, link)
+            found = await self._ask(request, pool, link, cached)
             if request.is_overtaken and isinstance(found, PendingGeneration):
                 link.call_off(found)
                 return False
@@ -176,12 +177,13 @@ class GenerationPlacer:
             request.on_token(token)
 
     async def _ask(
-        self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink
+        self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink, cached: int
     ) -> PendingGeneration | RefusedOffer | None:
-        """A replica's decision. None: it hangs, died or failed, and another may be asked."""
+        """A replica's decision. None: it hangs, died or failed, and another may be asked. `cached`: see
+        `GenerationLink.offer`.
+        """
         came = partial(self._came, request, pool, link)
-        buffered, cached = self.config.max_buffered_tokens, link.cached(request.keys)
-        pending = link.offer(self._offer(request), buffered, came, cached)
+        pending = link.offer(self._offer(request), self.config.max_buffered_tokens, came, cached)
         try:
             refused = await self._decision(request, link, pending)
         except (TimeoutError, WindveError) as error:
@@ -245,9 +247,9 @@ class GenerationPlacer:
         request.wanted.record.cached_tokens = tokens
         if not tokens or request.is_second:  # its prompt was counted where it was admitted first
             return
-        request.streamed.cached(tokens)
+        request.streamed.count_cached(tokens)
         if request.charge is not None and link.view.state is not None:
-            request.charge.cached(link.view.state, tokens)
+            request.charge.refund_cached(link.view.state, tokens)
 
     async def place_again(self, request: GenerationRequest, error: ReplicaLost | EngineBroken) -> None:
         """Place a generation elsewhere after its replica died or its engine broke, if no token has come. This happens

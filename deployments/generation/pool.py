@@ -8,7 +8,7 @@ from typing import Any
 
 from deployments.generation.channel import GenerationChannel, PendingGeneration
 from deployments.generation.frames import GenerationOffer, GenerationReport, NewToken
-from deployments.generation.scheduler.block_pool import BLOCK
+from deployments.generation.scheduler.block_pool import BLOCK, leading
 from deployments.generation.scheduler.state import MODES, HostState
 from deployments.generation.view import GenerationView
 from deployments.serving.replica_set import ReplicaLink, ReplicaSet, learned
@@ -29,9 +29,9 @@ class GenerationLink(ReplicaLink[GenerationView, GenerationChannel]):
         super().__init__(*about)
         self._held: dict[bytes, None] = {}  # keys of blocks of prompts that it got, the least recently sent first
 
-    def cached(self, keys: Sequence[bytes]) -> int:
+    def likely_cached(self, keys: Sequence[bytes]) -> int:
         """How many tokens of a prompt with these keys its cache likely holds."""
-        return BLOCK * next((count for count, key in enumerate(keys) if key not in self._held), len(keys))
+        return BLOCK * leading(keys, self._held)
 
     def has_got(self, keys: Sequence[bytes]) -> None:
         """Note that it has admitted a prompt with these keys."""
@@ -97,7 +97,9 @@ class GenerationPool(ReplicaSet[GenerationLink]):
         """
 
         def order(link: GenerationLink) -> Any:
-            return link.view.order(link.view.opens_s(now) > 0, link.view.first_s(now, tokens - link.cached(keys)))
+            return link.view.order(
+                link.view.opens_s(now) > 0, link.view.first_s(now, tokens - link.likely_cached(keys))
+            )
 
         return sorted((link for link in self.live if not link.view.is_out(now)), key=order)
 

@@ -118,7 +118,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
             answers=wanted.answers,
             client=None if wanted.client is None else wanted.client.tenant.name,
         )
-        before = wanted.ids.tolist() if wanted.continues else ()
+        before = wanted.ids if wanted.continues else ()
         least = wanted.sampling.min_tokens
         texts = [Detokenizer(self.tokenizer, wanted.stops, before, least) for _ in range(wanted.answers)]
         ends = now + config.request_timeout_s

@@ -81,8 +81,9 @@ class CompletionsApi(ModelApi):
     async def _wanted(self, asked: CompletionRequest | ChatRequest, request: HttpRequest) -> list[WantedGeneration]:
         headers = admission(request.headers)
         received = asyncio.get_running_loop().time() - headers.get("waited_s", 0.0)
+        grammar = await self.asking.grammar(asked)
         prompts = await self.asking.prompts(asked)
-        return self.asking.wanted(asked, prompts, headers, client=request.client, received=received)
+        return self.asking.wanted(asked, prompts, headers, client=request.client, received=received, grammar=grammar)
 
     async def _parsed(self, kind: type[Body], request: HttpRequest) -> Body:
         return kind.parse(await request.body(self._max_bytes), self._rules)

@@ -37,10 +37,10 @@ class RequestBuilder:
         self._prompts.close()
         self._grammars.close()
 
-    async def _check(self, asked: CompletionRequest | ChatRequest) -> None:
-        """Compile a request's grammar, if it has one. Raises InvalidInput if it cannot be used."""
+    async def grammar(self, asked: CompletionRequest | ChatRequest) -> str:
+        """The grammar that binds a request's answers, as in `Sampling`. Raises InvalidInput if it cannot be used."""
         if not (grammar := asked.grammar_in(self.form)):
-            return
+            return ""
         param = "tools" if isinstance(asked, ChatRequest) and asked.offered else "response_format"
         if not self._card.end_tokens:
             raise InvalidInput(f"{param} is not supported here: this model has no end token; leave it out", param=param)
@@ -48,12 +48,12 @@ class RequestBuilder:
             await asyncio.wrap_future(self._grammars.compile(grammar))
         except ValueError as error:
             raise InvalidInput(f"{param} cannot be used: {error}", param=param) from None
+        return grammar
 
     async def prompts(self, asked: CompletionRequest | ChatRequest) -> list[Prompt]:
         """The prompts as token ids; a chat is one prompt. Raises InvalidInput, EmptyInput, ContextExceeded or
         EngineFailed.
         """
-        await self._check(asked)
         if isinstance(asked, ChatRequest):
             messages = [one.plain for one in asked.messages]
             return [await self._prompts.of_chat(messages, asked.chat_template_kwargs, asked.ends, asked.offered)]
@@ -74,13 +74,14 @@ class RequestBuilder:
         *,
         client: Client | None,
         received: float,
+        grammar: str = "",
     ) -> list[WantedGeneration]:
         """One generation per prompt. `admission`: from the headers (see `web.request_headers`). `received`: as in
-        `WantedGeneration`. Raises ContextExceeded or InvalidInput.
+        `WantedGeneration`. `grammar`: as `grammar` found. Raises ContextExceeded or InvalidInput.
         """
         tokenizing_s = sum(prompt.seconds for prompt in prompts)
         param = "messages" if isinstance(asked, ChatRequest) else "prompt"
-        sampling = self._sampling(asked)
+        sampling = self._sampling(asked, grammar)
         return [
             WantedGeneration(
                 ids=prompt.ids,
@@ -104,10 +105,10 @@ class RequestBuilder:
             for place, prompt in enumerate(prompts)
         ]
 
-    def _sampling(self, asked: CompletionRequest | ChatRequest) -> Sampling:
+    def _sampling(self, asked: CompletionRequest | ChatRequest, grammar: str) -> Sampling:
         """Raises InvalidInput for tokens that the model does not have, and for more least than most tokens."""
         known = self._card.model.vocab_size
-        sampling = replace(asked.sampling(self._card.defaults), grammar=asked.grammar_in(self.form))
+        sampling = replace(asked.sampling(self._card.defaults), grammar=grammar)
         named = {"logit_bias": [token for token, _ in sampling.logit_bias], "stop_token_ids": asked.stop_token_ids}
         for param, tokens in named.items():
             if tokens and max(tokens) >= known:

@@ -53,7 +53,7 @@ def test_replicas_come_with_the_load_and_go_with_it_and_nothing_is_lost(scaled):
 
 
 def test_routers_come_with_the_load_and_nothing_is_lost(shared):
-    config = emulating(1.0, accelerator={"alpha_s": 0.00011, "beta_s": 0.007})
+    config = emulating(20.0, accelerator={"alpha_s": 0.00011, "beta_s": 0.007})
     scaling = {**router_autoscaling(2), "max_replicas": 2, "upscale_delay_s": 1.0}
     scaling["policy"]["policy_kwargs"]["target"] = 0.1  # the client takes its part of the cores
     config["applications"][0]["deployments"][0] |= {"num_replicas": "auto", "autoscaling_config": scaling}

@@ -47,7 +47,7 @@ def test_a_prompt_and_each_token_are_paid(unit, prompt, tokens):
 def test_what_the_cache_holds_of_a_prompt_costs_tokens_but_no_device_seconds(unit, paid):
     charged = GenerationCharge(unit and Quota(1000.0, unit), prompt_tokens=64)
     charged.prompt(STATE)
-    charged.cached(STATE, 32)
+    charged.refund_cached(STATE, 32)
     assert (charged.spent, charged.device_s) == pytest.approx((paid, PROMPT_S - CACHED_S))
 
 

@@ -56,7 +56,7 @@ def test_a_sequence_that_grows_has_the_keys_of_the_whole(length):
 def computed(pool, table, names):
     for block, key in zip(table, names, strict=False):
         pool.name(block, key)
-        pool.computed(block, key)
+        pool.mark_computed(block, key)
 
 
 def test_free_blocks_with_keys_are_taken_last_the_least_recently_used_and_the_ends_of_prompts_first():
@@ -66,12 +66,12 @@ def test_free_blocks_with_keys_are_taken_last_the_least_recently_used_and_the_en
         computed(pool, table, names)
     for table in tables:
         pool.give_back(table)
-    assert (pool.free, pool.found([b"a", b"b"]), pool.found([b"c", b"d", b"e"])) == (6, 2, 2)
+    assert (pool.free, pool.count_found([b"a", b"b"]), pool.count_found([b"c", b"d", b"e"])) == (6, 2, 2)
     again, other, gone = pool.reuse([b"a"]), [], []
     pool.give_back(again)  # now used later than all others
     for left in ([b"b", b"d", b"c", b"a"], [b"b", b"d", b"c", b"a"], [b"d", b"c", b"a"], [b"c", b"a"], [b"a"], []):
         pool.grow(other, len(other) + 1)
-        gone.append([key for key in (b"b", b"d", b"c", b"a") if pool.found([key])] == left)
+        gone.append([key for key in (b"b", b"d", b"c", b"a") if pool.count_found([key])] == left)
     assert all(gone)
     assert pool.free == 0
 
@@ -80,14 +80,14 @@ def test_a_block_is_found_only_once_it_is_computed_and_never_after_it_was_taken_
     pool, table, other = Blocks(2, 1), [], []
     pool.grow(table, 2)
     pool.name(table[0], b"a")
-    assert pool.found([b"a"]) == 0
+    assert pool.count_found([b"a"]) == 0
     first = table[0]
     pool.give_back(table)  # its last step still runs
-    pool.computed(first, b"a")
-    assert pool.found([b"a"]) == 1
+    pool.mark_computed(first, b"a")
+    assert pool.count_found([b"a"]) == 1
     pool.grow(other, 2)
-    pool.computed(first, b"a")
-    assert pool.found([b"a"]) == 0
+    pool.mark_computed(first, b"a")
+    assert pool.count_found([b"a"]) == 0
 
 
 def test_of_two_blocks_with_the_same_contents_one_has_the_key():
@@ -96,9 +96,9 @@ def test_of_two_blocks_with_the_same_contents_one_has_the_key():
     one, two = table
     for block in table:
         pool.name(block, b"a")
-    pool.computed(one, b"a")
+    pool.mark_computed(one, b"a")
     pool.give_back(table)
-    pool.computed(two, b"a")
+    pool.mark_computed(two, b"a")
     assert (pool.reuse([b"a"]), pool.free, list(pool._kept)) == ([one], 2, [])
 
 
@@ -109,7 +109,7 @@ def test_a_spare_block_is_overwritten_so_its_key_is_forgotten():
     assert pool.spare() is None
     computed(pool, table, [b"a"])
     pool.give_back(table)
-    assert (pool.spare(), pool.free, pool.found([b"a"])) == (0, 1, 0)
+    assert (pool.spare(), pool.free, pool.count_found([b"a"])) == (0, 1, 0)
 
 
 def test_what_is_forgotten_is_free_as_any_other_block():
@@ -118,7 +118,7 @@ def test_what_is_forgotten_is_free_as_any_other_block():
     computed(pool, table, [b"a", b"b"])
     pool.give_back(table)
     pool.forget()
-    assert (pool.found([b"a"]), pool.free, sorted(pool._free)) == (0, 2, [0, 1])
+    assert (pool.count_found([b"a"]), pool.free, sorted(pool._free)) == (0, 2, [0, 1])
 
 
 class Model:
@@ -155,7 +155,7 @@ def test_no_block_is_both_free_and_used_and_the_least_recently_used_goes_first(s
         at = which % max(1, len(tables))
         names = [b"%d %d" % (which % 3, place) for place in range(length)]  # three conversations
         if what == "g" and length <= pool.free:  # a prompt, some blocks of which are there
-            held = pool.found(names)
+            held = pool.count_found(names)
             table = pool.reuse(names[:held])
             assert [model.keys.get(block) for block in table] == names[:held]
             model.tables.append(table.copy())
@@ -228,9 +228,9 @@ def test_what_the_running_step_computes_is_not_there_yet():
     for cached in (0, 128, 256):
         schedule.next_step(1.0)  # counts the running step as ended
         one = conversation(300)
-        assert schedule.room.cached(one) == cached
+        assert schedule.room.count_cached(one) == cached
         schedule.ended(1.0, 1.0)
-        assert schedule.room.cached(one) == min(256, cached + 128)
+        assert schedule.room.count_cached(one) == min(256, cached + 128)
 
 
 def test_a_prompt_whose_only_token_ends_it_leaves_its_blocks():
@@ -238,9 +238,9 @@ def test_a_prompt_whose_only_token_ends_it_leaves_its_blocks():
     one = admitted(schedule, 0.0, conversation(300, most=1))
     schedule.next_step(0.0)
     schedule.next_step(1.0)
-    assert (one.rows, schedule.room.cached(one)) == ([], 0)
+    assert (one.rows, schedule.room.count_cached(one)) == ([], 0)
     schedule.ended(1.0, 1.0)
-    assert schedule.room.cached(one) == 256
+    assert schedule.room.count_cached(one) == 256
 
 
 @pytest.mark.parametrize("how", ["left out", "forgotten"])
@@ -254,7 +254,7 @@ def test_what_a_step_has_not_computed_is_never_found(how):
     else:
         schedule.left_out(one.rows)
     schedule.ended(1.0, 1.0)
-    assert schedule.room.cached(conversation(300)) == 0
+    assert schedule.room.count_cached(conversation(300)) == 0
 
 
 def test_the_host_neither_leaves_blocks_nor_finds_any():
@@ -266,7 +266,7 @@ def test_the_host_neither_leaves_blocks_nor_finds_any():
     other = schedule.offer(0.0, conversation(300, 150, scope=b"b"))
     assert other.on_host
     run(schedule)
-    assert schedule.room.cached(conversation(300, 150, scope=b"b")) == 0
+    assert schedule.room.count_cached(conversation(300, 150, scope=b"b")) == 0
 
 
 def test_shared_blocks_never_make_a_cache_promise_more_than_it_has():
@@ -277,8 +277,8 @@ def test_shared_blocks_never_make_a_cache_promise_more_than_it_has():
     room.admit(first)
     room.grow(first.rows[0], 300, ())
     first.rows[0].computed = 300
-    room.computed(room.filled(first.rows[0], 0))
-    second.cached = room.cached(second)
+    room.mark_computed(room.filled(first.rows[0], 0))
+    second.cached = room.count_cached(second)
     second.rows = [Row(second, 0)]
     room.admit(second)
     assert (second.cached, room.reserved, room._blocks.free) == (256, 10, 5)

@@ -66,7 +66,7 @@ class StepAdmission:
     def decide(self, now: float, generation: Generation) -> Decision:
         """Decide on a generation, and in which cache it would be."""
         queue = self.queue
-        generation.cached = queue.room.cached(generation)
+        generation.cached = queue.room.count_cached(generation)
         if self.never(generation, generation.due - now):
             self._refused_never += 1
             return Decision(admitted=False, never=True)

@@ -129,16 +129,16 @@ class BlockManager:
         self._reserve(generation, blocks)
         return ours
 
-    def cached(self, generation: Generation) -> int:
+    def count_cached(self, generation: Generation) -> int:
         """How many tokens of an offered generation's prompt are in full blocks here. The last is always computed, for
         its logits.
         """
         most = (generation.prompt_tokens - 1) // self.block_size
-        return self._blocks.found(generation.keys[:most]) * self.block_size
+        return self._blocks.count_found(generation.keys[:most]) * self.block_size
 
     def filled(self, row: Row, start: int) -> list[tuple[int, bytes]]:
-        """The row's blocks that are full since it had `start` tokens, with their keys. `computed`: a step computed
-        their contents.
+        """The row's blocks that are full since it had `start` tokens, with their keys. `mark_computed`: a step
+        computed their contents.
         """
         full = slice(start // self.block_size, row.computed // self.block_size)
         named = list(zip(row.table[full], row.generation.keys[full], strict=False))
@@ -146,10 +146,10 @@ class BlockManager:
             self._blocks.name(block, key)
         return named
 
-    def computed(self, named: Iterable[tuple[int, bytes]]) -> None:
+    def mark_computed(self, named: Iterable[tuple[int, bytes]]) -> None:
         """The contents of these blocks are computed, so that they are found again."""
         for block, key in named:
-            self._blocks.computed(block, key)
+            self._blocks.mark_computed(block, key)
 
     def forget_contents(self) -> None:
         """What was computed so far is not found again: something may be wrong with it."""

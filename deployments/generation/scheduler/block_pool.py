@@ -11,8 +11,8 @@ when no other is left, the least recently used first, and its key is forgotten t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Container, Iterable, Sequence
+from itertools import chain, takewhile
 
 # Tokens of a block: large enough to be read at full bandwidth; each sequence wastes half a block on average.
 # `paged_attention.block_size_for` gives some devices larger ones. Those of a host and its accelerator are this large.
@@ -100,10 +100,10 @@ class Blocks:
     # --- keys ---------------------------------------------------------------------------------------------------------
 
     def name(self, block: int, key: bytes) -> None:
-        """Give a used block its key. It is found from `computed` on."""
+        """Give a used block its key. It is found from `mark_computed` on."""
         self._keys[block] = key
 
-    def computed(self, block: int, key: bytes) -> None:
+    def mark_computed(self, block: int, key: bytes) -> None:
         """The contents of a block that got this key are computed. Nothing happens if it has been taken since."""
         if self._keys.get(block) != key or self._found.setdefault(key, block) == block:
             return
@@ -112,14 +112,9 @@ class Blocks:
             del self._kept[block]
             self._free.append(block)
 
-    def found(self, keys: Iterable[bytes]) -> int:
+    def count_found(self, keys: Iterable[bytes]) -> int:
         """How many leading ones of these keys have blocks."""
-        count = 0
-        for key in keys:
-            if key not in self._found:
-                break
-            count += 1
-        return count
+        return leading(keys, self._found)
 
     def reuse(self, keys: Iterable[bytes]) -> list[int]:
         """A new table of the blocks with these keys."""
@@ -140,6 +135,11 @@ class Blocks:
         key = self._keys.pop(block, None)
         if key is not None and self._found.get(key) == block:
             del self._found[key]
+
+
+def leading(keys: Iterable[bytes], known: Container[bytes]) -> int:
+    """How many of the keys are known, up to the first that is not."""
+    return sum(1 for _ in takewhile(known.__contains__, keys))
 
 
 def blocks_of(tokens: int, block_size: int) -> int:

@@ -20,8 +20,8 @@ tokens they hold. A generation goes through these states:
                 logits yield the first token of each answer. The other rows then share the blocks that the prompt fills,
                 and copy its last block if that is only partly filled.
     runs        Each of its rows gets a token in every step. Exceptions: rows that wait for a block, bulk rows without
-                room in the step, host rows (`host_part`), and rows that
-                lost their blocks and are computed again (`preemption`).
+                room in the step, host rows (`host_part`), and rows that lost their blocks and are computed again
+                (`preemption`).
     ended       It has no rows left. A row ends when it has all tokens that it may get, when `ended` names it, or when
                 `remove` is called. Its blocks are then free.
 
@@ -187,7 +187,7 @@ class StepScheduler(StepQueue):
             generation.first_at = now
         for row, filled in counted.filled:
             if row.generation.keys:
-                self.room.computed(filled)
+                self.room.mark_computed(filled)
         if whole and counted.planned_s > 0:
             self._learn(seconds, counted)
         rows = self.parked.arrive(arrived)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from deployments.models.tokenizer import TokenIds
+
 _MOST_SILENT = 64  # tokens without text (special, or incomplete characters): with each more, all are decoded again
 _HALF = 3  # the last of these tokens may be an incomplete character
 
@@ -19,7 +21,11 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str] = (), before: Sequence[int] = (), min_tokens: int = 0
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        before: Sequence[int] | TokenIds = (),
+        min_tokens: int = 0,
     ) -> None:
         """`before`: the tokens that the answer's text continues: some tokenizers leave out a text's first blank.
         `min_tokens`: the text of so many tokens is not searched for stops.
@@ -30,7 +36,7 @@ class Detokenizer:
         self._silent: list[int] = []  # tokens since the last text
         self.stopped = False
         for token in before[-_HALF:]:
-            self._decode(token)
+            self._decode(int(token))
 
     def add(self, token: int) -> str:
         """Add a token. Returns the new text that is final; nothing once it has stopped."""

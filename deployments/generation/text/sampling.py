@@ -134,8 +134,8 @@ class Picked:
 
 
 def pick(logits: Numbers, row: RowSamplers) -> list[Picked] | None:
-    """Pick one token for each sampler. None if the logits, float32 [vocabulary], are not finite, or
-    rules leave no token.
+    """Pick one token for each sampler. None if the logits, float32 [vocabulary], are not finite, or if rules leave no
+    token.
     """
     if not np.isfinite(logits.max()):
         return None

@@ -121,8 +121,8 @@ class HybridPlanner:
         with the most tokens per second.
 
         The accelerator alone is always a plan. Other plans must be of one of the `modes` and, if the accelerator has
-        work of its own, take at most `within_s`. Only bulk rows park, and beside others only where two batches do not
-        pay, since rows that are parked could not take part in these.
+        work of its own, take at most `within_s`. Only bulk rows park. None does where two batches would yield more with
+        those that are parked: these cannot take part until they are back.
         """
         alone_s = self._seconds(load)
         worth = alone_s / self._token_s(load) if load != StepLoad() else 0.0
@@ -136,34 +136,20 @@ class HybridPlanner:
                 rate = (worth + tokens) / found.seconds
                 times = (found.seconds, rate, worth, alone_s, found.accelerator_s)
                 plans.append(HybridPlan(PIPELINED, *times, found.first, found.second, host_s=host_s))
-        may_park = all(row.bulk for row in rows) or not self._two_batches_pay(load, rows)
-        if ASYNCHRONOUS in modes and load != StepLoad() and may_park:
-            parkings = self._parked(load, rows, parked, worth)
-            if PIPELINED in modes and parked:
-                parkings = [
-                    plan._replace(parking=()) if self._would_pay(load, rows, parked, worth, plan.rate) else plan
-                    for plan in parkings
-                ]
-            plans += parkings
+        if ASYNCHRONOUS in modes and load != StepLoad() and (plan := self._parked(load, rows, parked, worth)):
+            stops = PIPELINED in modes and self._two_batches_rate(load, rows, parked, worth) > plan.rate
+            plans.append(plan._replace(parking=()) if stops else plan)
         if load != StepLoad():
             plans = [plan for plan in plans if plan.seconds <= max(within_s, alone_s)]
         return max(plans, key=lambda plan: (sum(rows[at].urgent for at in (*plan.first, *plan.second)), plan.rate))
 
-    def _would_pay(self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float, rate: float) -> bool:
-        """Whether two batches would yield more than `rate` if the parked rows could take part, too. Then no more park,
-        until these are back.
-        """
-        tokens = sum(row.tokens for row in rows) // len(rows) if rows else 0
-        found = self.two_batches(load, [*rows, *[HostRow(tokens)] * parked]) if tokens else None
-        return found is not None and (worth + len(found.first) + len(found.second)) / found.seconds > rate
-
-    def _two_batches_pay(self, load: StepLoad, rows: Sequence[HostRow]) -> bool:
-        """APEX's inequality (6), for these rows."""
-        t_gl, t_ga = self.step.linear_s(load), self.step.attention_s(StepLoad(load.rows, load.kv_tokens))
-        if not (t_gl and t_ga):
-            return True
-        each_s = self.slow * self.host.seconds(1, sum(row.tokens for row in rows) / len(rows))
-        return load.rows * each_s / t_ga < 2 * t_gl / t_ga + 3 + t_ga / t_gl
+    def _two_batches_rate(self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float) -> float:
+        """The tokens per second of two batches in which the parked rows could take part, too; 0 without other rows."""
+        if not rows:
+            return 0.0
+        tokens = sum(row.tokens for row in rows) // len(rows)
+        found = self.two_batches(load, [*rows, *[HostRow(tokens)] * parked])
+        return (worth + len(found.first) + len(found.second)) / found.seconds
 
     def _seconds(self, load: StepLoad) -> float:
         return max(_LEAST_S, self.step.seconds(load))
@@ -225,13 +211,13 @@ class HybridPlanner:
                 first.append(number)
         return _Batches(linear0_s, linear1_s, attention_s, host0_s, host1_s, first, second)
 
-    def _parked(self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float) -> list[HybridPlan]:
+    def _parked(self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float) -> HybridPlan | None:
         """The plan that parks bulk rows: as many as arrive in a step, so that parked rows spread over the layers and
         the host is always busy, as far as nobody waits for it. Each passes one layer per step, if the host keeps up.
         """
         bulk = [number for number, row in enumerate(rows) if row.bulk]
         if not bulk and not parked:
-            return []
+            return None
         paced = [number for number, row in enumerate(rows) if not row.bulk]
         found = self.one_batch(load, [rows[number] for number in paced])
         tokens = sum(rows[number].tokens for number in bulk) / len(bulk) if bulk else 1.0
@@ -245,4 +231,4 @@ class HybridPlanner:
         found = found._replace(linear0_s=linear_s)
         rate = (worth + len(first) + arrive) / found.seconds
         times = (found.seconds, rate, worth, self._seconds(load), found.accelerator_s)
-        return [HybridPlan(ASYNCHRONOUS, *times, first, parking=bulk[: math.ceil(parks)])]
+        return HybridPlan(ASYNCHRONOUS, *times, first, parking=bulk[: math.ceil(parks)])
