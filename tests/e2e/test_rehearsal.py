@@ -55,14 +55,21 @@ def test_a_burst_fills_both_queues_and_the_rest_is_told_busy(rehearsal):
     assert int(busy.headers["retry-after"]) >= 1
     assert next(reply for reply in replies if reply.status == 200).headers["x-windve-emulated"] == "true"
     assert rehearsal.get("/info")["windve"]["emulated"] is True
+    wait_until(lambda: count_answered(rehearsal.samples() - before) == 25, "the metrics of 25 answers")
     check_what_prometheus_hears(before, rehearsal.settled_samples())
+
+
+def count_answered(samples):
+    return sum(samples["queries_total", (("outcome", "ok"), ("pool", pool))] for pool in FULL)
 
 
 def check_what_prometheus_hears(before, told):
     """A Router's metrics and an embedder's."""
     more = told - before
-    for pool, ended, count in (("accelerator", "ok", 20), ("cpu", "ok", 5), ("none", "busy", 15)):
-        assert more["queries_total", (("outcome", ended), ("pool", pool))] == count
+    for pool, count in FULL.items():
+        assert more["queries_total", (("outcome", "ok"), ("pool", pool))] == count
+    # Where a Router is slow, HAProxy refuses some of them by itself.
+    assert 0 < more["queries_total", (("outcome", "busy"), ("pool", "none"))] <= 15
     for pool, count in FULL.items():
         tag, device, replicas = (("pool", pool),), SLOW[pool], REPLICAS[pool]
         # Each Router tells of all replicas, and each replica of itself.

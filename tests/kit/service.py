@@ -27,7 +27,7 @@ from calibration.load import Address, HttpReply, burst, request_bytes
 ROOT = Path(__file__).parents[2]
 PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # number of this test process
 ROUTERS = 2  # as on all but the smallest machines; a test about another number says so in its config
-START_TIMEOUT_S = 180
+START_TIMEOUT_S = 300
 STOP_TIMEOUT_S = 90
 GRPC_SERVICES = [  # for all kinds of applications, because they cannot change while a Ray runs
     "serve_app.grpc_services.add_to_server",
