@@ -17,11 +17,11 @@ from transformers import (
     AutoConfig,
 )
 
-from deployments.engines import TokenBatch, Vectors, packed
+from deployments.engines import Vectors, packed
 from deployments.engines.graphed_model import GraphedModel, has_graphs
 from deployments.engines.memory import give_back_freed_memory, keep_freed_memory
 from deployments.engines.packed import heads
-from deployments.engines.packed.model import ModelOutput, PackedModel, Parts, Shadow
+from deployments.engines.packed.model import ModelOutput, PackedModel, Parts
 from deployments.engines.packed.tensors import MissingWeight, Place, Weights
 from deployments.engines.pooled_model import PaddedModel, PooledModel
 from deployments.engines.projection_heads import PooledEncoder
@@ -67,12 +67,12 @@ class Forms:
 class LargeForms:
     """The forms of a model that must never be in memory in float32 as a whole: packed from its files, layer by layer,
     or padded with its own code if it has no packed form. `reference`: what the layers compute in float32, one after the
-    other while the narrow form is built; None if nothing is narrow, or nothing packed.
+    other before the narrow form is built; None if nothing is narrow, or nothing packed.
     """
 
     reference: Vectors | None = None
 
-    def __init__(self, card: ModelCard, probe: TokenBatch) -> None:
+    def __init__(self, card: ModelCard) -> None:
         """Read the model's config. Raises SettingsError if it cannot be read."""
         config = read_config(card)
         classes = MODEL_MAPPING
@@ -80,7 +80,7 @@ class LargeForms:
             classes = (
                 MODEL_FOR_MASKED_LM_MAPPING if card.kind == "sparse" else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
             )
-        self._card, self._probe = card, probe
+        self._card = card
         self._recipe = _Recipe(card, config, classes[type(config)]) if type(config) in classes else None
 
     def builds(self, place: Place, run: Run) -> dict[str, Build]:
@@ -96,15 +96,11 @@ class LargeForms:
         self.reference = None
         give_back_freed_memory()
         try:
-            if place.dtype == torch.float32:
-                return recipe.build(recipe.weights(place))
-            exact = recipe.weights(Place(place.device, torch.float32))
-            ids = torch.from_numpy(self._probe.ids).to(place.device)
-            with torch.inference_mode():
-                shadow = Shadow(recipe.parts(exact), ids, self._probe.lengths, exact.place)
-                model = recipe.build(recipe.weights(place), shadow)
-                self.reference = run(shadow.recorded(recipe.answer(exact)))
-                return model
+            if place.dtype != torch.float32:
+                exact = recipe.weights(Place(place.device, torch.float32))
+                parts = recipe.parts(exact).on_demand()
+                self.reference = run(PackedModel(parts, exact.place, recipe.answer(exact)))
+            return recipe.build(recipe.weights(place))
         except MissingWeight as error:
             raise bad_model(
                 f"a {self._card.model_type} model's weight {error.args[0]} is missing in {self._card.folder}"
@@ -156,9 +152,8 @@ class _Recipe:
         head = heads.build_head(self.model_class.__name__, self.config, weights) if self.card.has_head else None
         return ModelOutput(self.card.pooling, head)
 
-    def build(self, weights: Weights, shadow: Shadow | None = None) -> PackedModel:
-        parts = self.parts(weights)
-        return PackedModel(parts if shadow is None else shadow.beside(parts), weights.place, self.answer(weights))
+    def build(self, weights: Weights) -> PackedModel:
+        return PackedModel(self.parts(weights), weights.place, self.answer(weights))
 
 
 def read_config(card: ModelCard) -> Any:

@@ -167,7 +167,7 @@ class TorchEngine:
                 rows: Vectors = self._heads(encoder, ids, probe.lengths, probe.outputs)[0].cpu().numpy()
             return rows
 
-        forms = LargeForms(card, probe) if card.parameters > LARGE else Forms(card)
+        forms = LargeForms(card) if card.parameters > LARGE else Forms(card)
         candidate, reason = (wanted, "set by hand") if wanted != "auto" else self._quick_dtype()
         for dtype in dict.fromkeys((candidate, "float32")):
             builds = forms.builds(Place(self._device, getattr(self._torch, dtype)), run)

@@ -71,6 +71,14 @@ class Parts:
         """The same, but allowing for tokens to which no token attends."""
         return replace(self, embeddings=lambda: replace(self.embeddings(), hides=True))
 
+    def on_demand(self) -> Parts:
+        """The same, but each block is built anew whenever it computes, so that no two of them are in memory at once."""
+
+        def compute(build: Callable[[], Block], x: torch.Tensor, layout: Layout) -> torch.Tensor:
+            return build()(x, layout)
+
+        return replace(self, blocks=[partial(partial, compute, build) for build in self.blocks])
+
 
 class PackedModel:
     """(ids int32 [tokens], lengths [queries]) -> float32 [queries, dimension], pooled but not normalized, or the head's
@@ -116,48 +124,6 @@ class ModelOutput:
         if each_token:
             return x.float()
         return pool(x, layout, self.pooling) if self.head is None else self.head(x, layout)
-
-
-class Recorded:
-    """The result of a model that no longer exists, for one batch. For that batch it answers like the model."""
-
-    padded = False
-
-    def __init__(self, states: torch.Tensor, layout: Layout, answer: ModelOutput) -> None:
-        self._states, self._layout, self._answer = states, layout, answer
-
-    def __call__(self, ids: torch.Tensor, lengths: Lengths, *, each_token: bool = False) -> torch.Tensor:  # noqa: ARG002
-        return self._answer(self._states, self._layout, each_token=each_token)
-
-
-class Shadow:
-    """A float32 model that computes one batch while a narrow model is built, part by part. No part is kept."""
-
-    def __init__(self, exact: Parts, ids: torch.Tensor, lengths: Lengths, place: Place) -> None:
-        self._exact, self._ids = exact, ids
-        self._layout = Layout.of(lengths, place)
-        self._x = torch.empty(0)
-
-    def beside(self, parts: Parts) -> Parts:
-        """The same parts. When one is built, its float32 counterpart computes the batch."""
-        return Parts(
-            partial(self._embed, parts.embeddings),
-            [partial(self._step, *both) for both in zip(self._exact.blocks, parts.blocks, strict=True)],
-            parts.norm,
-        )
-
-    def recorded(self, answer: ModelOutput) -> Recorded:
-        """The recorded result. Call it after all parts are built."""
-        x = self._x[: self._layout.tokens]
-        return Recorded(x if self._exact.norm is None else self._exact.norm()(x), self._layout, answer)
-
-    def _embed(self, build: Callable[[], Embeddings]) -> Embeddings:
-        self._x = self._layout.add_spare(self._exact.embeddings()(self._ids, self._layout))
-        return build()
-
-    def _step(self, build_exact: Callable[[], Block], build: Callable[[], Block]) -> Block:
-        self._x = build_exact()(self._x, self._layout)
-        return build()
 
 
 _TOKENS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {  # each query's token, by the bounds of the queries
