@@ -101,7 +101,6 @@ class CalibrationResult(RunResult):
     costs: dict[str, CostModel] = field(default_factory=dict)
     lengths: list[int] = field(default_factory=list)
     streams: list[StreamReport] = field(default_factory=list)
-    router_request_s: float | None = None
     verification: VerificationReport | None = None
     why_without_cpu: str | None = None
 
@@ -178,7 +177,6 @@ class CalibrationResult(RunResult):
             ),
             verification=self.verification,
             streams=self.streams,
-            router_request_s=self.router_request_s,
             bursts=self.bursts,
         )
 

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
-from typing import Any
 
 from calibration.fit.latency_model import Sample
 from calibration.fit.lengths import fit_cost, other_lengths
@@ -17,7 +16,7 @@ from calibration.measure.traffic import Traffic
 from calibration.progress import Progress
 from calibration.prove.in_force import trying_out
 from calibration.prove.proof import Load, most_at_once, most_rate, verify
-from calibration.prove.stream import OVERLOAD, Stream, prove, request_cost_s
+from calibration.prove.stream import OVERLOAD, Stream, prove
 from calibration.report.report_model import CalibrationOptions
 from calibration.result import CalibrationResult
 from calibration.service.application import Application, CalibrationFailed, check_replicas, notes_on_pools
@@ -187,7 +186,6 @@ class Calibration:
             self.result.estimates[pool].queries_per_second(depth) * replicas[pool] for pool, depth in depths.items()
         )
         rate = min(OVERLOAD * capacity, most_rate(way))
-        before = await self._hear_routers()
         for name, mixed in (("stream", False), ("stream of mixed lengths", True)):
             stream = Stream(name, rate, options.tokens, mixed)
             arrivals = stream.arrivals(options.slo_s, self.result.info["max_input_length"], options.seed)
@@ -195,14 +193,6 @@ class Calibration:
                 proof = await prove(traffic, stream, arrivals, options.slo_s)
             self.result.streams.append(proof)
             self._progress.done(f"{name}: {proof.late} of {proof.admitted} admitted queries late, {proof.busy} refused")
-        self.result.router_request_s = request_cost_s(before, await self._hear_routers())
-
-    async def _hear_routers(self) -> dict[str, dict[str, Any]]:
-        """What each Router says; nothing if one is silent, because a figure of the report is no reason to fail."""
-        try:
-            return await asyncio.to_thread(self._application.hear_routers)
-        except CalibrationFailed:
-            return {}
 
 
 def _typical_run_s(found: Mapping[str, float]) -> float:

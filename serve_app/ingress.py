@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -111,8 +110,7 @@ class ServiceIngress(AsgiIngress):
         """What `/info` of each model shows of the process."""
         if (door := self._door()) and (counts := self._haproxy.newest()):
             door["haproxy"] = {"host": ray.util.get_node_ip_address(), **counts}  # type: ignore[no-untyped-call]
-        cpu_s = round(time.process_time(), 3)
-        return {"router_busy": round(self._busy_share, 3), "router_cpu_s": cpu_s, "door": door}
+        return {"router_busy": round(self._busy_share, 3), "door": door}
 
     def _door(self) -> dict[str, Any]:
         return self._agent.door.describe(**self._situation()._asdict())

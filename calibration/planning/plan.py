@@ -26,7 +26,6 @@ from calibration.planning.cost import (
 )
 from calibration.report.report_model import CalibrationReport, read_document
 from calibration.report.tables import POOLS, Sheet, percent, plain, print_sheet
-from calibration.report.worth import core_worth_sheet
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 
@@ -171,7 +170,7 @@ def show(plan: CapacityPlan, console: Console) -> None:
         console.print(Text(note, style="yellow"))
     console.print()
     bound, slos = _bound(plan, plan.bound) if plan.bound else None, _slos(plan) if plan.slos else None
-    for sheet in (_purchase(plan), bound, slos, core_worth_sheet(instance.report)):
+    for sheet in (_purchase(plan), bound, slos):
         if sheet is not None:
             print_sheet(console, sheet)
 

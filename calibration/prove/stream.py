@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from calibration.measure.traffic import Traffic
 from calibration.prove.proof import REQUIRED
@@ -66,16 +65,3 @@ async def prove(traffic: Traffic, stream: Stream, arrivals: Sequence[Arrival], s
         f"{found.admitted} admitted queries were answered after {slo_s:g} s; nothing was written. Calibrate when "
         "traffic is low, or increase the SLO"
     )
-
-
-def request_cost_s(before: Mapping[str, Any], after: Mapping[str, Any]) -> float | None:
-    """CPU seconds of a Router for a request of one query, answered or refused. `before`, `after`: what each Router says
-    in `/info`. None if there was no request. Pure.
-    """
-    cpu_s = requests = 0.0
-    for name in before.keys() & after.keys():
-        for sign, said in ((-1, before[name]), (1, after[name])):
-            replicas = [one for pool in said["pools"].values() for one in pool["replicas"].values()]
-            requests += sign * (said["busy_answers"] + sum(one["queries"] for one in replicas))
-            cpu_s += sign * said["router_cpu_s"]
-    return cpu_s / requests if requests else None

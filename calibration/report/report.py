@@ -10,7 +10,7 @@ from calibration.report import plots
 from calibration.report.page import Pictures, Shown, number, seconds, text
 from calibration.report.report_model import CalibrationReport, LatenciesReport, PoolReport
 from calibration.report.tables import DASH, POOLS, Sheet, percent
-from calibration.report.worth import core_worth_sheet, saved_share
+from calibration.report.worth import saved_share
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 
 _QUANTILES = ("p50, s", "p99, s", "slowest, s")
@@ -18,7 +18,7 @@ _QUANTILES = ("p50, s", "p99, s", "slowest, s")
 
 def shown(report: CalibrationReport) -> Shown:
     """The depths, the gain, the verification and the verdict."""
-    sheets = (_depths(report), _gain(report), core_worth_sheet(report), _verification(report), _streams(report))
+    sheets = (_depths(report), _gain(report), _verification(report), _streams(report))
     return Shown(report, verdict(report), (*sheets, _cost(report), _curves(report)), lambda: _pictures(report))
 
 

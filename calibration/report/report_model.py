@@ -255,7 +255,7 @@ class ReportHead(ReportPart):
 
 
 class CalibrationReport(ReportHead):
-    """`report.json`. `router_request_s`: CPU seconds that a request of one query cost a Router in the streams."""
+    """`report.json`."""
 
     emulated_means = (
         "The devices are EMULATED: the depths are true of the emulated curves, not of this machine's devices."
@@ -266,7 +266,6 @@ class CalibrationReport(ReportHead):
     cpu_overflow: CpuOverflowReport
     verification: VerificationReport | None
     streams: list[StreamReport]
-    router_request_s: Seconds | None = None
     bursts: list[Burst]
 
     def capacity(self, name: str) -> int:

@@ -44,7 +44,7 @@ class Application:
     generates = False
 
     def __init__(self, **router):
-        self.router, self.tried, self.restored, self.heard = router, [], 0, 0
+        self.router, self.tried, self.restored = router, [], 0
 
     def router_config(self):
         return {"slo_s": 1.0, **self.router}
@@ -59,11 +59,6 @@ class Application:
         }  # fmt: skip
         windve = {"config_problem": None, "kind": "embedding", "emulated": True}
         return {"model_id": "m", "max_input_length": 512, "windve": {**windve, "pools": pools}}
-
-    def hear_routers(self):
-        """A Router that has refused 500 queries since the last time, in 0.2 s."""
-        self.heard += 1
-        return {"one": {"router_cpu_s": 0.2 * self.heard, "busy_answers": 500 * self.heard, "pools": {}}}
 
     def try_out(self, changes, note=None):
         self.tried.append({pool: changes["user_config"][pool]["queue_depth"] for pool in CURVES})
@@ -182,7 +177,6 @@ def test_depths_costs_and_what_was_proved_are_written(calibrate, tmp_path):
     made = found.report(None, WrittenReport(applied=True))
     report.shown(made).show(console)
     assert "Cost of a query by its length" in console.file.getvalue()
-    assert made.router_request_s == pytest.approx(0.0004)
     page = report.shown(made).write(tmp_path / "report")
     assert "stream of mixed lengths" in page.read_text()
     assert CalibrationReport.parse(json.loads(page.with_name("report.json").read_bytes())) == made

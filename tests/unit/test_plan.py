@@ -11,13 +11,11 @@ from rich.console import Console
 from calibration.generation.generation_result import GenerationCalibrationReport
 from calibration.planning import command, plan, texts
 from calibration.planning.plan import Instance, TrafficDemand, make_plan
-from calibration.report.worth import core_worth, router_cores
 from deployments.errors import SettingsError
 
 REPORT = json.loads((Path(__file__).parents[1] / "kit" / "calibration_report.json").read_text())
 REPORT["application"]["emulated"] = True
 REPORT["pools"]["accelerator"]["depth"] = 96  # as in the paper
-REPORT["router_request_s"] = 0.0008
 REPORT["pools"]["cpu"] |= {"depth": 22, "cores": 48}
 ASKED = ["--peak", "1000", "--average", "400", "--price", "2000"]
 CPU, ACCELERATOR = ("pools", "cpu"), ("pools", "accelerator")
@@ -84,9 +82,6 @@ def test_the_papers_best_case(plan_of):
     assert [row.slo_s for row in found.slos] == [1, 2, 3, 4, 6, 8]
     assert [(row.accelerator, row.cpu) for row in found.slos[:2]] == [(40, 7), (96, 19)]
     assert found.instance.helper is not None
-    per_core = 22 / (22 * 0.0858 + 0.32) / 48
-    assert core_worth(found.instance.report) == {"cpu_pool": pytest.approx(per_core), "router": pytest.approx(1250)}
-    assert router_cores(found.instance.report) == pytest.approx((96 / 1.998 + 22 / (22 * 0.0858 + 0.32)) / 1250)
 
 
 def test_the_tables_lead_with_the_conclusion(planned):
@@ -97,7 +92,7 @@ def test_the_tables_lead_with_the_conclusion(planned):
     )
     text = "\n".join(lines)
     assert plan.EMULATED in text
-    for title in ("What to buy", "How much the CPU can add", "(Eq. 23)", "What a core brings"):
+    for title in ("What to buy", "How much the CPU can add", "(Eq. 23)"):
         assert title in text
     assert "nears 18.6 % (peak)" in text
     assert "The verified depths pass the limit" in text

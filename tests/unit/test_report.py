@@ -178,28 +178,6 @@ def test_every_outcome_renders(change, tmp_path, plain):
     assert all(len(line) <= 100 for line in terminal.splitlines()[:-1])
 
 
-@pytest.mark.parametrize(
-    ("request_s", "cores", "rows", "advice"),
-    [
-        # 19 / (19 * 0.0858 + 0.32) / 10; (95 / 1.98 + 19 / (19 * 0.0858 + 0.32)) * 0.0005
-        (0.0005, 10, ["0.974", "2,000"], ["Routers need 0.029 cores", "lower cpu.cores"]),
-        (0.5, 1, ["9.74", "2"], ["Routers need 29 cores"]),
-        (None, 1, ["9.74", "\N{EN DASH}"], []),
-        (0.05, None, ["\N{EN DASH}", "20"], ["Routers need 2.9 cores"]),
-        (None, None, None, []),
-    ],
-)
-def test_it_says_what_a_core_brings(request_s, cores, rows, advice):
-    made = changed(lambda made: made["pools"]["cpu"].update(cores=cores)) | {"router_request_s": request_s}
-    text = shown(made)
-    assert ("What a core brings" in text) == (rows is not None)
-    if rows is not None:
-        assert [*row(text, "in the CPU pool, at its depth"), *row(text, "in a Router, at least")] == rows
-    for sentence in ("Routers need", "lower cpu.cores"):
-        assert (sentence in text) == any(sentence in one for one in advice)
-    assert all(one in text for one in advice)
-
-
 def test_the_terminal_has_the_tables_of_the_paper():
     made = changed(None)
     made["pools"]["accelerator"]["stress_depth"] = 91

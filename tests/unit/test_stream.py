@@ -11,7 +11,7 @@ from test_load import BUSY, OK, serve
 
 from calibration.load import Address
 from calibration.measure.traffic import Traffic
-from calibration.prove.stream import Stream, prove, request_cost_s
+from calibration.prove.stream import Stream, prove
 from calibration.report.report_model import Burst
 from calibration.service.application import CalibrationFailed
 
@@ -67,18 +67,6 @@ def test_one_in_a_hundred_may_be_late_and_one_more_try_is_given(late, tries):
 def test_what_is_late_twice_is_refused():
     with pytest.raises(CalibrationFailed, match=r"a stream of 60 queries a second: 3 of 100 .* nothing was written"):
         proved(Answers(2, 3))
-
-
-def said(cpu_s, answered, refused):
-    pools = {"accelerator": {"replicas": {"a": {"queries": answered}}}, "cpu": {"replicas": {"b": {"queries": 7}}}}
-    return {"router_cpu_s": cpu_s, "busy_answers": refused, "pools": pools}
-
-
-def test_a_request_costs_what_all_routers_spend_on_those_that_they_handle():
-    before = {"one": said(5.0, 1000, 10), "two": said(3.0, 0, 0), "gone": said(9.0, 50, 5)}
-    after = {"one": said(5.3, 1400, 110), "two": said(3.2, 500, 0), "new": said(1.0, 9000, 0)}
-    assert request_cost_s(before, after) == pytest.approx(0.0005)
-    assert request_cost_s(before, before) is None
 
 
 def test_failures_are_no_proof():
