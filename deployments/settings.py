@@ -115,7 +115,7 @@ class PoolPlace(Strict):
     """Which devices a pool's replicas get, whatever they compute."""
 
     replicas: Replicas = "auto"  # auto: one for each device, or machine, at deployment
-    engine: str = "torch"
+    engine: Literal["torch", "emulated"] = "torch"
     dtype: Dtype = "auto"  # auto: the fastest here that keeps cosine >= 0.999 to float32
     batch_timeout_s: Seconds = 30.0  # after a longer engine run the device counts as hung: the replica is replaced
 
@@ -126,7 +126,6 @@ class AcceleratorPlace(PoolPlace):
     """
 
     device: Literal["auto", "npu", "cuda", "cpu", "none"] = "auto"
-    engine: Literal["torch", "emulated"] = "torch"
     # Replicas that share a device and its memory, each with its own depth. 2: where one process cannot fill the device.
     replicas_per_device: Annotated[int, Field(ge=1, le=100)] = 1
 
@@ -168,8 +167,6 @@ class AcceleratorSettings(AcceleratorPlace, EngineSettings):
 
 class CpuSettings(CpuPlace, EngineSettings):
     """The CPU pool of embeddings."""
-
-    engine: Literal["auto", "torch", "openvino", "emulated"] = "auto"  # auto: the fastest installed one
 
 
 class BodyLimits(Strict):

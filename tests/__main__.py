@@ -15,7 +15,7 @@ from rich.table import Table
 SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "worksteal")
 PARTS = {
     "unit": ("tests/unit", *SIDE_BY_SIDE),
-    "models": ("tests/models", *SIDE_BY_SIDE),  # each process loads PyTorch and OpenVINO
+    "models": ("tests/models", *SIDE_BY_SIDE),  # each process loads PyTorch
     # Each process has a Ray. Three keep two cores busy: emulated devices wait. tests/e2e/conftest.py sorts the files.
     "e2e": ("tests/e2e", "-n", "3", "--dist", "loadscope", "--no-loadscope-reorder"),
 }

@@ -45,7 +45,7 @@ class Way:
         return " ".join(word for word in (self.engine, self.dtype, self.form) if word)
 
 
-_FORMS = (("torch", "packed"), ("torch", "padded"), ("openvino", ""))
+_FORMS = (("torch", "packed"), ("torch", "padded"))
 WAYS = tuple(Way(engine, dtype, form) for dtype in ("bfloat16", "float32") for engine, form in _FORMS)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -148,15 +147,6 @@ def create_engine(card: ModelCard, settings: EngineSettings, device: str, thread
 
         assert settings.emulated is not None
         return EmulatedEngine(card, settings.emulated)
-    if settings.engine == "openvino":
-        from deployments.engines.openvino_engine import OpenVinoEngine
-
-        return OpenVinoEngine(card, settings, threads)
     from deployments.engines.torch_engine import TorchEngine
 
-    load_torch = partial(TorchEngine, card, settings, device, threads)
-    if settings.engine == "auto":
-        from deployments.engines.auto_select import auto_select
-
-        return auto_select(load_torch, card, settings, threads)
-    return load_torch()
+    return TorchEngine(card, settings, device, threads)

@@ -1,18 +1,14 @@
-"""A transformer with its pooling or head, as one torch module, and the padding of queries for it. Imports torch.
-
-Both engines use it: torch runs this module, and OpenVINO exports it.
-"""
+"""A transformer with its pooling or head, as one torch module, and the padding of queries for it. Imports torch."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import (
     AutoConfig,
@@ -37,8 +33,6 @@ logger = logging.getLogger("ray.serve")
 _WITH_DECODER = {"mt5", "t5", "umt5"}  # only the encoder of these is an embedding model
 _PROBE_LENGTHS = (3, 8, 24, 75, 200)  # tokens of the inputs for comparisons
 
-Ids = npt.NDArray[np.int64]  # shape [queries, tokens], padded on the right
-
 
 class PooledModel(torch.nn.Module):
     """(ids, mask), int64 [queries, tokens], padded on the right -> float32 [queries, dimension], not normalized.
@@ -47,7 +41,7 @@ class PooledModel(torch.nn.Module):
     the vocabulary, which is the largest log(1 + relu(logit)) of any token.
     """
 
-    def __init__(self, card: ModelCard, attention: str | None = None, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, card: ModelCard, dtype: torch.dtype = torch.float32) -> None:
         """Load the weights. Raises SettingsError if the model's files cannot be loaded."""
         super().__init__()
         self._pooling, self._types = card.pooling, card.token_types
@@ -61,7 +55,6 @@ class PooledModel(torch.nn.Module):
                 trust_remote_code=card.trust_remote_code,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are rejected below, by name
-                **({"attn_implementation": attention} if attention else {}),
                 **({"config": AutoConfig.for_model(**card.config)} if card.config else {}),
             )
         absent = sorted(
@@ -165,17 +158,6 @@ class PaddedModel:
         return pooled
 
 
-def pad(queries: Sequence[npt.NDArray[np.int32]]) -> tuple[Ids, Ids]:
-    """Pad queries of any length. Returns (ids, mask)."""
-    longest = max(map(len, queries))
-    ids = np.zeros((len(queries), longest), dtype=np.int64)
-    mask = np.zeros_like(ids)
-    for row, query in enumerate(queries):
-        ids[row, : len(query)] = query
-        mask[row, : len(query)] = 1
-    return ids, mask
-
-
 def probe_batch(card: ModelCard) -> TokenBatch:
     """A batch of fixed pseudo-random token ids of several lengths, on which number formats are compared."""
     lengths = [min(length, card.max_tokens) for length in _PROBE_LENGTHS]
@@ -228,7 +210,3 @@ def tolerance(card: ModelCard) -> Tolerance:
     if card.kind == "multi_vector":  # its tokens' similarities are added up
         return _MEAN_COSINE
     return _OF_SCORES if card.kind in SCORING else _COSINE
-
-
-def describe_threads(threads: int) -> str:
-    return f"cpu, {threads} thread{'s' if threads > 1 else ''}"

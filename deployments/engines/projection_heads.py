@@ -68,17 +68,6 @@ class ProjectionHeads(torch.nn.Module):
         return functional.normalize(rows, dim=-1) if output == "multi_vector" else rows
 
 
-class Whole(torch.nn.Module):
-    """(ids, mask), int64 [queries, tokens] -> the output "text" of each query, as one module for export."""
-
-    def __init__(self, model: torch.nn.Module, heads: ProjectionHeads) -> None:
-        super().__init__()
-        self._model, self._heads = model, heads
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return self._heads.text(self._model(ids, mask))
-
-
 class Projected(torch.nn.Module):
     """[rows, inputs of the first projection] -> float32 [rows, outputs of the last]. Without projections, rows pass
     unchanged.

@@ -20,8 +20,7 @@ _TURNS = 7
 _EXACT = "float32"
 _PRODUCT = (256, 768, 3072)  # tokens, and the largest weights of a layer of BERT-base
 
-# Three kinds of traffic with about as many tokens each, so that none outweighs the others.
-_SHORT = (16,) * 64  # search queries
+# Two kinds of traffic with about as many tokens each.
 _EQUAL = (75,) * 16  # the paper's queries
 _MIXED = (11, 87, 24, 198, 36, 56, 18, 121, 42, 323, 30, 65, 75, 49, 150, 102)  # sentences, and some passages
 _TIMES = 3  # the first run includes one-time preparations
@@ -78,13 +77,8 @@ def _product(dtype: str) -> Callable[[], object]:
 class Speed:
     """Seconds of a batch of each kind. `queries_per_s`: for queries of 75 tokens, 16 at once."""
 
-    short_s: float
     equal_s: float
     mixed_s: float
-
-    @property
-    def seconds(self) -> float:
-        return self.short_s + self.equal_s + self.mixed_s
 
     @property
     def queries_per_s(self) -> float:
@@ -112,4 +106,4 @@ def measured_throughput(
             taken.append(clock() - started)
         return min(taken) * len(lengths) / len(within)
 
-    return Speed(seconds(_SHORT), seconds(_EQUAL), seconds(_MIXED))
+    return Speed(seconds(_EQUAL), seconds(_MIXED))

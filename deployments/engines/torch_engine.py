@@ -64,16 +64,16 @@ class TorchEngine:
 
         with one_sentence("computed", card):
             dtype, why, agreed = self._choose(settings.dtype)
-            self.speed = measured_throughput(self, card, _LARGE_QUERIES if card.parameters > LARGE else None)
+            speed = measured_throughput(self, card, _LARGE_QUERIES if card.parameters > LARGE else None)
         self.info = EngineInfo(
             engine="torch",
             device=self._describe_device(threads),
             dtype=dtype,
             dimension=card.dimension,
             emulated=False,
-            why=f"{why}; {self.speed}",
+            why=f"{why}; {speed}",
             agreement=agreed,
-            queries_per_s=round(self.speed.queries_per_s, 1),
+            queries_per_s=round(speed.queries_per_s, 1),
         )
 
     @property
@@ -203,10 +203,8 @@ class TorchEngine:
         return quick_cpu_dtype() if self._card.parameters > LARGE else quickest_cpu_dtype()
 
     def _describe_device(self, threads: int) -> str:
-        from deployments.engines.pooled_model import describe_threads
-
         if self._device.type == "cpu":
-            return describe_threads(threads)
+            return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
         backend = getattr(self._torch, self._device.type)
         return f"{self._device}, {backend.get_device_name(self._device)}"
 

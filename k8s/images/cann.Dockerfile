@@ -10,7 +10,7 @@ COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 COPY serve_app serve_app
 COPY deployments deployments
 COPY calibration calibration
-# No OpenVINO: the CPUs beside NPUs are mostly Kunpeng's. CANN's compiler wants the last three. The base has gcc, which builds
+# CANN's compiler wants the last three. The base has gcc, which builds
 # the kernels in C. The index keeps CUDA's packages out on x86.
 RUN /opt/windve/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu \
         -c constraints.txt '.[demo,npu,calibration,generation,sentencepiece,traces]' decorator attrs scipy

@@ -12,7 +12,7 @@ COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 COPY serve_app serve_app
 COPY deployments deployments
 COPY calibration calibration
-RUN /opt/windve/bin/pip install -c constraints.txt '.[demo,openvino,calibration,generation,sentencepiece,traces]'
+RUN /opt/windve/bin/pip install -c constraints.txt '.[demo,calibration,generation,sentencepiece,traces]'
 # -P: the installed package, not the source beside it. An image without the kernels would serve, only slower: refuse to build it.
 RUN ln -s "$(/opt/windve/bin/python -Pc 'import deployments.serve_adapter as adapter; print(*adapter.__path__)')/haproxy.sh" /opt/windve/bin/windve-haproxy \
     && test -x /opt/windve/bin/windve-haproxy \

@@ -114,5 +114,4 @@ def real(shared, prompted):
     args = config["applications"][0]["args"]
     args["model"]["id"] = str(prompted)
     args["accelerator"] = {"device": "cpu"}
-    args["cpu"]["engine"] = "torch"  # no race with OpenVINO at each start
     return shared.serve(by_depth(config, accelerator=20, cpu=8))

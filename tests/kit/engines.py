@@ -3,8 +3,6 @@
 import threading
 
 import numpy as np
-import pytest
-import torch
 
 from deployments.engines import TokenBatch, create_engine, embed
 from deployments.models.model_files import read_model_card
@@ -12,19 +10,15 @@ from deployments.settings import CpuSettings, ModelSettings
 
 FORMS = ("packed", "padded")
 NEVER = threading.Event()
-_DECODERS = {"gemma3_text", "llama", "mistral", "qwen2", "qwen3"}
 
 
 def card_of(folder, **settings):
     return read_model_card(ModelSettings(id=str(folder), **settings))
 
 
-def engine_of(card, name="torch", *, form=None, threads=1, **settings):
+def engine_of(card, *, form=None, threads=1, **settings):
     """An engine in this `form`, or in the faster one."""
-    version = tuple(map(int, torch.__version__.split(".")[:2]))
-    if name == "openvino" and card.model_type in _DECODERS and version < (2, 13):
-        pytest.skip(f"PyTorch {torch.__version__} cannot export a decoder for OpenVINO")
-    settings = CpuSettings(**{"engine": name, "dtype": "float32"} | settings)
+    settings = CpuSettings(**{"dtype": "float32"} | settings)
     engine = create_engine(card, settings, "cpu", threads)
     if form is not None:
         engine.use(form, settings.dtype)

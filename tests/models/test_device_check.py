@@ -8,12 +8,10 @@ from transformers import CONFIG_MAPPING
 from calibration.devices.shapes import SHAPES, BertShape, CausalShape
 from calibration.devices.tasks import Plan, find_device, tasks
 from deployments.engines.packed.model import PackedModel
-from deployments.settings import CpuSettings
 
 
 @pytest.fixture
-def plan(tmp_path, monkeypatch):
-    monkeypatch.setattr(Plan, "settings", lambda _: CpuSettings(engine="torch"))  # OpenVINO takes long to start
+def plan(tmp_path):
     return dataclasses.replace(
         Plan.of("cpu", tmp_path, quick=True),
         encoder=BertShape(64, 2, 4, 128),

@@ -12,16 +12,14 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import Sequence
 
-from deployments.engines import Stopped, TokenBatch, auto_select, create_engine, embed
-from deployments.engines.auto_select import RaceCache
+from deployments.engines import Stopped, TokenBatch, embed
 from deployments.engines.emulated import EmulatedEngine, run_seconds
 from deployments.engines.micro_batches import window_tokens
 from deployments.engines.packed.families import bert
-from deployments.engines.torch_engine import LARGE
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
 from deployments.models.text_pairs import Cuts
 from deployments.models.tokenizer import Tokenizer
-from deployments.settings import CpuSettings, EmulatedDevice
+from deployments.settings import EmulatedDevice
 from tests.kit.engines import NEVER, card_of, engine_of, rows_of
 from tests.kit.kinds_of_models import PACKAGE
 
@@ -48,31 +46,13 @@ def exact(card):
     return engine_of(card, form="padded")
 
 
-@pytest.fixture(scope="module")
-def compiled(card):
-    """By OpenVINO, which takes it seconds."""
-    return engine_of(card, "openvino")
-
-
 def cosines(one, other):
     return np.sum(one * other, axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
 
 
-@pytest.mark.parametrize(
-    ("engine", "dtype", "most_tokens"),
-    [
-        ("torch", "float32", 16384),
-        ("torch", "float32", 300),
-        ("torch", "bfloat16", 16384),
-        ("openvino", "float32", 16384),
-        ("openvino", "bfloat16", 300),
-    ],
-)
-def test_same_vector_alone_in_a_batch_and_in_small_passes(request, card, queries, exact, engine, dtype, most_tokens):
-    if (engine, dtype) == ("openvino", "float32"):
-        made = request.getfixturevalue("compiled")
-    else:
-        made = engine_of(card, engine, dtype=dtype, max_batch_tokens=most_tokens)
+@pytest.mark.parametrize(("dtype", "most_tokens"), [("float32", 16384), ("float32", 300), ("bfloat16", 16384)])
+def test_same_vector_alone_in_a_batch_and_in_small_passes(card, queries, exact, dtype, most_tokens):
+    made = engine_of(card, dtype=dtype, max_batch_tokens=most_tokens)
     made.probe()
     alone = np.concatenate([rows_of(exact, [query]) for query in queries])
     assert cosines(rows_of(made, queries), alone).min() >= (0.9999 if dtype == "float32" else 0.999)
@@ -90,50 +70,14 @@ def test_a_model_that_does_not_compute_is_noticed(card, monkeypatch):
         made.probe()
 
 
-@pytest.mark.parametrize("engine", ["auto", "torch", "openvino"])
-def test_auto_says_why(request, card, engine):
-    made = request.getfixturevalue("compiled") if engine == "openvino" else engine_of(card, engine, dtype="auto")
-    info = made.info
-    assert info.engine.startswith("" if engine == "auto" else engine)
+def test_auto_says_why(card):
+    info = engine_of(card, dtype="auto").info
+    assert info.engine == "torch"
     assert "queries/s" in info.why
-    assert ("packed" in info.why) == (engine != "openvino")
-    assert ("openvino" in info.why or "openvino" in info.engine) == (engine != "torch")
+    assert "packed" in info.why
     assert info.dtype in {"bfloat16", "float32"}
     assert info.agreement is None or info.agreement >= 0.999
     assert not info.emulated
-
-
-def test_openvino_reports_nothing_to_anybody(compiled):
-    from openvino.tools.ovc import telemetry_utils  # openvino is imported by now, as the product does it
-
-    assert telemetry_utils.tm.__name__ == "openvino.tools.ovc.telemetry_stub"
-
-
-def test_what_openvino_cannot_compile_is_served_by_torch(card, monkeypatch, caplog):
-    def fails(*_):
-        raise RuntimeError("no such operation")
-
-    monkeypatch.setattr("openvino.convert_model", fails)
-    with caplog.at_level(logging.INFO, logger="ray.serve"):
-        assert engine_of(card, "auto", dtype="auto").info.engine == "torch"
-    assert "cannot be compiled by openvino here: no such operation" in caplog.text
-
-
-def test_an_openvino_that_won_and_fails_now_is_left_out(card, monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(auto_select, "KEPT_S", 3600.0)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
-    for _ in range(2):
-        RaceCache(card, CpuSettings(), 1).keep("openvino 1", "torch: slower")
-    monkeypatch.setattr("openvino.convert_model", lambda *_: 1 / 0)
-    with caplog.at_level(logging.INFO, logger="ray.serve"):
-        assert create_engine(card, CpuSettings(), "cpu", 1).info.engine == "torch"
-    assert "but cannot be used now" in caplog.text
-
-
-def test_a_large_model_is_not_compiled_for_a_race(card, monkeypatch):
-    monkeypatch.setattr("openvino.convert_model", lambda *_: pytest.fail("converted"))
-    large = dataclasses.replace(card, parameters=LARGE + 1)
-    assert engine_of(large, "auto", dtype="auto").info.engine == "torch"
 
 
 def test_weights_that_are_not_there_are_not_made_up(card, tmp_path):
@@ -151,12 +95,9 @@ def mean_of_tokens(vectors):
     return np.stack([one.mean(0) for one in np.split(vectors, np.cumsum(LENGTHS)[:-1])])
 
 
-@pytest.mark.parametrize(("form", "threads"), [("packed", 2), ("padded", 2), ("openvino", 1)])
+@pytest.mark.parametrize(("form", "threads"), [("packed", 2), ("padded", 2)])
 def test_passes_are_every_query_once_with_its_own_vectors(card, queries, exact, form, threads):
-    if form == "openvino":
-        engine = engine_of(card, form, max_batch_tokens=200)
-    else:
-        engine = engine_of(card, form=form, threads=threads, max_batch_tokens=200)
+    engine = engine_of(card, form=form, threads=threads, max_batch_tokens=200)
     assert engine.micro_batch_tokens == window_tokens(200, threads, padded=form != "packed")
     for output in ("text", "tokens"):
         batch = TokenBatch.pack(queries, (output,))

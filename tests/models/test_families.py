@@ -160,13 +160,6 @@ def test_weights_that_the_config_does_not_speak_of_are_refused(tmp_path):
         engine_of(card_of(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["jina", "modernbert", "gte multilingual"], scope="module")
-def test_openvino(family):
-    queries = queries_of(LENGTHS["ragged"])
-    found = rows_of(engine_of(card_of(family.folder), "openvino"), queries)
-    np.testing.assert_allclose(found, np.concatenate(family.pooled(queries)), **EXACT)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_bfloat16(family, form):
     """Random weights are stronger than trained ones: these lose less."""

@@ -22,7 +22,6 @@ QUERY = "where does the overflow go"
 TEXTS = ["to the CPU", "a", "", "it is told busy " * 12, "word " * 400, "the [SEP] of [SEP] texts", "队列 深度 ünïcode"]
 SINGLES = [text for text in TEXTS if text]
 PAIRS = [Pair(QUERY, text) for text in TEXTS] + [Pair("long query " * 150, "long text " * 150), Pair("", "no query")]
-FAMILIES_OF_OPENVINO = ["bert reranker", "roberta classifier", "distilbert classifier", "bert sparse"]
 
 
 @pytest.fixture(scope="module")
@@ -65,21 +64,17 @@ def tokenized(card, queries):
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "engine"), [*((name, "torch") for name in KINDS), *((name, "openvino") for name in FAMILIES_OF_OPENVINO)]
-)
-def test_numbers_are_the_librarys_own_alone_and_in_a_batch(saved, name, engine):
+@pytest.mark.parametrize("name", KINDS)
+def test_numbers_are_the_librarys_own_alone_and_in_a_batch(saved, name):
     card = load(saved(name), name)
     assert card.kind == name.rpartition(" ")[2]
     queries = SINGLES if card.kind == "sparse" else [*SINGLES, *PAIRS]
     ids, wanted = tokenized(card, queries), reference(saved(name), name, queries)
-    built = engine_of(card, engine)
-    check_rows(built, ids, wanted, **EXACT)
-    if engine == "torch":
-        assert built.form == "packed"
-        for form in FORMS:
-            built.use(form, "float32")
-            check_rows(built, ids, wanted, **EXACT)
+    built = engine_of(card)
+    assert built.form == "packed"
+    for form in FORMS:
+        built.use(form, "float32")
+        check_rows(built, ids, wanted, **EXACT)
 
 
 def test_scores_are_those_of_sentence_transformers(saved):

@@ -86,15 +86,14 @@ def reference(folder, template, pairs, max_length):
     return np.array(scores)
 
 
-@pytest.mark.parametrize("engine", ["torch", "openvino"])
-def test_scores_are_the_authors_own_alone_and_in_a_batch(judge, engine):
+def test_scores_are_the_authors_own_alone_and_in_a_batch(judge):
     template, folder = judge
     card = card_of(folder, template=template)
     assert (card.kind, card.dimension, card.labels) == ("reranker", 1, (WORDS[template][0],))
     wanted = reference(folder, template, PAIRS, card.max_tokens)
     assert np.ptp(wanted) > 0.1  # else they would agree whatever is computed
     ids = Tokenizer(card).encode_pairs(PAIRS, Cuts(truncate=True))
-    check_rows(engine_of(card, engine), ids, wanted[:, None], **EXACT)
+    check_rows(engine_of(card), ids, wanted[:, None], **EXACT)
 
 
 def test_one_that_was_converted_to_a_classifier_scores_as_it_did(judge, tmp_path):
@@ -112,7 +111,7 @@ def test_one_that_was_converted_to_a_classifier_scores_as_it_did(judge, tmp_path
     assert card_of(folder).judge == (card.judge if template == "qwen3-reranker" else None)  # known by its name
     wanted = reference(source, template, PAIRS, card.max_tokens)
     ids = Tokenizer(card).encode_pairs(PAIRS, Cuts(truncate=True))
-    check_rows(engine_of(card, "torch"), ids, wanted[:, None], **EXACT)
+    check_rows(engine_of(card), ids, wanted[:, None], **EXACT)
 
 
 def test_prompts_are_the_authors_own_at_any_length(judge):

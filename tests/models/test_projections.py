@@ -9,7 +9,6 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from deployments.engines import TokenBatch
-from deployments.errors import SettingsError
 from deployments.models.encoder import Encoder
 from deployments.models.outputs import join, unpack
 from deployments.models.text_pairs import Cuts
@@ -76,7 +75,6 @@ def test_dense_modules_after_pooling(tmp_path, pooling, stack, config):
         engine.use(form, "float32")
         check_rows(engine, ids, wanted, **EXACT)
         assert rows_of(engine, ids, "tokens").shape == (sum(map(len, ids)), HIDDEN)  # as they leave the transformer
-    check_rows(engine_of(card, "openvino"), ids, wanted, **EXACT)
     units = SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(units, [row[0] / np.linalg.norm(row) for row in wanted], **EXACT)
 
@@ -160,8 +158,3 @@ def test_what_the_router_makes_of_the_numbers(m3, wanted):
 
 def test_m3_as_an_embedding_model_has_the_one_kind(m3):
     assert card_of(m3[0], kind="embedding").kinds == ("embedding",)
-
-
-def test_openvino_leaves_m3_to_torch(m3):
-    with pytest.raises(SettingsError, match=r"args\.cpu\.engine: openvino does not compute the sparse"):
-        engine_of(card_of(m3[0]), "openvino")

@@ -33,7 +33,7 @@ BAD_ARGS = [
     ({**MODEL, "cpu": {"cores": "two"}}, "args.cpu.cores: should be 'auto' or a valid integer, not 'two'"),
     ({**MODEL, "cpu": {"cores": 0}}, "args.cpu.cores: should be 'auto' or greater than or equal to 1, not 0"),
     ({**MODEL, "cpu": {"engine": "emulated"}}, "args.cpu: engine: emulated needs"),
-    ({**MODEL, "cpu": {"emulated": EMULATED["emulated"]}}, "args.cpu: `emulated` is given but the engine is auto"),
+    ({**MODEL, "cpu": {"emulated": EMULATED["emulated"]}}, "args.cpu: `emulated` is given but the engine is torch"),
     ({**MODEL, "cpu": EMULATED}, "args: accelerator.engine and cpu.engine: emulated and real engines cannot be mixed"),
     ({**MODEL, "accelerator": {"replicas_per_device": 0}}, "args.accelerator.replicas_per_device: should be greater"),
     (

@@ -31,7 +31,7 @@ def test_an_entry_replaces_what_is_said_of_all():
     )
     assert args.several
     a, b = args.models["a"], args.models["b"]
-    assert (a.cpu.engine, b.cpu.engine, b.cpu.cores) == ("torch", "auto", 2)
+    assert (a.cpu.engine, b.cpu.engine, b.cpu.cores) == ("torch", "torch", 2)
     assert a.limits.max_body_bytes == b.limits.max_body_bytes == 9
     assert Args({**A, "cpu": {"engine": "torch"}}).models == {
         "a": a.model_copy(update={"limits": Settings.parse(A).limits})

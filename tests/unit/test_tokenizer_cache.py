@@ -59,6 +59,12 @@ def test_answers_of_a_models_own_code_are_not_kept(asking):
     assert asking(trust_remote_code=True)[1]
 
 
+def test_another_users_file_is_not_read(asking, monkeypatch):
+    asking()
+    monkeypatch.setattr(os, "getuid", lambda: 12_345)
+    assert asking()[1]
+
+
 def test_half_a_file_or_none_that_can_be_written_is_no_harm(asking, model, tmp_path):
     asking()
     (kept,) = (tmp_path / "home" / "windve" / "tokenizers").iterdir()
