@@ -9,7 +9,7 @@
 # make check    ruff, mypy and import-linter
 # make docs     the documentation with search, on http://127.0.0.1:8001
 # make proto    the gRPC messages anew, after a change to serve_app/proto/*.proto
-# make manifests   what is generated, anew: k8s/'s Serve configs, the schema of a Serve config
+# make manifests   what is generated, anew: k8s/'s Serve configs
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
@@ -74,7 +74,6 @@ proto: $(VENV)/.test
 
 manifests: $(VENV)/.test
 	$(BIN)/python -m k8s.serve_config
-	$(BIN)/python -m serve_app.config.schema
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix $(SOURCES)

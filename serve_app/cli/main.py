@@ -30,7 +30,6 @@ COMMANDS = {
     "plan": Command("calibration.planning.command", "compute devices and money for a demand, from a calibration"),
     "bench": Command("serve_app.cli.bench", "run benchmarks: windve and other servers (in the repository)"),
     "convert": Command("serve_app.convert", "write a model as safetensors, for hosts without access to a hub"),
-    "schema": Command("serve_app.cli.schema", "print the JSON Schema of a Serve config, for editors"),
 }
 _EXAMPLES = """\
 examples:
@@ -59,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise
         print(f"windve: {name} needs {error.name}: pip install 'windve[calibration]'", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # as in `windve schema | head`
+    except BrokenPipeError:  # as in `windve top --once | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

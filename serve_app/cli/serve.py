@@ -21,7 +21,7 @@ examples:
   windve serve --port 8001 --grpc-port 9001          a second service beside the first
   windve serve serve_app/generation.yaml             generated text (paths of the repository)
 
-All other settings are in CONFIG: `windve check CONFIG` checks it, `windve schema` lets an editor complete it."""
+All other settings are in CONFIG: `windve check CONFIG` checks it."""
 
 
 def main(words: Sequence[str]) -> None:

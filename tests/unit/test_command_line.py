@@ -26,9 +26,7 @@ def status_of(*words):
         return ended.code
 
 
-@pytest.mark.parametrize(
-    "words", [["--help"], ["--version"], ["serve", "--help"], ["schema", "--help"], ["calibrate", "--help"]]
-)
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["serve", "--help"], ["calibrate", "--help"]])
 def test_help_imports_nothing_heavy(words):
     code = f"import sys; from serve_app.cli.main import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n\
 sys.exit(str(found) if (found := {HEAVY} & sys.modules.keys()) else 0)"
@@ -250,6 +248,7 @@ def test_calibrate_names_what_is_not_installed(monkeypatch, capsys):
 
 
 def test_a_reader_that_goes_is_no_error():
-    command = f"{sys.executable} -m serve_app schema | head -c 1"
+    code = "from serve_app.cli import check, main; check.main = lambda _: print(10**6 * 'x'); main.main(['check'])"
+    command = f'{sys.executable} -c "{code}" | head -c 1'
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"{", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"x", b"")

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 WITH_RAY = {
     "serve_app.app",
-    *(f"serve_app.config.{name}" for name in ("cluster_plan", "schema", "serve_deployments", "service_config")),
+    *(f"serve_app.config.{name}" for name in ("cluster_plan", "serve_deployments", "service_config")),
     *(f"serve_app.{name}" for name in ("embedding.grpc_calls", "ingress")),
     "serve_app.rpc",
     *(f"serve_app.generation.{name}" for name in ("generation_app", "grpc_calls")),
