@@ -11,7 +11,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from filelock import FileLock
@@ -74,35 +74,28 @@ def safe_folder(folder: Path) -> Path:
                     "%s: %s read by torch.load(weights_only=True), and kept as safetensors in %s",
                     folder, " and ".join(pickles) + (" is" if len(pickles) == 1 else " are"), kept,
                 )  # fmt: skip
-                make_folder(folder, kept, pickles, take=lambda source, link: link.symlink_to(source.resolve()))
+                _make_folder(folder, kept, pickles)
     except OSError as error:
         raise bad_model(
             f"{folder} holds pickled weights, and the safetensors made of them cannot be kept: {error}; "
-            "make them elsewhere by: windve convert"
+            "set HF_HOME to a folder with room, which may be written"
         ) from None
     return kept
 
 
-def make_folder(
-    folder: Path,
-    target: Path,
-    pickles: Mapping[str, str],
-    *,
-    take: Callable[[Path, Path], object] = shutil.copyfile,
-) -> None:
-    """Create the folder `target` with the model of `folder`: safetensors in place of `pickles`, and everything else by
-    `take` (copy or link). It creates all of it or nothing.
+def _make_folder(folder: Path, target: Path, pickles: Mapping[str, str]) -> None:
+    """Create the folder `target` with the model of `folder`: safetensors in place of `pickles`, and links to everything
+    else. It creates all of it or nothing.
 
     Raises OSError, and SettingsError if a pickle holds anything but tensors.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as beside:
         made = Path(beside) / target.name
         others = _others(folder)
         for name in (*others, *pickles.values()):
             (made / name).parent.mkdir(parents=True, exist_ok=True)
         for name in others:
-            take(folder / name, made / name)
+            (made / name).symlink_to((folder / name).resolve())
         needed, free = sum((folder / name).stat().st_size for name in pickles), shutil.disk_usage(made).free
         if needed > free:
             raise OSError(f"{needed / 2**30:.1f} GiB are needed in {target.parent}, and {free / 2**30:.1f} are free")

@@ -29,7 +29,6 @@ COMMANDS = {
     "calibrate": Command("calibration.command", "measure, prove and save what a query costs on this hardware"),
     "plan": Command("calibration.planning.command", "compute devices and money for a demand, from a calibration"),
     "bench": Command("serve_app.cli.bench", "run benchmarks: windve and other servers (in the repository)"),
-    "convert": Command("serve_app.convert", "write a model as safetensors, for hosts without access to a hub"),
 }
 _EXAMPLES = """\
 examples:

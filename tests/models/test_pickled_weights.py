@@ -174,7 +174,7 @@ def test_the_poison_works(tmp_path):
 def test_no_room_and_no_place_are_one_sentence(tmp_path, monkeypatch):
     pickled(tmp_path / "model")
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
-    with pytest.raises(SettingsError, match=r"cannot be kept: 0\.0 GiB are needed in .*; make them elsewhere by: "):
+    with pytest.raises(SettingsError, match=r"cannot be kept: 0\.0 GiB are needed in .*; set HF_HOME "):
         safe_folder(tmp_path / "model")
     shutil.rmtree(tmp_path / "home")
     (tmp_path / "home").write_text("a file")
