@@ -77,7 +77,6 @@ class EngineInfo:
     emulated: bool
     why: str
     agreement: float | None = None
-    queries_per_s: float | None = None  # measured at start with queries of 75 tokens, 16 at once
 
 
 class Stopped(Exception):

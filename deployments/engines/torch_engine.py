@@ -19,7 +19,7 @@ import numpy as np
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed, probe
 from deployments.engines.memory import bound_prepared_operations, keep_freed_memory
 from deployments.engines.micro_batches import cut_batch, window_tokens
-from deployments.engines.races import measured_throughput, quickest_cpu_dtype
+from deployments.engines.races import quickest_cpu_dtype
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import quick_cpu_dtype
 from deployments.models.model_files import ModelCard
@@ -33,7 +33,6 @@ logger = logging.getLogger("ray.serve")
 
 _FEWEST_PASS_TOKENS = 256  # smaller passes cost more than a tenth of the throughput
 LARGE = 1_000_000_000  # parameters; a larger model is never in memory in float32
-_LARGE_QUERIES = 2  # queries on which such a model is timed, since each takes seconds on a CPU
 _CPU_PASS_TOKENS = 1024  # fits into a core's caches; larger passes were slower on each CPU measured
 
 
@@ -64,16 +63,14 @@ class TorchEngine:
 
         with one_sentence("computed", card):
             dtype, why, agreed = self._choose(settings.dtype)
-            speed = measured_throughput(self, card, _LARGE_QUERIES if card.parameters > LARGE else None)
         self.info = EngineInfo(
             engine="torch",
             device=self._describe_device(threads),
             dtype=dtype,
             dimension=card.dimension,
             emulated=False,
-            why=f"{why}; {speed}",
+            why=why,
             agreement=agreed,
-            queries_per_s=round(speed.queries_per_s, 1),
         )
 
     @property
