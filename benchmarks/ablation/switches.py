@@ -22,8 +22,7 @@ from benchmarks.kit.serving import ROOT
 from deployments.admission import fair_share, least_squares, predictor, probe, starvation
 from deployments.admission.predictor import Predictor
 from deployments.embedding import placer, router, run_loop
-from deployments.embedding.channel import Channel
-from deployments.embedding.link import Link
+from deployments.embedding.link import Channel, Link
 from deployments.embedding.placer import Placer
 from deployments.embedding.retries import Placement
 from deployments.embedding.scheduler import cost_fit, current_run, limits, pacing

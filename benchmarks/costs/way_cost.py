@@ -25,8 +25,8 @@ import uvloop
 from benchmarks.kit.texts import of_tokens
 from benchmarks.simulation.application import NoInstruments
 from deployments.embedding import router
-from deployments.embedding.channel import Channel
 from deployments.embedding.frames import Offers, PassAnswers, Report
+from deployments.embedding.link import Channel
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
 from deployments.embedding.router import Router

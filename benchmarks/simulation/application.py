@@ -21,9 +21,8 @@ from benchmarks.simulation.arrivals import Arrival
 from benchmarks.simulation.device import Device, Engine
 from benchmarks.simulation.wire import FREE, Core, Costs, Line, MemoryChannel
 from deployments.admission.predictor import LinePredictor
-from deployments.embedding.channel import PendingOffer
 from deployments.embedding.frames import Report
-from deployments.embedding.link import Link
+from deployments.embedding.link import Link, PendingOffer
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Wanted
 from deployments.embedding.router import Router

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from deployments.embedding.channel import Channel, PendingOffer
 from deployments.embedding.frames import Answered, Offers, Report
+from deployments.embedding.link import Channel, PendingOffer
 
 if TYPE_CHECKING:
     from deployments.embedding.run_loop import RunLoop

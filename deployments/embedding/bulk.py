@@ -7,10 +7,9 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from deployments.embedding.channel import Refused
-from deployments.embedding.link import Link
+from deployments.embedding.link import Answers, Link, PendingOffer, Refused
 from deployments.embedding.placer import Placer
-from deployments.embedding.request import Answers, OfferedPart, Request
+from deployments.embedding.request import Request
 from deployments.embedding.retries import TRIES
 from deployments.errors import Busy, EngineBroken, ReplicaLost
 from deployments.serving.frames import CUT_BYTES
@@ -28,7 +27,7 @@ class _Bulk:
     missing: deque[int]
     tries: list[int]
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    parts: list[OfferedPart] = field(default_factory=list)
+    parts: list[PendingOffer] = field(default_factory=list)
     answers: Answers = field(default_factory=dict)
     avoided: list[Link] = field(default_factory=list)  # their engines failed
 
@@ -70,7 +69,7 @@ class BulkQueue:
             return bulk.answers
         finally:
             for part in bulk.parts:
-                part.link.call_off(part.pending)
+                part.call_off()
                 part.link.bulk_parts -= 1
             self._waiting.remove(bulk)
             self.reconsider()
@@ -124,29 +123,28 @@ class BulkQueue:
         for index in indices:
             bulk.tries[index] += 1
         part = self._placer.send(bulk.request, link, indices, partial=True)
-        pending = part.pending
-        assert pending.admitted is not None
-        pending.admitted.add_done_callback(lambda _: bulk.news.set())
-        pending.outcome.add_done_callback(lambda _: bulk.news.set())
+        assert part.admitted is not None
+        part.admitted.add_done_callback(lambda _: bulk.news.set())
+        part.outcome.add_done_callback(lambda _: bulk.news.set())
         bulk.parts.append(part)
         link.bulk_parts += 1
 
-    def _take_answers(self, bulk: _Bulk, part: OfferedPart) -> None:
+    def _take_answers(self, bulk: _Bulk, part: PendingOffer) -> None:
         """Take the outcome of a part: its answers, and the queries that are missing again because they were not
         admitted or were lost with their replica.
         """
-        admitted = part.pending.admitted
+        admitted = part.admitted
         if admitted is not None and admitted.done() and admitted.result() < len(part.indices):
             for index in reversed(part.indices[admitted.result() :]):
                 bulk.tries[index] -= 1
                 bulk.missing.appendleft(index)
             del part.indices[admitted.result() :]
-        if not part.pending.ended:
+        if not part.ended:
             return
         bulk.parts.remove(part)
         part.link.bulk_parts -= 1
         try:
-            found = part.pending.outcome.result()
+            found = part.outcome.result()
         except (ReplicaLost, EngineBroken) as error:
             if isinstance(error, EngineBroken):
                 self._placer.ejections.note_failed(part.link)
@@ -161,7 +159,7 @@ class BulkQueue:
         if isinstance(found, Refused):
             part.link.bulk_again_at = asyncio.get_running_loop().time() + _LOOK * self._placer.config.slo_s
         else:
-            self._placer.collect(part, found, bulk.answers)
+            part.collect(found, bulk.answers)
 
     @property
     def _next(self) -> _Bulk | None:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from deployments.admission.quota import Unit
 from deployments.embedding.config import RouterConfig
-from deployments.embedding.frames import Answered, Offer
-from deployments.embedding.link import Link
+from deployments.embedding.frames import Offer
+from deployments.embedding.link import Answers, Candidates, Link, PendingOffer
 from deployments.embedding.pool import Pool
-from deployments.embedding.request import Answers, Candidates, OfferedPart, Request
+from deployments.embedding.request import Request
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
 from deployments.embedding.view import Ask
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
@@ -121,44 +121,44 @@ class Placer:
     # --- place --------------------------------------------------------------------------------------------------------
 
     async def place(
-        self, request: Request, left: list[int], parts: list[OfferedPart], avoided: Collection[Link] = ()
+        self, request: Request, left: list[int], parts: list[PendingOffer], avoided: Collection[Link] = ()
     ) -> bool:
         """Have all queries in `left` admitted, and append their parts to `parts`. Returns True on success.
 
         If there is not enough room, all of them are called off, and it returns False or raises ReplicaLost. It does not
         ask the replicas in `avoided`.
         """
-        lost, placed = None, list[OfferedPart]()
+        lost, placed = None, list[PendingOffer]()
         try:
             for link, ask in self.candidates(request, request.lengths(left)):
                 if link in avoided or self.passes_over(request, link, ask, request.lengths(left)):
                     continue
                 part = self.send(request, link, left, partial=True)
                 placed.append(part)
-                assert part.pending.admitted is not None
-                count = await part.pending.admitted
+                assert part.admitted is not None
+                count = await part.admitted
                 part.indices, left = left[:count], left[count:]
                 if not count:
                     placed.remove(part)
-                    found = part.pending.outcome.exception() or part.pending.outcome.result()
+                    found = part.outcome.exception() or part.outcome.result()
                     lost = found if isinstance(found, ReplicaLost) else lost
                 if not left:
                     for part in placed[:-1]:
-                        part.link.confirm(part.pending)
+                        part.link.confirm(part)
                     parts += placed
                     placed.clear()
                     return True
                 self.note_full(request, link)
         finally:
             for part in placed:
-                part.link.call_off(part.pending)
+                part.call_off()
         if lost is not None:
             raise lost
         return False
 
     def place_one(
         self, request: Request, indices: list[int], candidates: Candidates, avoided: Collection[Link] = ()
-    ) -> OfferedPart | None:
+    ) -> PendingOffer | None:
         """Offer a single query to the next candidate that may have room. None: there is no other. If it refuses, the
         part has the `others`.
         """
@@ -197,7 +197,7 @@ class Placer:
         request.last_pool = link.pool.name
         request.is_over_share |= link.view.is_over_share(request.tenant)
 
-    def send(self, request: Request, link: Link, indices: list[int], *, partial: bool) -> OfferedPart:
+    def send(self, request: Request, link: Link, indices: list[int], *, partial: bool) -> PendingOffer:
         """Offer these queries of the request to that replica."""
         record = request.wanted.record
         self.hedges.earn(len(indices))
@@ -214,15 +214,11 @@ class Placer:
         )
         finish_s = link.view.finish_s(now, request.lengths(indices))  # before the offer counts as work that is there
         request.predicted_s = now - request.started + finish_s
-        part = OfferedPart(link, link.offer(offer), indices)
+        part = link.offer(offer, indices)
+        part.predicted_s = finish_s
         if record is not None:
-            record.parts.append((part, finish_s))
+            record.parts.append(part)
         return part
-
-    def collect(self, part: OfferedPart, found: list[Answered], answers: Answers) -> None:
-        """Add the answers of a part to `answers`."""
-        for index, answer in zip(part.indices, found, strict=True):
-            answers[index] = (part.link.pool.name, answer)
 
     # --- refuse -------------------------------------------------------------------------------------------------------
 

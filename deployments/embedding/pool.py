@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from deployments.admission.fair_share import Tenant
-from deployments.embedding.channel import Channel
 from deployments.embedding.config import PoolConfig
-from deployments.embedding.link import Link
+from deployments.embedding.link import Channel, Link
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.view import UNKNOWN_COST, Ask
 from deployments.serving.replica_set import ReplicaSet

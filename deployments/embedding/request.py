@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,11 +11,8 @@ import numpy.typing as npt
 
 from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Charge, Client, Quota
-from deployments.embedding.channel import PendingOffer
-from deployments.embedding.frames import Answered
-from deployments.embedding.link import Link
+from deployments.embedding.link import Answers, PendingOffer
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
-from deployments.embedding.view import Ask
 from deployments.models.colbert import Role
 from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.text_pairs import NO_BOUNDS, Pair, Side, TokenBounds
@@ -155,42 +152,24 @@ class UsualRequest:
         self.tokens += _NEW * (tokens / queries - self.tokens)
 
 
-Candidates = Iterator[tuple[Link, Ask]]
-"""The replicas to ask, in order, and what to ask of each."""
-
-
-@dataclass(slots=True, eq=False)
-class OfferedPart:
-    """Some queries of a request, offered to one replica."""
-
-    link: Link
-    pending: PendingOffer
-    indices: list[int]
-    others: Candidates | None = None  # to ask if this replica has no room
-
-
 @dataclass(slots=True, eq=False)
 class Record:
     """What happened to a request, filled in by the Router.
 
     - `model`: its name; None if the request failed before that was known. `request` is then None as well.
-    - `parts`: each offer to a replica, in order, with the predicted seconds from the offer to its answer.
+    - `parts`: each offer to a replica, in order.
     - `done`: the answer, if there is one.
     """
 
     model: str | None = None
     request: Request | None = None
-    parts: list[tuple[OfferedPart, float]] = field(default_factory=list)
+    parts: list[PendingOffer] = field(default_factory=list)
     done: Embedded | None = None
 
     @property
     def predicted_s(self) -> float | None:
         """Seconds from arrival to answer, as predicted at the last offer; None if nothing was offered."""
         return None if self.request is None else self.request.predicted_s
-
-
-Answers = dict[int, tuple[str, Answered]]
-"""By the query's index: the pool that answered, and its answer."""
 
 
 RowsOf = Callable[[npt.NDArray[np.float32], TokenIds], Mapping[Output, npt.NDArray[np.float32]]]

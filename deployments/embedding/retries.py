@@ -18,10 +18,9 @@ import asyncio
 import contextlib
 from dataclasses import dataclass, field
 
-from deployments.embedding.channel import Refused
-from deployments.embedding.link import Link
+from deployments.embedding.link import Answers, Candidates, Link, PendingOffer, Refused
 from deployments.embedding.placer import Placer
-from deployments.embedding.request import Answers, Candidates, OfferedPart, Request
+from deployments.embedding.request import Request
 from deployments.errors import DeadlineExceeded, EngineBroken, ReplicaLost, WindveError
 
 TRIES = 2  # offers of a query whose replica died or failed
@@ -36,7 +35,7 @@ class Placement:
 
     placer: Placer
     request: Request
-    parts: list[OfferedPart] = field(default_factory=list)
+    parts: list[PendingOffer] = field(default_factory=list)
     answers: Answers = field(default_factory=dict)
     again: set[int] = field(default_factory=set)
     avoided: list[Link] = field(default_factory=list)
@@ -54,11 +53,11 @@ class Placement:
                     left = await self._offer(left)
                     continue
                 part = await self._next()
-                left = await (self._take(part) if part.pending.ended else self._hedge(part))
+                left = await (self._take(part) if part.ended else self._hedge(part))
             return self.answers
         finally:
             for part in self.parts:  # after an error or a cancellation
-                part.link.call_off(part.pending)
+                part.call_off()
 
     async def _offer(self, left: list[int]) -> list[int]:
         """Place these queries. Returns those that must be offered again."""
@@ -84,16 +83,16 @@ class Placement:
             return self._broken
         return self.placer.busy(self.request)
 
-    async def _next(self) -> OfferedPart:
+    async def _next(self) -> PendingOffer:
         """Wait for the first part that has ended, or whose replica newly hangs."""
         while True:
             hanging = 0
             for part in self.parts:
-                if part.pending.ended or (part.pending.overdue and part.link not in self.avoided):
+                if part.ended or (part.overdue and part.link not in self.avoided):
                     return part
-                hanging += part.pending.overdue
+                hanging += part.overdue
             if len(self.parts) == 1 and not hanging:
-                await self.parts[0].pending.ends()
+                await self.parts[0].ends()
                 return self.parts[0]
             now = asyncio.get_running_loop().time()
             left_s = self.request.due - now if hanging == len(self.parts) else None
@@ -103,32 +102,32 @@ class Placement:
                     f"no answer within {self.request.allowed_s:g} s: the replica that had it made no progress, because "
                     "its host has no CPU time left or its device hangs; try again"
                 )
-            outcomes = [part.pending.outcome for part in self.parts]
+            outcomes = [part.outcome for part in self.parts]
             await asyncio.wait(outcomes, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _take(self, part: OfferedPart) -> list[int]:
+    async def _take(self, part: PendingOffer) -> list[int]:
         """Take the outcome of a part. Returns the queries that must be offered again."""
         self.parts.remove(part)
-        error = part.pending.outcome.exception()
+        error = part.outcome.exception()
         if isinstance(error, EngineBroken):
             self.placer.ejections.note_failed(part.link)
             self.avoided.append(part.link)
             self._broken = error
         if isinstance(error, EngineBroken | ReplicaLost):
             return await self._lost(part.indices, error)
-        found = part.pending.outcome.result()
+        found = part.outcome.result()
         if isinstance(found, Refused):
-            if part.others is None or part.pending.overdue:  # it was assumed to have admitted the queries
+            if part.others is None or part.overdue:  # it was assumed to have admitted the queries
                 lost = ReplicaLost("the replica that had the query has no room for it; try again")
                 return await self._lost(part.indices, lost)
             self.placer.note_full(self.request, part.link)
             if asyncio.get_running_loop().time() > self.request.due:
                 raise self._no_room()
             return self._offer_one(part.indices, part.others)
-        self.placer.collect(part, found, self.answers)
+        part.collect(found, self.answers)
         for other in [one for one in self.parts if self.answers.keys() >= set(one.indices)]:
             self.parts.remove(other)
-            other.link.call_off(other.pending)
+            other.call_off()
         return []
 
     async def _lost(self, indices: list[int], error: WindveError) -> list[int]:
@@ -144,7 +143,7 @@ class Placement:
             await asyncio.sleep(_NEWS_S)
         return left
 
-    async def _hedge(self, part: OfferedPart) -> list[int]:
+    async def _hedge(self, part: PendingOffer) -> list[int]:
         """Offer the queries of a hung replica elsewhere, if another replica has room."""
         self.avoided.append(part.link)
         left = [index for index in part.indices if index not in self.answers and index not in self.again]

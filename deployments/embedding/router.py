@@ -18,10 +18,11 @@ from typing import Any
 from deployments.admission.quota import Charge
 from deployments.embedding.bulk import BulkQueue
 from deployments.embedding.config import RouterConfig
+from deployments.embedding.link import Answers
 from deployments.embedding.metrics import RouterMetrics
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import LEAST_SHARE, Pool, added_share, is_left_out
-from deployments.embedding.request import Answers, Embedded, Request, UsualRequest, Wanted, embedded
+from deployments.embedding.request import Embedded, Request, UsualRequest, Wanted, embedded
 from deployments.embedding.retries import Placement
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
 from deployments.embedding.scheduler.limits import is_deferrable

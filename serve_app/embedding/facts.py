@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from deployments.embedding.channel import Refused
 from deployments.embedding.frames import Answered
-from deployments.embedding.request import OfferedPart, Record, Request
+from deployments.embedding.link import PendingOffer, Refused
+from deployments.embedding.request import Record, Request
 from deployments.errors import EngineFailed
 from serve_app.observe.facts import Attributes, Phase, TracedRequest
 
@@ -73,21 +73,20 @@ class EmbeddingFacts:
         if not record.parts and record.done is None:  # no replica was asked
             began = request.tokenized or request.started
             yield Phase("admission", began, now, {**sizes, "windve.admission": "refused"})
-        for part, predicted_s in record.parts:
-            yield from _at_replica(part, predicted_s, now)
+        for part in record.parts:
+            yield from _at_replica(part, now)
 
 
-def _at_replica(part: OfferedPart, predicted_s: float, now: float) -> Iterator[Phase]:
-    pending = part.pending
+def _at_replica(part: PendingOffer, now: float) -> Iterator[Phase]:
     outcome, answers = _outcome(part)
-    there = pending.settled_at if pending.ended and outcome != "cancelled" else now
+    there = part.settled_at if part.ended and outcome != "cancelled" else now
     if answers:
         stay_s = max(answer.stay_s for answer in answers)
-        there = pending.sent_at + max(0.0, pending.settled_at - pending.sent_at - stay_s) / 2
+        there = part.sent_at + max(0.0, part.settled_at - part.sent_at - stay_s) / 2
     place: Attributes = {"windve.pool": part.link.pool.name, "windve.replica": part.link.view.replica}
-    asked: Attributes = {"windve.queries": pending.size, "windve.predicted_s": predicted_s, "windve.admission": outcome}
+    asked: Attributes = {"windve.queries": part.size, "windve.predicted_s": part.predicted_s}
     failed = outcome if outcome in {"failed", "lost"} else None
-    yield Phase("admission", pending.sent_at, there, place | asked, failed)
+    yield Phase("admission", part.sent_at, there, place | asked | {"windve.admission": outcome}, failed)
     for queue_s, together in groupby(sorted(answers, key=_queue_s), key=_queue_s):  # of one batch
         ran = list(together)
         ours: Attributes = {**place, "windve.queries": len(ran)}
@@ -97,9 +96,9 @@ def _at_replica(part: OfferedPart, predicted_s: float, now: float) -> Iterator[P
         yield Phase("run", began, began + max(answer.compute_s for answer in ran), ours | size)
 
 
-def _outcome(part: OfferedPart) -> tuple[str, list[Answered]]:
+def _outcome(part: PendingOffer) -> tuple[str, list[Answered]]:
     """The replica's decision in one word, and its answers."""
-    outcome = part.pending.outcome
+    outcome = part.outcome
     if not outcome.done() or outcome.cancelled():
         return "cancelled", []
     if (error := outcome.exception()) is not None:

@@ -4,9 +4,9 @@ import asyncio
 
 import numpy as np
 
-from deployments.embedding.channel import PendingOffer
 from deployments.embedding.config import PoolConfig, RouterConfig
 from deployments.embedding.frames import Answered
+from deployments.embedding.link import PendingOffer
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Request, Wanted
@@ -82,12 +82,13 @@ class ScriptedReplica:
         self.heard, self.times, self.called_off, self.confirmed, self.refused = [], [], [], [], []
         self.bulk_parts, self.bulk_again_at = 0, 0.0
 
-    def offer(self, offer):
+    def offer(self, offer, indices):
         loop = asyncio.get_running_loop()
         offer.number = len(self.heard) + 1
         self.heard.append(offer)
         self.times.append(_now())
         pending = PendingOffer(offer, loop)
+        pending.link, pending.indices = self, indices
         script = self.scripts.pop(0) if self.scripts else answers
         loop.call_later(AFTER_S, lambda: pending.ended or script(pending))
         return pending
@@ -95,7 +96,6 @@ class ScriptedReplica:
     def call_off(self, pending):
         if not pending.ended or pending.outcome.cancelled():
             self.called_off.append(pending.number)
-        pending.forget()
 
     def confirm(self, pending):
         self.confirmed.append(pending.number)

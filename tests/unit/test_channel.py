@@ -7,8 +7,8 @@ import inspect
 import numpy as np
 import pytest
 
-from deployments.embedding.channel import Channel, Refused
 from deployments.embedding.frames import Answered, Offer, Offers, PassAnswers, Report
+from deployments.embedding.link import Channel, Refused
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.errors import EngineBroken, EngineFailed
 from deployments.serving import connections as channels

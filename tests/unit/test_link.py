@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from deployments.embedding.channel import PendingOffer
 from deployments.embedding.config import PoolConfig
 from deployments.embedding.frames import Answered, Offer, PassAnswers, Report
+from deployments.embedding.link import PendingOffer
 from deployments.errors import ReplicaLost
 from deployments.serve_adapter import membership
 from deployments.serving.frames import WIRE
@@ -121,10 +121,10 @@ async def test_a_replica_of_another_version_is_refused_once_and_a_neighbour_is_r
 
 async def test_what_is_sent_counts_until_it_is_read_and_a_silent_replica_is_asked():
     link, channel = await Followed().live()
-    link.offer(offer(75, 25))
+    link.offer(offer(75, 25), [0])
     assert link.view.finish_s(0.0, []) == pytest.approx(0.3, abs=1e-3)
     await asyncio.sleep(0.24)
-    link.offer(offer(50))
+    link.offer(offer(50), [0])
     assert link.view.finish_s(0.0, []) == pytest.approx(0.35, abs=1e-3)
     assert channel.asked == 1
     await asyncio.sleep(0.3)
@@ -141,7 +141,7 @@ async def test_what_is_sent_counts_until_it_is_read_and_a_silent_replica_is_aske
     channel.reports(seen=2)
     await asyncio.sleep(2.0)
     assert channel.asked == 4
-    link.offer(offer(50))
+    link.offer(offer(50), [0])
     await asyncio.sleep(0.3)
     assert channel.asked == 5
 
@@ -156,9 +156,9 @@ async def test_a_replica_that_answers_nothing_for_twice_what_it_needs_hangs(slo_
     link, channel = await world.live()
     world.pool.policy["slo_s"] = slo_s
     await asyncio.sleep(2.0)
-    first = link.offer(offer(75))
+    first = link.offer(offer(75), [0])
     await asyncio.sleep(hung_s - 0.1)
-    second = link.offer(offer(75))
+    second = link.offer(offer(75), [0])
     assert not first.overdue
     await asyncio.sleep(0.15)
     assert (first.overdue, second.overdue, first.ended, channel.told.count(("call_off", first))) == (
@@ -167,7 +167,7 @@ async def test_a_replica_that_answers_nothing_for_twice_what_it_needs_hangs(slo_
         False,
         0,
     )
-    third = link.offer(offer(75))
+    third = link.offer(offer(75), [0])
     await asyncio.sleep(1.0)
     assert third.overdue
     (quiet_s,) = re.findall("has answered nothing for (.*?) s", caplog.text)
@@ -181,7 +181,7 @@ async def test_of_a_replica_that_hangs_what_may_wait_stands_and_what_is_not_admi
     link, channel = await world.live()
     world.pool.policy["slo_s"] = 1.0
     kinds = [{"bulk": True}, {"partial": True}, {"partial": True}]
-    bulk, held, unknown = [link.offer(Offer(0, 1.0, [range(75)], **kind)) for kind in kinds]
+    bulk, held, unknown = [link.offer(Offer(0, 1.0, [range(75)], **kind), [0]) for kind in kinds]
     held.admit(1)
     await asyncio.sleep(2.0)
     assert [one.overdue for one in (bulk, held, unknown)] == [False, True, False]
@@ -196,7 +196,7 @@ async def test_what_is_on_a_replica_that_cannot_be_reached_is_overdue_when_it_wo
     link, channel = await world.live()
     world.pool.policy["slo_s"] = 1.0
     admitted, bulk, undecided = [
-        link.offer(Offer(0, 1.0, [range(75)], **kind)) for kind in ({}, {"bulk": True}, {"partial": True})
+        link.offer(Offer(0, 1.0, [range(75)], **kind), [0]) for kind in ({}, {"bulk": True}, {"partial": True})
     ]
     hangs_at = link._hangs_at - asyncio.get_running_loop().time()
     await asyncio.sleep(0.1)
@@ -216,14 +216,14 @@ async def test_what_is_on_a_replica_that_was_reached_again_meanwhile_has_time_of
     world = Followed(None, None, *[TimeoutError()] * 9)
     link, channel = await world.live()
     world.pool.policy["slo_s"] = 1.0
-    lost = link.offer(offer(75))
+    lost = link.offer(offer(75), [0])
     hangs_s = link._hangs_at - asyncio.get_running_loop().time()
     channel.breaks()
     await asyncio.sleep(0.3)
     world.channels[1].reports()
     with pytest.raises(ReplicaLost, match=LOST):
         await lost.outcome
-    pending = link.offer(offer(75))
+    pending = link.offer(offer(75), [0])
     world.channels[1].breaks()
     await asyncio.sleep(hangs_s - 0.01)
     assert not pending.overdue
@@ -243,7 +243,7 @@ async def test_a_replica_that_gets_on_does_not_hang(report, is_hung):
     world = Followed()
     link, channel = await world.live()
     world.pool.policy["slo_s"] = 1.0
-    pending = link.offer(offer(75))
+    pending = link.offer(offer(75), [0])
     await asyncio.sleep(0.45)
     channel._on_report(Report(**{"state": STATE, "seen": 1, **report}))
     await asyncio.sleep(0.4)
@@ -286,10 +286,10 @@ async def test_no_sizes_are_told_of_refused_queries_with_less_time_than_usual(be
     link.pool.policy["slo_s"] = 1.0
     for left_s in before:
         if is_offered:
-            link.offer(offer(75, left_s=left_s))
+            link.offer(offer(75, left_s=left_s), [0])
         else:
             link.refuse_here([75], left_s, None)
-    link.offer(offer(75, left_s=0.1, bulk=True))  # says nothing
+    link.offer(offer(75, left_s=0.1, bulk=True), [0])  # says nothing
     del channel.told[:]
     link.refuse_here([75, 20], allowed_s, None)
     assert channel.told == [("note_refused", link.view.model.work([75, 20]), None, sizes)]
@@ -299,11 +299,11 @@ async def test_what_is_said_of_an_offer_goes_to_its_connection():
     world = Followed(None, *[OSError()] * 9)
     link, channel = await world.live()
     link.pool.policy["slo_s"] = 1.0
-    pending = link.offer(offer(75))
+    pending = link.offer(offer(75), [0])
     del channel.told[:]
     link.confirm(pending)
     link.refuse_here([75, 20, 795], 1.0, None)  # an idle one would refuse the last, too
-    link.call_off(pending)
+    pending.call_off()
     refused = ("note_refused", link.view.model.work([75, 20]), None, [75, 20])
     assert channel.told == [("confirm", pending), refused, ("call_off", pending)]
     assert pending.ended
@@ -356,7 +356,7 @@ async def test_all_who_ask_a_replica_that_answers_nothing_wait_for_one_report():
 async def test_what_was_there_when_a_connection_broke_is_lost_when_it_is_known_not_to_run(outcomes, died, is_lost_at):
     world = Followed(*outcomes)
     link, channel = await world.live()
-    pending = link.offer(offer(75))
+    pending = link.offer(offer(75), [0])
     channel.breaks()
     assert (link.is_live, link.view.state, world.pool.live) == (False, None, [])
     found = []
@@ -403,7 +403,7 @@ async def test_a_connection_that_breaks_before_it_reports_is_made_again_ever_lat
 async def test_a_replica_that_serve_counts_out_answers_what_it_has():
     world = Followed()
     link, channel = await world.live()
-    pending = link.offer(offer(75))
+    pending = link.offer(offer(75), [0])
     asked = channel.asked
     await world.follow()
     assert (world.pool.links, world.pool.live, channel.asked) == ({}, [], asked + 1)
@@ -454,7 +454,7 @@ async def test_one_that_serve_stops_is_let_go_once_it_has_answered():
     """It ends only then."""
     world = Followed()
     link, channel = await world.live()
-    pending = link.offer(offer(75))
+    pending = link.offer(offer(75), [0])
     await world.follow()
     await asyncio.sleep(0.5)
     channel.reports()  # it does not hang
@@ -505,7 +505,7 @@ async def test_a_hung_one_that_serve_counts_out_is_given_up(reports, is_lost):
     """Serve ends its process half a minute later; its queries do not wait for that."""
     world = Followed()
     link, channel = await world.live()
-    pending = link.offer(offer(75))
+    pending = link.offer(offer(75), [0])
     await world.follow()
     if reports:
         channel.reports()
@@ -523,7 +523,7 @@ async def test_a_hung_one_that_serve_counts_out_is_given_up(reports, is_lost):
 async def test_one_that_breaks_while_it_is_counted_out_has_ended():
     world = Followed()
     link, channel = await world.live()
-    pending = link.offer(offer(75))
+    pending = link.offer(offer(75), [0])
     await world.follow()
     channel.breaks()
     with pytest.raises(ReplicaLost, match=LOST):
@@ -535,7 +535,7 @@ async def test_one_that_breaks_while_it_is_counted_out_has_ended():
 async def test_one_that_is_dead_for_sure_is_gone_and_not_taken_in_again():
     world = Followed()
     link, channel = await world.live()
-    pending = link.offer(offer(75))
+    pending = link.offer(offer(75), [0])
     await world.follow("a", "b", died="a")
     assert set(world.pool.links) == {"b"}
     assert channel.told[-1] == ("close",)

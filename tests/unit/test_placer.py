@@ -273,7 +273,7 @@ async def test_a_record_keeps_what_was_offered_and_when_it_would_end():
     a2 = ScriptedReplica("a2", free_s=0.2)
     record = Record()
     await answer(placer_of(a1, a2), request_of(75, record=record))
-    assert [(part.link, finish_s) for part, finish_s in record.parts] == [
+    assert [(part.link, part.predicted_s) for part in record.parts] == [
         (a1, pytest.approx(0.1 + 0.275)),
         (a2, pytest.approx(0.2 - 0.01 + 0.275)),
     ]
