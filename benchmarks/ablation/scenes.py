@@ -22,7 +22,7 @@ from benchmarks.simulation.virtual_time import run as run_virtual
 from benchmarks.simulation.wire import Costs
 from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client
-from deployments.embedding.request import Wanted
+from deployments.embedding.request import Request
 from deployments.errors import Busy, WindveError
 
 _TURNS = 10**9
@@ -86,10 +86,10 @@ class _World(Application):
             tries, how, retry_s = tries + 1, "answered", 0.0
             await self._work(router.core, self.shape.costs.refusal_s / 2 + self.shape.costs.place_s)
             client = None if asked.tenant is None else Client(asked.tenant)
-            wanted = Wanted(timeout_s=asked.allowed_s, bulk=asked.bulk, client=client, waited_s=loop.time() - came)
             text = f"{asked.at:<{4 * asked.tokens}.9f}"[: 4 * asked.tokens]
             try:
-                await router.embed([text] * asked.queries, wanted)
+                how_long = {"timeout_s": asked.allowed_s, "waited_s": loop.time() - came}
+                await router.embed(Request([text] * asked.queries, bulk=asked.bulk, client=client, **how_long))
             except WindveError as error:
                 how = "busy" if isinstance(error, Busy) else "lost"
                 retry_s = getattr(error, "retry_after_s", 0.0)

@@ -12,7 +12,7 @@ from benchmarks.simulation.arrivals import QUERY_TOKENS
 from benchmarks.simulation.device import Device
 from benchmarks.simulation.virtual_time import run
 from deployments.embedding.frames import Answered, Offer, Offers, PassAnswers, Report
-from deployments.embedding.request import Wanted
+from deployments.embedding.request import Request
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, ReplicaState, ScheduledQuery
 
@@ -84,7 +84,8 @@ def place_s(nodes: int, queries: int = 1000) -> float:
         application = Application(Shape(nodes, 1, {"accelerator": _DEVICE, "cpu": _DEVICE}, _SLO_S))
         await application.start()
         router = application.routers[0]
-        request = router._open(["abcd" * QUERY_TOKENS], Wanted())  # noqa: SLF001 - it is timed by itself
+        request = Request(["abcd" * QUERY_TOKENS])
+        router._take(request)  # noqa: SLF001 - it is timed by itself
         started = time.perf_counter()
         for _ in range(queries):
             router._refuse_early(request)  # noqa: SLF001

@@ -64,7 +64,7 @@ CASES: dict[str, tuple[str, Callable[[Sequence[str]], dict[str, Any]], int]] = {
 
 _PARTS: dict[str, list[tuple[Any, str]]] = {
     "parse": [(Fields, "parse"), (HttpRequest, "__init__")],
-    "limits": [(Router, "_open"), (Router, "_refuse_early"), (Router, "_refuse_overdue"), (Placer, "fits")],
+    "limits": [(Router, "_take"), (Router, "_refuse_early"), (Router, "_refuse_overdue"), (Placer, "fits")],
     "tokenize": [(Tokenizer, "encode")],
     "place": [(Placer, "send"), (Placer, "collect")],
     "wire": [(Channel, "_flush"), (Channel, "data_received")],

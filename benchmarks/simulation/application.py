@@ -24,7 +24,7 @@ from deployments.admission.predictor import LinePredictor
 from deployments.embedding.frames import Report
 from deployments.embedding.link import Link, PendingOffer
 from deployments.embedding.pool import Pool
-from deployments.embedding.request import Wanted
+from deployments.embedding.request import Request
 from deployments.embedding.router import Router
 from deployments.embedding.run import OfferedQuery
 from deployments.embedding.run_loop import RunLoop
@@ -286,7 +286,7 @@ class Application(Cluster):
         await self._work(router.core, costs.refusal_s / 2 + costs.place_s)
         pool, retry_s = None, 0.0
         try:
-            answer = await router.embed([_text(arrival)], _wanted(arrival.allowed_s))
+            answer = await router.embed(Request([_text(arrival)], timeout_s=arrival.allowed_s))
             pool = answer.pools[0]
         except WindveError as error:
             retry_s = error.retry_after_s if isinstance(error, Busy) else 0.0
@@ -349,8 +349,3 @@ def _text(arrival: Arrival) -> str:
     """A text of so many tokens that tells its client apart."""
     size = len(_TOKEN) * arrival.tokens
     return f"{arrival.at:<{size}.9f}"[:size]
-
-
-@functools.cache
-def _wanted(allowed_s: float | None) -> Wanted:
-    return Wanted(timeout_s=allowed_s)

@@ -59,7 +59,7 @@ class BulkQueue:
         Raises Busy, Unavailable, EngineFailed or ReplicaLost.
         """
         self.check(len(request.ids))
-        request.due = request.started + min(self._placer.config.bulk.timeout_s, request.wanted.timeout_s or math.inf)
+        request.due = request.started + min(self._placer.config.bulk.timeout_s, request.timeout_s or math.inf)
         count = len(request.ids)
         bulk = _Bulk(request, deque(range(count)), [0] * count)
         self._waiting.append(bulk)

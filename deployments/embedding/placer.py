@@ -199,7 +199,6 @@ class Placer:
 
     def send(self, request: Request, link: Link, indices: list[int], *, partial: bool) -> PendingOffer:
         """Offer these queries of the request to that replica."""
-        record = request.wanted.record
         self.hedges.earn(len(indices))
         now = asyncio.get_running_loop().time()
         offer = Offer(
@@ -216,8 +215,8 @@ class Placer:
         request.predicted_s = now - request.started + finish_s
         part = link.offer(offer, indices)
         part.predicted_s = finish_s
-        if record is not None:
-            record.parts.append(part)
+        if request.parts is not None:
+            request.parts.append(part)
         return part
 
     # --- refuse -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from deployments.embedding.link import Answers, PendingOffer
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
 from deployments.models.colbert import Role
 from deployments.models.outputs import TEXT, Output, Outputs
-from deployments.models.text_pairs import NO_BOUNDS, Pair, Side, TokenBounds
+from deployments.models.text_pairs import Cuts, Pair
 from deployments.models.tokenizer import Query, TokenIds
 from deployments.settings import Kind
 
@@ -49,80 +49,70 @@ class Embedded:
     others: Mapping[Output, Sequence[npt.NDArray[np.float32]]] = field(default_factory=dict)  # outputs after the first
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The options of a request.
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request: what its client wants and, once the Router has taken it, how far it is.
 
     - `kinds`: the kinds of model whose answers the caller can use. Any other model raises WrongKind.
-    - `truncate`: whether to cut inputs that are too long (True) or refuse them (False); None: as
-      `limits.auto_truncate`.
-    - `truncation_direction`: the side on which they are cut; None: as the model's tokenizer says.
-    - `bounds`: limits on tokens below the model's own.
+    - `cuts`: how inputs that are too long are cut, and limits on tokens below the model's own.
     - `prompt_name`: the prompt to put before each input; empty: none; None: the model's default, if it has one.
-    - `bulk`: answer it as a bulk request.
+    - `bulk`: answer it as a bulk request. The Router sets it if the queries do not fit at once.
     - `timeout_s`: how long the caller will wait. It replaces the SLO in the deadline.
     - `waited_s`: seconds since the request came to this host. Its deadline counts from then.
     - `role`: whether the texts are queries or documents. Only some models treat the two differently.
-    - `outputs`: what to compute, all in one run; empty: the default of the model's kind.
-    - `record`: where the Router records what happens to the request, for logs and traces; None: nowhere.
+    - `outputs`: what to compute, all in one run; empty: the default of the model's kind, which the Router sets.
     - `client`: who sent the request; None if clients are not distinguished.
+    - `parts`: collects each offer to a replica, for logs and traces; None: they are not kept.
+
+    The Router sets the rest. Times are the loop's, in seconds.
+
+    - `model`: the name of the model that answers; None until the Router has taken the request.
+    - `deferrable`: it waits behind early deadlines.
+    - `tokenizing_s`: seconds of a core, without the wait for it.
+    - `asked`: how many replicas had no room. `last_pool`: the pool of the last one. `is_over_share`: one of them
+      reported that the tenant is over its share. A possible error says so.
+    - `charge`: against its client's quota, if there is one.
+    - `predicted_s`: from its arrival to its answer, as predicted at the last offer.
     """
 
+    queries: Sequence[Query]
     kinds: tuple[Kind, ...] = ("embedding",)
-    truncate: bool | None = None
-    truncation_direction: Side | None = None
-    bounds: TokenBounds = NO_BOUNDS
+    cuts: Cuts = Cuts()  # noqa: RUF009 - it is immutable
     prompt_name: str | None = None
     bulk: bool = False
     timeout_s: float | None = None
     waited_s: float = 0.0
     outputs: Outputs = ()
     role: Role = "document"
-    record: Record | None = None
     client: Client | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """A request in the Router. Times are the loop's, in seconds. `deferrable`: it waits behind early deadlines.
-
-    These fields record the replicas' refusals for a possible error:
-
-    - `asked`: how many replicas had no room.
-    - `last_pool`: the pool of the last one.
-    - `is_over_share`: one of them reported that the tenant is over its share.
-
-    Each offer sets `predicted_s`: the predicted seconds from the request's arrival to its answer.
-    """
-
-    queries: Sequence[Query]
-    wanted: Wanted
-    prompt: str
-    started: float
-    due: float
-    deferrable: bool
-    bulk: bool
-    outputs: Outputs = TEXT
+    parts: list[PendingOffer] | None = None
+    model: str | None = None
+    prompt: str = ""
+    started: float = 0.0
+    due: float = 0.0
+    deferrable: bool = False
     ids: list[TokenIds] = field(default_factory=list)
     tokenized: float = 0.0
-    tokenizing_s: float = 0.0  # of a core, without the wait for it
+    tokenizing_s: float = 0.0
     asked: int = 0
     last_pool: str | None = None
     is_over_share: bool = False
-    charge: Charge | None = None  # against its client's quota, if there is one
+    charge: Charge | None = None
     predicted_s: float | None = None
-    characters: int = field(init=False)  # of all queries, each with the prompt; a token id counts as a character
+    done: Embedded | None = None
 
-    def __post_init__(self) -> None:
-        self.characters = sum(map(len, self.queries)) + len(self.prompt) * len(self.queries)
+    @property
+    def characters(self) -> int:
+        """Of all queries, each with the prompt. A token id counts as a character."""
+        return sum(map(len, self.queries)) + len(self.prompt) * len(self.queries)
 
     @property
     def tenant(self) -> Tenant | None:
-        return None if self.wanted.client is None else self.wanted.client.tenant
+        return None if self.client is None else self.client.tenant
 
     @property
     def quota(self) -> Quota | None:
-        return None if self.wanted.client is None else self.wanted.client.quota
+        return None if self.client is None else self.client.quota
 
     @property
     def allowed_s(self) -> float:
@@ -150,26 +140,6 @@ class UsualRequest:
         """Take a request of so many queries with so many tokens in all."""
         self.queries += _NEW * (queries - self.queries)
         self.tokens += _NEW * (tokens / queries - self.tokens)
-
-
-@dataclass(slots=True, eq=False)
-class Record:
-    """What happened to a request, filled in by the Router.
-
-    - `model`: its name; None if the request failed before that was known. `request` is then None as well.
-    - `parts`: each offer to a replica, in order.
-    - `done`: the answer, if there is one.
-    """
-
-    model: str | None = None
-    request: Request | None = None
-    parts: list[PendingOffer] = field(default_factory=list)
-    done: Embedded | None = None
-
-    @property
-    def predicted_s(self) -> float | None:
-        """Seconds from arrival to answer, as predicted at the last offer; None if nothing was offered."""
-        return None if self.request is None else self.request.predicted_s
 
 
 RowsOf = Callable[[npt.NDArray[np.float32], TokenIds], Mapping[Output, npt.NDArray[np.float32]]]

@@ -22,7 +22,7 @@ from deployments.embedding.link import Answers
 from deployments.embedding.metrics import RouterMetrics
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import LEAST_SHARE, Pool, added_share, is_left_out
-from deployments.embedding.request import Embedded, Request, UsualRequest, Wanted, embedded
+from deployments.embedding.request import Embedded, Request, UsualRequest, embedded
 from deployments.embedding.retries import Placement
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS
 from deployments.embedding.scheduler.limits import is_deferrable
@@ -30,10 +30,9 @@ from deployments.errors import DeadlineExceeded, TimedOut, WindveError, WrongKin
 from deployments.hardware.device_detector import ACCELERATOR, CPU, Topology
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import ModelCard, read_model_card
-from deployments.models.outputs import TEXT, Outputs
+from deployments.models.outputs import TEXT
 from deployments.models.space import space_of
-from deployments.models.text_pairs import Cuts
-from deployments.models.tokenizer import Query, Token
+from deployments.models.tokenizer import Token
 from deployments.models.tokenizer_check import ask_once, checked_tokenizer
 from deployments.models.tokenizing import ON_LOOP, estimated_tokens
 from deployments.serving.router import BaseRouter, Handles, RouterContext
@@ -108,27 +107,24 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
 
     # --- the path of a query ------------------------------------------------------------------------------------------
 
-    async def embed(self, queries: Sequence[Query], wanted: Wanted) -> Embedded:
+    async def embed(self, request: Request) -> Embedded:
         """Answer a request of one or more queries, with embeddings or whatever else the model computes, and count it.
 
         Raises WrongKind, InvalidInput, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
         """
-        request: Request | None = None
         try:
-            request = self._open(queries, wanted)
+            self._take(request)
             answers = await self._answer(request)
         except BaseException as error:
-            gave_up = isinstance(error, DeadlineExceeded | asyncio.CancelledError)
-            self.metrics.failed(error, len(queries), late=gave_up and self._is_late(request))
+            gave_up, count = isinstance(error, DeadlineExceeded | asyncio.CancelledError), len(request.queries)
+            self.metrics.failed(error, count, late=gave_up and self._is_late(request))
             if isinstance(error, WindveError):
                 error.is_counted = True
-            if wanted.client is not None:
-                self.metrics.tenants.refused(wanted.client.tenant.name, error, len(queries))
+            if request.tenant is not None:
+                self.metrics.tenants.refused(request.tenant.name, error, count)
             raise
-        rows_of = partial(self._encoder.rows, outputs=request.outputs, role=wanted.role)
-        done = embedded(request, answers, rows_of)
-        if wanted.record is not None:
-            wanted.record.done = done
+        rows_of = partial(self._encoder.rows, outputs=request.outputs, role=request.role)
+        request.done = done = embedded(request, answers, rows_of)
         self._count(request, answers, done)
         return done
 
@@ -140,7 +136,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
     async def _answer(self, request: Request) -> Answers:
         """Charge, tokenize and place the request. Raises what `embed` raises."""
         most_s = self._most_s(request)
-        allowed_s = request.wanted.timeout_s or math.inf
+        allowed_s = request.timeout_s or math.inf
         try:
             async with asyncio.timeout_at(request.started + min(most_s, allowed_s)) as timeout:
                 self._charge(request)
@@ -198,31 +194,22 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         if charge is not None and charge.quota is not None:
             charge.settle(self._placer.price(lengths, charge.quota.unit, answers))
 
-    def _open(self, queries: Sequence[Query], wanted: Wanted) -> Request:
-        """Create the request: its deadline, class and outputs.
-
-        Raises WrongKind, InvalidInput or DeadlineExceeded.
-        """
-        outputs = self._outputs(wanted)
-        if wanted.timeout_s is not None and wanted.timeout_s <= 0:
-            raise _too_late(wanted.timeout_s)
-        prompt = self._encoder.prompt(wanted.prompt_name)
-        came_at, slo_s = asyncio.get_running_loop().time() - wanted.waited_s, self.config.slo_s
-        allowed_s = slo_s if wanted.timeout_s is None else min(wanted.timeout_s, self.config.request_timeout_s)
-        deferrable = is_deferrable(self.config.admission, slo_s, allowed_s)
-        request = Request(queries, wanted, prompt, came_at, came_at + allowed_s, deferrable, wanted.bulk, outputs)
-        if (record := wanted.record) is not None:
-            record.model, record.request = self.card.name, request
-        return request
-
-    def _outputs(self, wanted: Wanted) -> Outputs:
-        """The outputs to compute. Raises WrongKind."""
-        card = self.card
-        kind = next((kind for kind in wanted.kinds if kind in card.kinds), None)
-        if kind is None or not {"text", *card.token_widths}.issuperset(wanted.outputs):
-            kinds = " or ".join(wanted.kinds)
+    def _take(self, request: Request) -> None:
+        """Set its deadline, class and outputs. Raises WrongKind, InvalidInput or DeadlineExceeded."""
+        card, timeout_s, slo_s = self.card, request.timeout_s, self.config.slo_s
+        kind = next((kind for kind in request.kinds if kind in card.kinds), None)
+        if kind is None or not {"text", *card.token_widths}.issuperset(request.outputs):
+            kinds = " or ".join(request.kinds)
             raise WrongKind(f"this needs a model of the kind {kinds}; {card.name} is {' and '.join(card.kinds)}")
-        return wanted.outputs or card.outputs_for(kind)
+        if timeout_s is not None and timeout_s <= 0:
+            raise _too_late(timeout_s)
+        request.outputs = request.outputs or card.outputs_for(kind)
+        request.prompt = self._encoder.prompt(request.prompt_name)
+        request.started = asyncio.get_running_loop().time() - request.waited_s
+        allowed_s = slo_s if timeout_s is None else min(timeout_s, self.config.request_timeout_s)
+        request.due = request.started + allowed_s
+        request.deferrable = is_deferrable(self.config.admission, slo_s, allowed_s)
+        request.model = card.name
 
     def _most_s(self, request: Request) -> float:
         return self.config.bulk.timeout_s if request.bulk else self.config.request_timeout_s
@@ -264,13 +251,8 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
 
     async def _tokenize(self, request: Request) -> None:
         """Fill `request.ids`, and make the request a bulk one if it is too large to be admitted at once."""
-        wanted = request.wanted
         request.ids, request.tokenizing_s = await self._encoder.encode(
-            request.queries,
-            request.prompt,
-            cuts=Cuts(wanted.truncate, wanted.truncation_direction, wanted.bounds),
-            role=wanted.role,
-            characters=request.characters,
+            request.queries, request.prompt, cuts=request.cuts, role=request.role, characters=request.characters
         )
         request.tokenized = asyncio.get_running_loop().time()
         if request.outputs != TEXT:
@@ -288,15 +270,15 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             raise self._placer.busy(request)
 
     def _gave_up(self, request: Request, most_s: float) -> DeadlineExceeded | TimedOut:
-        timeout_s = request.wanted.timeout_s
+        timeout_s = request.timeout_s
         if timeout_s is not None and timeout_s < most_s:
             return _too_late(timeout_s)
         key = "bulk.timeout_s" if request.bulk else "request_timeout_s"
         return TimedOut(f"no answer within {most_s:g} s ({key}); try again later")
 
-    def _is_late(self, request: Request | None) -> bool:
+    def _is_late(self, request: Request) -> bool:
         """Whether the SLO applies to the request and its deadline has passed, so that giving it up counts as late."""
-        if request is None or self._placer.is_never(request, request.lengths(range(len(request.ids)))):
+        if request.model is None or self._placer.is_never(request, request.lengths(range(len(request.ids)))):
             return False
         now = asyncio.get_running_loop().time()
         return not request.bulk and now > request.due - _TIMER_S
@@ -309,7 +291,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         pools = [pool for pool, _ in answers.values()]
         self.metrics.answered(pools, tokenization_s=done.tokenization_s, queue_s=done.queue_s)
         if not request.bulk:
-            allowed_s = self.config.slo_s if request.wanted.timeout_s is None else request.allowed_s
+            allowed_s = self.config.slo_s if request.timeout_s is None else request.allowed_s
             self.metrics.promised(done.total_s, allowed_s)
             if request.predicted_s is not None:
                 late = done.total_s > allowed_s

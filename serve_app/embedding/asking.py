@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.embedding.request import Embedded, Wanted
+from deployments.embedding.request import Embedded, Request
 from deployments.embedding.router import Router
+from deployments.models.text_pairs import Cuts
 from deployments.models.tokenizer import Query
-from serve_app.embedding.facts import record_of
+from serve_app.embedding.facts import EmbeddingFacts
 from serve_app.embedding.options import prompt_names
 from serve_app.embedding.routes import ModelRoute
 from serve_app.observe.facts import TracedRequest
@@ -35,19 +36,19 @@ class Asking:
         **admission: Any,
     ) -> Embedded:
         """The answers to the queries of the request `asked`; they are admitted or refused together. `admission`:
-        further fields of `Wanted`. Raises what `Router.embed` raises.
+        further fields of `Request`. Raises what `Router.embed` raises.
         """
         options = asked.query_options
         purpose = options.purpose
-        wanted = Wanted(
+        request = Request(
+            queries,
             kinds=route.kinds,
-            truncate=options.cut,
-            truncation_direction=options.side,
-            bounds=options.bounds,
+            cuts=Cuts(options.cut, options.side, options.bounds),
             prompt_name=options.prompt_name if purpose is None else self._prompt_names[purpose],
             role=options.role,
             outputs=route.outputs or options.outputs,
-            record=record_of(traced),
             **admission,
         )
-        return await self.router.embed(queries, wanted)
+        if traced is not None:
+            traced.facts, request.parts = EmbeddingFacts(request), []
+        return await self.router.embed(request)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments.admission.quota import Client
-from deployments.embedding.request import Embedded, Wanted
+from deployments.embedding.request import Embedded, Request
 from deployments.embedding.router import Router
 from deployments.errors import Busy, WindveError
 
@@ -38,8 +38,7 @@ class Bursts:
 async def _burst(router: Router, client: Client | None) -> dict[str, Any]:
     """Send 1.5 times as many one-text requests as all pools have room for, all at once, and sum up the outcome."""
     count = min(_MOST, max(_LEAST, math.ceil(_OF_CAPACITY * router.capacity)))
-    wanted = Wanted(client=client)
-    asked = [asyncio.create_task(router.embed([f"{_TEXT}{number}"], wanted)) for number in range(count)]
+    asked = [asyncio.create_task(router.embed(Request([f"{_TEXT}{number}"], client=client))) for number in range(count)]
     try:
         found = await asyncio.gather(*asked, return_exceptions=True)
     finally:

@@ -8,52 +8,41 @@ from typing import Any
 
 from deployments.embedding.frames import Answered
 from deployments.embedding.link import PendingOffer, Refused
-from deployments.embedding.request import Record, Request
+from deployments.embedding.request import Request
 from deployments.errors import EngineFailed
-from serve_app.observe.facts import Attributes, Phase, TracedRequest
-
-
-def record_of(traced: TracedRequest | None) -> Record | None:
-    """The record that the Router fills for this request's log line and trace; None if neither is wanted."""
-    if traced is None:
-        return None
-    traced.facts = facts = EmbeddingFacts()
-    return facts.record
+from serve_app.observe.facts import Attributes, Phase
 
 
 class EmbeddingFacts:
-    """The facts of one request, read from the `record` that the Router fills while it answers."""
+    """The facts of one request, read from what the Router writes into it while it answers."""
 
-    def __init__(self) -> None:
-        self.record = Record()
+    def __init__(self, request: Request) -> None:
+        self._request = request
 
     @property
     def model(self) -> str | None:
-        return self.record.model
+        return self._request.model
 
     @property
     def tenant(self) -> str | None:
         """The name of the API key that the request counts for."""
-        request = self.record.request
-        return None if request is None or request.tenant is None else request.tenant.name
+        return None if self.model is None or self._request.tenant is None else self._request.tenant.name
 
     def is_late(self, actual_s: float, slo_s: float) -> bool:
-        request = self.record.request
-        return actual_s > (slo_s if request is None else request.allowed_s)
+        return actual_s > (slo_s if self.model is None else self._request.allowed_s)
 
     def line(self) -> dict[str, Any]:
-        record = self.record
-        told: dict[str, Any] = {}
-        if (request := record.request) is not None:
+        request, told = self._request, dict[str, Any]()
+        if self.model is not None:
             told = {
                 "queries": len(request.queries),
-                "tokens": _tokens(request) if request.ids else None,
+                "tokens": request.tokens if request.ids else None,
                 "bulk": request.bulk,
                 "deadline_s": round(request.allowed_s, 6),
-                "offers": len(record.parts),
-                "predicted_s": _rounded(record.predicted_s),
+                "offers": len(request.parts or ()),
+                "predicted_s": _rounded(request.predicted_s),
             }
-        if (done := record.done) is not None:
+        if (done := request.done) is not None:
             told |= {
                 "pools": done.pools,
                 "tokenization_s": _rounded(done.tokenization_s),
@@ -64,16 +53,16 @@ class EmbeddingFacts:
 
     def phases(self, now: float) -> Iterator[Phase]:
         """The spans of the request's phases. It ended `now`."""
-        record, request = self.record, self.record.request
-        if request is None:
+        request = self._request
+        if self.model is None:
             return
         sizes: Attributes = {"windve.queries": len(request.queries)}
         if request.tokenized:
-            yield Phase("tokenize", request.started, request.tokenized, {**sizes, "windve.tokens": _tokens(request)})
-        if not record.parts and record.done is None:  # no replica was asked
+            yield Phase("tokenize", request.started, request.tokenized, {**sizes, "windve.tokens": request.tokens})
+        if not request.parts and request.done is None:  # no replica was asked
             began = request.tokenized or request.started
             yield Phase("admission", began, now, {**sizes, "windve.admission": "refused"})
-        for part in record.parts:
+        for part in request.parts or ():
             yield from _at_replica(part, now)
 
 
@@ -111,10 +100,6 @@ def _outcome(part: PendingOffer) -> tuple[str, list[Answered]]:
 
 def _queue_s(answer: Answered) -> float:
     return answer.queue_s
-
-
-def _tokens(request: Request) -> int:
-    return sum(map(len, request.ids))
 
 
 def _rounded(seconds: float | None) -> float | None:

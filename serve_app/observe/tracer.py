@@ -1,4 +1,4 @@
-"""Traces of requests: OpenTelemetry spans, built from the Router's `Record` when the request has ended.
+"""Traces of requests: OpenTelemetry spans, built from what the Router kept of the request, when it has ended.
 
     request                        SERVER: `POST /v1/embeddings`, `tei.v1.Embed/Embed`
     ├── tokenize                   from arrival to the last token id

@@ -18,7 +18,7 @@ _TIMEOUT_DIGITS = 9  # eleven days
 
 
 def admission(headers: Mapping[bytes, bytes], clock: Callable[[], float] = time.time) -> dict[str, Any]:
-    """The options of `Wanted` that the headers set: bulk, how long the request may take, and how
+    """The fields of a `Request` that the headers set: bulk, how long the request may take, and how
     long it has waited before it reached this process. Raises InvalidInput.
     """
     asked: dict[str, Any] = {}

@@ -8,6 +8,7 @@ from deployments.embedding.request import Embedded
 from deployments.errors import WrongKind
 from deployments.models.model_files import ModelCard
 from deployments.models.outputs import pack
+from deployments.models.text_pairs import Cuts
 from deployments.models.tokenizer import Token
 from deployments.settings import Settings
 
@@ -27,13 +28,13 @@ SPACE = "5bace5bace5bace5"
 LIMITS = {"max_body_bytes": 1000, "max_inputs_per_request": 3}
 
 
-def asked_of(wanted):
-    """The fields of a request that differ from the defaults."""
-    return {
-        field.name: getattr(wanted, field.name)
-        for field in dataclasses.fields(wanted)
-        if getattr(wanted, field.name) != field.default
-    }
+def asked_of(request):
+    """What a request says besides its queries and the defaults."""
+    fields = [field for field in dataclasses.fields(request) if field.name not in {"queries", "cuts", "ids"}]
+    found = {field.name: getattr(request, field.name) for field in fields}
+    usual = {field.name: field.default for field in fields} | Cuts()._asdict()
+    told = {name: value for name, value in (found | request.cuts._asdict()).items() if value != usual[name]}
+    return {"truncation_direction" if name == "side" else name: value for name, value in told.items()}
 
 
 def embedded(vectors, others=None):
@@ -71,15 +72,16 @@ class FakeRouter:
     def count_invalid(self, error):
         self.invalid.append(type(error).__name__)
 
-    async def embed(self, queries, wanted):
-        self.asked.append((list(queries), asked_of(wanted)))
+    async def embed(self, request):
+        self.asked.append((list(request.queries), asked_of(request)))
         if self.error is not None:
             raise self.error
-        kind = next((kind for kind in wanted.kinds if kind in self.card.kinds), None)
+        kind = next((kind for kind in request.kinds if kind in self.card.kinds), None)
         if kind is None:
             raise WrongKind("as the Router says it")
-        outputs = wanted.outputs or self.card.outputs_for(kind)
-        rows = {output: ANSWERS[self.card.kind if output == "text" else output][: len(queries)] for output in outputs}
+        outputs = request.outputs or self.card.outputs_for(kind)
+        count = len(request.queries)
+        rows = {output: ANSWERS[self.card.kind if output == "text" else output][:count] for output in outputs}
         return embedded(rows.pop(outputs[0]), rows)
 
     async def tokenize(self, texts, **asked):

@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future
 from benchmarks.simulation import application
 from benchmarks.simulation.application import Cluster, NoInstruments, SimulatedRouter
 from benchmarks.simulation.device import Device
-from deployments.embedding.request import Wanted
+from deployments.embedding.request import Request
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import read_model_card
 from deployments.serving.router import RouterContext
@@ -71,7 +71,7 @@ def text(tokens=75):
 async def ask(router, *texts, **wanted):
     """The Router's answer, or the error."""
     try:
-        return await router.embed(list(texts) or [text()], Wanted(**wanted))
+        return await router.embed(Request(list(texts) or [text()], **wanted))
     except Exception as error:  # noqa: BLE001
         return error
 

@@ -9,7 +9,7 @@ from deployments.embedding.frames import Answered
 from deployments.embedding.link import PendingOffer
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
-from deployments.embedding.request import Request, Wanted
+from deployments.embedding.request import Request
 from deployments.embedding.retries import Placement
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.embedding.view import View
@@ -138,6 +138,7 @@ async def answer(placer, request):
 def request_of(*lengths, allowed_s=1.0, deferrable=False, bulk=False, **wanted):
     """A request with queries of these lengths in tokens."""
     now = _now()
-    request = Request(["x"] * len(lengths), Wanted(**wanted), "", now, now + allowed_s, deferrable, bulk)
+    request = Request(["x"] * len(lengths), bulk=bulk, outputs=("text",), **wanted)
+    request.started, request.due, request.deferrable = now, now + allowed_s, deferrable
     request.ids = [np.ones(tokens, np.int32) for tokens in lengths]
     return request

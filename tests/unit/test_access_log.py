@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.embedding.config import RouterConfig
+from deployments.embedding.request import Request
 from deployments.errors import Busy, DeadlineExceeded, EngineFailed, InvalidInput, Unauthorized, Unavailable
 from deployments.serve_adapter.replica_process import access_log_handler
 from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.embedding.api import HttpApi
-from serve_app.embedding.facts import record_of
+from serve_app.embedding.facts import EmbeddingFacts
 from serve_app.embedding.routes import ALL_ROUTES, routes_of
 from serve_app.observe.access_log import LineWriter, is_wanted
 from serve_app.observe.facts import EndedRequest, TracedRequest
@@ -47,7 +48,7 @@ def traced(*, allowed_s=None, late=None):
     if late is not None:
         made.facts = SimpleNamespace(is_late=lambda actual_s, slo_s: late)
     if allowed_s is not None:
-        record_of(made).request = SimpleNamespace(allowed_s=allowed_s)
+        made.facts = EmbeddingFacts(Request(["a"], model="m", due=allowed_s))
     return made
 
 

@@ -450,9 +450,9 @@ def rank(router, requests):
 class ByLength(FakeRouter):
     """Longer texts rank higher."""
 
-    async def embed(self, queries, wanted):
-        await super().embed(queries, wanted)
-        return embedded([np.array([len(query.second)], np.float32) for query in queries])
+    async def embed(self, request):
+        await super().embed(request)
+        return embedded([np.array([len(query.second)], np.float32) for query in request.queries])
 
 
 def test_a_stream_of_texts_to_rerank_has_one_answer():

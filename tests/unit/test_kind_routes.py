@@ -11,7 +11,7 @@ import pytest
 from test_requests import GOOD
 
 from calibration.measure import traffic
-from deployments.embedding.request import Wanted
+from deployments.embedding.request import Request
 from deployments.embedding.router import Router
 from deployments.errors import WrongKind
 from deployments.models.outputs import largest_weights
@@ -108,7 +108,7 @@ def test_the_router_itself_refuses_what_a_caller_would_not_understand():
     router = Router.__new__(Router)
     router.config, router.card, router.metrics = Mock(), FakeRouter("reranker").card, Mock()
     with pytest.raises(WrongKind, match="this needs a model of the kind embedding; m is reranker"):
-        asyncio.run(Router.embed(router, ["a"], Wanted()))
+        asyncio.run(Router.embed(router, Request(["a"])))
 
 
 def test_info_says_the_kind_as_tei():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.embedding.metrics import EmbedderMetrics, RouterMetrics
-from deployments.embedding.request import Wanted
+from deployments.embedding.request import Request
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.errors import (
     Busy,
@@ -225,7 +225,7 @@ async def test_a_router_and_a_replica_tell_what_the_alerts_are_made_of(harm, out
     router = await World(pools).router(instruments=written)
     harm(accelerator, cpu)
     with contextlib.suppress(Exception):
-        await asyncio.wait_for(router.embed([text()], Wanted()), 5.0)
+        await asyncio.wait_for(router.embed(Request([text()])), 5.0)
     await asyncio.sleep(4.0)  # the Router publishes meanwhile
     metrics.publish(accelerator.runner.state())
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from deployments.embedding.request import Wanted
 from deployments.errors import Busy, Unavailable
 from deployments.settings import Settings
 from serve_app.api_keys import ApiKeys
@@ -21,7 +20,7 @@ from serve_app.embedding.models_api import ModelsApi
 from serve_app.ingress import KNOWN_ROUTES
 from serve_app.web import about as page_module
 from tests.kit.asgi_client import call, get, post
-from tests.kit.fake_router import FakeRouter, embedded
+from tests.kit.fake_router import FakeRouter, asked_of, embedded
 from tests.kit.replica_world import V100, XEON
 from tests.kit.router_world import Replica, World, several
 
@@ -104,7 +103,7 @@ async def test_one_burst_at_a_time():
     one, may_end = router(accelerator=EMULATED, cpu=EMULATED), asyncio.Event()
     one.config = SimpleNamespace(slo_s=2.0)
 
-    async def embed(queries, wanted):
+    async def embed(request):
         await may_end.wait()
         return embedded([])
 
@@ -133,8 +132,8 @@ def test_what_came_of_a_burst():
     answered = [dataclasses.replace(embedded([]), pools=(pool,)) for pool in ("accelerator", "accelerator", "cpu")]
     answers = iter([*answered, *[Busy("x", retry_after_s=1.0)] * 2, Unavailable("x")])
 
-    async def embed(queries, wanted):
-        assert (len(queries), wanted) == (1, Wanted())
+    async def embed(request):
+        assert (len(request.queries), asked_of(request)) == (1, {})
         found = next(answers)
         if isinstance(found, Exception):
             raise found

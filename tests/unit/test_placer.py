@@ -8,7 +8,7 @@ from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client
 from deployments.embedding.frames import Answered
 from deployments.embedding.placer import Hedges
-from deployments.embedding.request import Record, Request, Wanted, embedded
+from deployments.embedding.request import Request, embedded
 from deployments.errors import Busy, DeadlineExceeded, EngineBroken, EngineFailed, OverShare, ReplicaLost, Unavailable
 from deployments.models.text_pairs import Pair
 from tests.kit.scripted_replicas import (
@@ -268,28 +268,23 @@ async def test_what_a_replica_refuses_after_all_is_lost():
         await answer(placer_of(a1), request_of(1, 2))
 
 
-async def test_a_record_keeps_what_was_offered_and_when_it_would_end():
+async def test_a_request_that_is_traced_keeps_what_was_offered_and_when_it_would_end():
     a1 = ScriptedReplica("a1", refuses, free_s=0.1)
     a2 = ScriptedReplica("a2", free_s=0.2)
-    record = Record()
-    await answer(placer_of(a1, a2), request_of(75, record=record))
-    assert [(part.link, part.predicted_s) for part in record.parts] == [
+    request = request_of(75, parts=[])
+    await answer(placer_of(a1, a2), request)
+    assert [(part.link, part.predicted_s) for part in request.parts] == [
         (a1, pytest.approx(0.1 + 0.275)),
         (a2, pytest.approx(0.2 - 0.01 + 0.275)),
     ]
 
 
 async def test_an_answer_is_predicted_from_its_arrival():
-    record = Record()
-    assert record.predicted_s is None
-    request = request_of(75, record=record)
-    record.request = request
-    assert record.predicted_s is None
-    other = request_of(75)
+    request, other = request_of(75), request_of(75)
+    assert request.predicted_s is None
     await asyncio.sleep(0.25)
     for one in (request, other):
         await answer(placer_of(ScriptedReplica("a1", free_s=0.2)), one)
-    assert record.predicted_s == request.predicted_s
     found = [request.predicted_s, other.predicted_s]
     assert found == [pytest.approx(0.25 + 0.2 + 0.275), pytest.approx(0.25 + 0.01 + 0.2 + 0.275)]
 
@@ -496,7 +491,7 @@ async def test_where_nobody_lives_it_is_unavailable():
 
 
 async def test_the_answer_to_a_request():
-    request = Request(["abc", Pair("de", "f"), [1, 2]], Wanted(), "query: ", -0.25, 1.0, deferrable=False, bulk=False)
+    request = Request(["abc", Pair("de", "f"), [1, 2]], outputs=("text",), prompt="query: ", started=-0.25)
     assert request.characters == 3 + 3 + 2 + 3 * 7
     request.ids, request.tokenized = [range(3), range(4), range(2)], -0.125
     answers = {
@@ -522,5 +517,5 @@ async def test_the_answer_to_a_request():
 
 
 def test_what_a_client_asks_counts_against_its_tenant():
-    request = Request([], Wanted(client=CLIENT), "", 2.0, 5.0, deferrable=False, bulk=False)
+    request = Request([], client=CLIENT, started=2.0, due=5.0)
     assert (request.tenant, request.quota, request.allowed_s) == (TENANT, None, 3.0)

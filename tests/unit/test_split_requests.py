@@ -5,11 +5,12 @@ import random
 
 import pytest
 
-from benchmarks.simulation.application import Application, Shape, _text, _wanted
+from benchmarks.simulation.application import Application, Shape, _text
 from benchmarks.simulation.arrivals import Arrival
 from benchmarks.simulation.device import Device
 from benchmarks.simulation.virtual_time import run
 from deployments.embedding.link import Link
+from deployments.embedding.request import Request
 from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.errors import Busy
 from tests.kit.replica_world import V100, XEON
@@ -34,7 +35,7 @@ async def send_bursts(application, seed):
 async def send(router, size, tokens):
     """How many queries were answered."""
     try:
-        answer = await router.embed([_text(Arrival(0.0, tokens))] * size, _wanted(None))
+        answer = await router.embed(Request([_text(Arrival(0.0, tokens))] * size))
     except Busy:
         return 0
     return len(answer.vectors)

@@ -185,7 +185,7 @@ async def test_the_parent_s_flag_counts_before_the_ratio(sampler, flag, sampled)
     headers = [] if flag is None else [(b"traceparent", f"{PARENT[:-2]}{flag}".encode())]
     await embed(HttpApi(router, None, collector.observer), "a", headers=headers)
     assert len(collector.spans) == sampled
-    assert ("record" in router.asked[0][1]) == sampled  # the Router keeps nothing of what is not sampled
+    assert ("parts" in router.asked[0][1]) == sampled  # the Router keeps nothing of what is not sampled
 
 
 def test_settings_and_the_standard_variables(monkeypatch):
