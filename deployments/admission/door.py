@@ -1,4 +1,4 @@
-"""How many requests a Router takes at once: what passes its door. Pure: counts and times are arguments.
+"""How many requests a Router takes at once: what passes its door.
 
 Requests that wait in sockets before a busy Router are read first in, first out. When their turn comes, their time is
 nearly over, and reading a request costs as much as answering it. So HAProxy asks each Router how many requests it takes
@@ -14,11 +14,13 @@ answered nothing in time at 1.5 times its capacity (657ef73, two cores of an EPY
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-
-from deployments.serve_adapter.visits import MOST_SOURCES, Source, Visits
 
 READ = 0.2  # of the SLO: the longest time that a request waits to be read
 SPARE = 1 / 15  # places beyond those, for each of them: HAProxy keeps them for other keys than the one with the most
@@ -28,6 +30,68 @@ _ENOUGH = 8  # requests for one measurement
 _LEARNING = 0.3  # weight of the newest measurement
 _LOOK_S = 1.0  # a measurement ends then, however few requests it has
 _QUIET_S = 2.0  # a proxy that has sent nothing for so long, as one that was replaced, leaves its share to others
+MOST_SOURCES = 1000  # of more, those without requests are forgotten: HAProxies are replaced, and clients may lie
+HOLD_S = 0.05  # half of the usual time between two checks of a HAProxy
+
+Source = Hashable
+"""Where a request came from: the protocol, and the host and process of the HAProxy that sent it."""
+
+
+@dataclass(slots=True, eq=False)
+class Visits:
+    """`in_flight` and `entered` (since the start) by source; `total`: all in flight; `waiting`: how many of them wait
+    for their client.
+    """
+
+    in_flight: Counter[Source] = field(default_factory=Counter)
+    entered: Counter[Source] = field(default_factory=Counter)
+    total: int = 0
+    waiting: int = 0
+
+    @contextmanager
+    def visit(self, source: Source = None) -> Iterator[None]:
+        """Count a request while the block runs."""
+        if source not in self.entered and len(self.entered) >= MOST_SOURCES:
+            self._forget()
+        self.in_flight[source] += 1
+        self.entered[source] += 1
+        self.total += 1
+        try:
+            yield
+        finally:
+            self.total -= 1
+            self.in_flight[source] -= 1
+
+    def _forget(self) -> None:
+        """Add up the sources that have no requests here."""
+        for source in [source for source in self.entered if source is not None and not self.in_flight[source]]:
+            count = self.entered.pop(source)
+            self.entered[None] += count
+            del self.in_flight[source]
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """Count a request that waits for its client while the block runs."""
+        self.waiting += 1
+        try:
+            yield
+        finally:
+            self.waiting -= 1
+
+    async def hold(self, source: Source) -> None:
+        """Delay a refusal. Its request counts as gone, but HAProxy still counts it, and so sends no other in its place.
+        If its place were free at once, HAProxy would send every further request through it, to be refused here.
+        """
+        self.total -= 1
+        self.in_flight[source] -= 1
+        try:
+            await asyncio.sleep(HOLD_S)
+        finally:
+            self.total += 1
+            self.in_flight[source] += 1
+
+
+VISITS = Visits()  # this process's
 
 
 @dataclass(slots=True, eq=False)

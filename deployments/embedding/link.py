@@ -24,7 +24,7 @@ from deployments.admission.starvation import UsualTime
 from deployments.embedding.frames import Answered, Offer, Offers, Report
 from deployments.embedding.view import Ask, View
 from deployments.errors import ReplicaLost, WindveError
-from deployments.serving.channel import RouterChannel
+from deployments.serving.connections import RouterChannel
 from deployments.serving.frames import CUT_BYTES, failure_of
 from deployments.serving.replica_set import ReplicaLink, ReplicaSet, learned
 from deployments.serving.replica_view import hangs_after_s

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from deployments.admission.fair_share import Tenant
 from deployments.admission.predictor import LinePredictor
 from deployments.embedding.scheduler.cost_model import CostModel
-from deployments.embedding.scheduler.limits import idle_room
-from deployments.embedding.scheduler.pacing import Pacing
+from deployments.embedding.scheduler.limits import Pacing, idle_room
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.serving.replica_view import ReplicaView
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from deployments.errors import TimedOut
 from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
-from deployments.serving.channel import RouterChannel
+from deployments.serving.connections import RouterChannel
 from deployments.serving.frames import failure_of
 
 

@@ -17,8 +17,8 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from deployments.admission.door import VISITS, Source
 from deployments.errors import InvalidInput
-from deployments.serve_adapter.visits import VISITS, Source
 
 _RETRIED = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
 PROXY = "x-windve-proxy"  # metadata: host and process of the HAProxy that sent the call

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, cast
 
-from deployments.admission.door import Door
+from deployments.admission.door import Door, Visits
 from deployments.serve_adapter.replica_process import accept_several, ingress_ports
-from deployments.serve_adapter.visits import Visits
 
 logger = logging.getLogger("ray.serve")
 

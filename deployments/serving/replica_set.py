@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from deployments.errors import ReplicaLost
 from deployments.serve_adapter import membership
-from deployments.serving.channel import RouterChannel
-from deployments.serving.connections import reach
+from deployments.serving.connections import RouterChannel, reach
 from deployments.serving.frames import WIRE, speaks
 from deployments.serving.replica_view import QUIET_S, ReplicaView
 

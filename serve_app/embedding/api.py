@@ -15,10 +15,9 @@ from deployments.models.model_files import ModelCard
 from deployments.models.tokenizer import Query
 from serve_app.api_keys import ApiKeys
 from serve_app.embedding import ollama
-from serve_app.embedding.asking import Asking
+from serve_app.embedding.asking import Asking, describe
 from serve_app.embedding.burst import Bursts
 from serve_app.embedding.document import document
-from serve_app.embedding.output_shapes import describe
 from serve_app.embedding.routes import A_MODEL, ALL_ROUTES, ROOT, ROUTES, VLLM_RERANK, ModelRoute, routes_of
 from serve_app.embedding.scoring_requests import ScoreRequest
 from serve_app.observe.observer import Observer

@@ -16,8 +16,7 @@ from deployments.models.model_files import ModelCard
 from deployments.models.outputs import unpack
 from serve_app.embedding import requests
 from serve_app.embedding.ollama import OllamaEmbedRequest, OllamaPromptRequest
-from serve_app.embedding.output_shapes import Vector, cut_rows, shape_vectors
-from serve_app.embedding.vector_types import Floats, as_base64, narrow, quantize
+from serve_app.embedding.output_shapes import Vector, as_base64, cut_rows, narrow, quantize, shape_vectors
 
 Named = Callable[[str | None], str]  # `HttpRequest.named`: the end of an answer's id
 
@@ -115,7 +114,7 @@ def cohere(
     }
 
 
-def _typed(vectors: Floats, kind: requests.CohereType) -> Any:
+def _typed(vectors: Vector, kind: requests.CohereType) -> Any:
     return [as_base64(vector) for vector in vectors] if kind == "base64" else quantize(vectors, kind)
 
 

@@ -16,7 +16,7 @@ from deployments.errors import BodyTooLarge, EmptyInput, InvalidInput, WindveErr
 from deployments.models.model_files import ModelCard
 from serve_app.api_keys import ApiKeys
 from serve_app.config.models import ByModel
-from serve_app.embedding.asking import Asking
+from serve_app.embedding.asking import Asking, describe
 from serve_app.embedding.grpc_answers import (
     embed_response,
     encode_response,
@@ -27,7 +27,6 @@ from serve_app.embedding.grpc_answers import (
     together,
     tokens_response,
 )
-from serve_app.embedding.output_shapes import describe
 from serve_app.embedding.routes import ROUTES, routes_of
 from serve_app.grpc_services import METHODS, SERVICES
 from serve_app.observe.observer import Observer, current_request

@@ -17,7 +17,7 @@ from deployments.models.outputs import Output, Outputs
 from deployments.models.text_pairs import NO_BOUNDS, TokenBounds
 from deployments.models.tokenizer import Query
 from serve_app.embedding.options import PRIORITY, USER, AnyOptions, InputType, Options, RoleOptions, VllmOptions
-from serve_app.embedding.vector_types import EmbeddingType, Endianness, FloatType
+from serve_app.embedding.output_shapes import EmbeddingType, Endianness, FloatType
 from serve_app.web.fields import (
     Constraint,
     Dimensions,

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import orjson
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.admission.door import Source, Visits
 from deployments.admission.quota import Client
-from deployments.errors import BodyTooLarge, Compressed, Defect, InvalidInput, WindveError
+from deployments.errors import BodyTooLarge, Busy, Compressed, Defect, InvalidInput, WindveError
 from serve_app.api_keys import ApiKeys
 from serve_app.observe.facts import TracedRequest
-from serve_app.observe.observer import Observer, request_id
+from serve_app.observe.observer import START, Observer, request_id
 from serve_app.web.errors import JSON, Headers, error_answer
 from serve_app.web.json_values import LARGE, check_values
 
@@ -284,3 +285,42 @@ async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:
     while message["type"] != "lifespan.shutdown":
         message = await receive()
         await send({"type": f"{message['type']}.complete"})
+
+
+class Doorway:
+    """An ASGI application that counts the requests of `app` for its Router's door (`admission/door.py`), and delays
+    refusals. A request that waits for the rest of its body costs the Router nothing.
+    """
+
+    def __init__(self, app: ASGIApp, visits: Visits) -> None:
+        self._app, self._visits = app, visits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_more, source = False, _source(scope)
+
+        async def receive_part() -> Message:
+            nonlocal has_more
+            if has_more:
+                with self._visits.wait():
+                    message = await receive()
+            else:  # the first part is there already, and after the last one only the end of the connection comes
+                message = await receive()
+            has_more = message.get("more_body", False)
+            return message
+
+        async def send_part(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == Busy.status:
+                await self._visits.hold(source)
+            await send(message)
+
+        with self._visits.visit(source):
+            await self._app(scope, receive_part, send_part)
+
+
+def _source(scope: Scope) -> Source:
+    """HTTP, and the HAProxy that sent it."""
+    start = next((value for name, value in scope["headers"] if name == START), b"")
+    return "http", start.partition(b" ")[2]

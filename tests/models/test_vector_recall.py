@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from serve_app.embedding.vector_types import largest, quantize
+from serve_app.embedding.output_shapes import largest, quantize
 
 QUERIES, TEXTS, NEAREST = 100, 800, 10
 MODULES = "argparse array asyncio base64 collections datetime email fractions heapq html http itertools json math os re"

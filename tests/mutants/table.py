@@ -1,19 +1,17 @@
 """Which tests must notice a fault in which module: the quick ones, tables and small works, of `tests/unit`."""
 
 MODULES = {
-    "deployments/embedding/scheduler/cost_model.py": "test_cost_model",
+    "deployments/embedding/scheduler/cost_model.py": "test_cost_model test_cost_fit",
     "deployments/admission/starvation.py": "test_starvation",
     "deployments/generation/scheduler/learning.py": "test_learning",
     "deployments/admission/predictor.py": "test_predictor",
-    "deployments/embedding/scheduler/cost_fit.py": "test_cost_fit",
     "deployments/admission/least_squares.py": "test_cost_model",
-    "deployments/embedding/scheduler/pacing.py": "test_pacing",
     "deployments/admission/probe.py": "test_idle_probe",
     "deployments/admission/quota.py": "test_quota",
     "deployments/embedding/scheduler/admission.py": "test_scheduler",
     "deployments/embedding/scheduler/current_run.py": "test_scheduler",
     "deployments/embedding/scheduler/demand.py": "test_scheduler",
-    "deployments/embedding/scheduler/limits.py": "test_scheduler",
+    "deployments/embedding/scheduler/limits.py": "test_scheduler test_pacing",
     "deployments/embedding/scheduler/run_queue.py": "test_scheduler",
     "deployments/embedding/scheduler/scheduler.py": "test_scheduler",
     "deployments/admission/fair_share.py": "test_fair_share",

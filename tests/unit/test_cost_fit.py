@@ -6,8 +6,7 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from deployments.embedding.scheduler.cost_fit import CostFit
-from deployments.embedding.scheduler.cost_model import CostModel
+from deployments.embedding.scheduler.cost_model import CostFit, CostModel
 
 TRUE = CostModel.of_curve(0.018, 0.27)
 BY_COUNT, BY_SQUARE = CostModel(0.018, 0.0, 0.0, 0.27), CostModel(0.0, 0.0, 0.018 / 75**2, 0.27)

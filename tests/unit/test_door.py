@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.admission.door import SPARE, Door
+from deployments.admission.door import SPARE, VISITS, Door, Visits
 from deployments.embedding.request import UsualRequest
 from deployments.serve_adapter.grpc_handlers import PROXY, _at_once, _counted, _counted_stream, _with_its_status
-from deployments.serve_adapter.visits import VISITS, Visits
 from deployments.serving.haproxy_agent import HAProxyAgent, Situation
 from deployments.serving.metrics import ROUTER_GAUGES
-from serve_app.web.doorway import Doorway
+from serve_app.web.asgi import Doorway
 
 HERE, THERE = ("http", b"here"), ("http", b"there")
 

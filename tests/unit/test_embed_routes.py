@@ -7,7 +7,7 @@ import pytest
 
 from deployments.errors import Busy
 from serve_app.embedding.api import HttpApi
-from serve_app.embedding.vector_types import quantize
+from serve_app.embedding.output_shapes import quantize
 from tests.kit.asgi_client import post
 from tests.kit.fake_router import VECTORS, FakeRouter
 

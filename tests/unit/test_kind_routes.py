@@ -18,7 +18,7 @@ from deployments.models.outputs import largest_weights
 from deployments.models.text_pairs import Pair
 from deployments.settings import Kind
 from serve_app.embedding.api import HttpApi
-from serve_app.embedding.output_shapes import model_type
+from serve_app.embedding.asking import model_type
 from serve_app.embedding.routes import A_MODEL, ROOT, ROUTES, SEVERAL, routes_of
 from serve_app.local import console
 from tests.kit import asgi_client

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.embedding.scheduler.pacing import Pacing
+from deployments.embedding.scheduler.limits import Pacing
 
 BETA_S = 0.27
 

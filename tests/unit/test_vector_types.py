@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sentence_transformers.util import quantize_embeddings
 
-from serve_app.embedding.vector_types import as_base64, largest, narrow, quantize
+from serve_app.embedding.output_shapes import as_base64, largest, narrow, quantize
 
 UNIT = np.array([[0.6, -0.8, 0, 0]], np.float32)
 EIGHT = np.array([[3, -1, 0, 2, -5, 1e-30, -1e-30, 4]], np.float32)

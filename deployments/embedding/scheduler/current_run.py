@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deployments.admission.predictor import EndedRun, LinePredictor
-from deployments.embedding.scheduler.cost_fit import CostFit
+from deployments.embedding.scheduler.cost_model import CostFit
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.state import ScheduledQuery
 
