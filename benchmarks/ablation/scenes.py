@@ -104,13 +104,13 @@ class _World(Application):
     async def tokenized(self) -> None:
         """Let tokenizing take time on the Router's core."""
         for router in self.routers:
-            encode, core = router._encoder.encode, router.core
+            encode, core = router.encoder.encode, router.core
 
             async def slow(queries: Any, prompt: str, _encode: Any = encode, _core: Any = core, **how: Any) -> Any:
                 await self._work(_core, self._tokenize_s * len(queries))
                 return await _encode(queries, prompt, **how)
 
-            router._encoder.encode = slow  # type: ignore[method-assign]
+            router.encoder.encode = slow  # type: ignore[method-assign]
 
 
 Fault = Callable[[Application], None]

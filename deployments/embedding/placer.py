@@ -120,12 +120,10 @@ class Placer:
 
     # --- place --------------------------------------------------------------------------------------------------------
 
-    async def place(
-        self, request: Request, left: list[int], parts: list[PendingOffer], avoided: Collection[Link] = ()
-    ) -> bool:
-        """Have all queries in `left` admitted, and append their parts to `parts`. Returns True on success.
+    async def place(self, request: Request, left: list[int], avoided: Collection[Link] = ()) -> list[PendingOffer]:
+        """Have all queries in `left` admitted. Returns their parts.
 
-        If there is not enough room, all of them are called off, and it returns False or raises ReplicaLost. It does not
+        If there is not enough room, all of them are called off, and it returns none or raises ReplicaLost. It does not
         ask the replicas in `avoided`.
         """
         lost, placed = None, list[PendingOffer]()
@@ -145,30 +143,15 @@ class Placer:
                 if not left:
                     for part in placed[:-1]:
                         part.link.confirm(part)
-                    parts += placed
-                    placed.clear()
-                    return True
+                    return placed
                 self.note_full(request, link)
         finally:
-            for part in placed:
-                part.call_off()
+            if left:
+                for part in placed:
+                    part.call_off()
         if lost is not None:
             raise lost
-        return False
-
-    def place_one(
-        self, request: Request, indices: list[int], candidates: Candidates, avoided: Collection[Link] = ()
-    ) -> PendingOffer | None:
-        """Offer a single query to the next candidate that may have room. None: there is no other. If it refuses, the
-        part has the `others`.
-        """
-        lengths = request.lengths(indices)
-        for link, ask in candidates:
-            if link not in avoided and not self.passes_over(request, link, ask, lengths):
-                part = self.send(request, link, indices, partial=False)
-                part.others = candidates
-                return part
-        return None
+        return []
 
     def candidates(self, request: Request, lengths: Sequence[int]) -> Candidates:
         """The replicas to ask, pool by pool, and within a pool by predicted finish. `lengths`: tokens of each query."""

@@ -34,7 +34,6 @@ _FEWEST_SIZES = 2
 _FIRST_S, _LONGEST_S = 1.0, 10.0  # no further size after so long; no further run
 _RUNS, _RUNS_S = 3, 1.0  # the runs of a size that must agree; fewer if they take longer than this
 _AGREE = 1.2  # the slowest of them, over the fastest
-_PLACEHOLDER_SLO_S = 1.0  # unused: the queue is closed until the first Router has sent its settings
 
 
 class Embedder(Replica[Settings]):
@@ -57,8 +56,8 @@ class Embedder(Replica[Settings]):
         self._metrics = self._open_metrics(EmbedderMetrics, info.engine, info.dtype)
         model = self._in_thread(self._measure)
         self._warm_up = {"alpha_s": model.alpha_s, "beta_s": model.beta_s}
-        policy = Policy(_PLACEHOLDER_SLO_S, depth=0)
-        schedule = Scheduler[OfferedQuery](model, policy, self._engine.micro_batch_tokens)
+        closed = Policy(slo_s=1.0, depth=0)  # until the first Router has sent its settings
+        schedule = Scheduler[OfferedQuery](model, closed, self._engine.micro_batch_tokens)
         worker = RunLoop(
             schedule, self._compute, on_run=self._metrics.ran, on_failure=self._failed, on_policy=self._bound_passes
         )

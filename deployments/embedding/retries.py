@@ -64,19 +64,24 @@ class Placement:
         if len(left) == 1 and not self.parts:
             return self._offer_one(left, self.placer.candidates(self.request, self.request.lengths(left)))
         try:
-            if await self.placer.place(self.request, left, self.parts, self.avoided):
-                return []
+            parts = await self.placer.place(self.request, left, self.avoided)
         except ReplicaLost as error:
             return await self._lost(left, error)
-        raise self._no_room()
+        if not parts:
+            raise self._no_room()
+        self.parts += parts
+        return []
 
     def _offer_one(self, left: list[int], candidates: Candidates) -> list[int]:
         """Offer a single query to the next of the candidates. `_take` hears whether it has room."""
-        part = self.placer.place_one(self.request, left, candidates, self.avoided)
-        if part is None:
-            raise self._no_room()
-        self.parts.append(part)
-        return []
+        lengths = self.request.lengths(left)
+        for link, ask in candidates:
+            if link not in self.avoided and not self.placer.passes_over(self.request, link, ask, lengths):
+                part = self.placer.send(self.request, link, left, partial=False)
+                part.others = candidates
+                self.parts.append(part)
+                return []
+        raise self._no_room()
 
     def _no_room(self) -> WindveError:
         if self._broken is not None and not self.request.asked:  # there is no other replica
@@ -148,10 +153,11 @@ class Placement:
         self.avoided.append(part.link)
         left = [index for index in part.indices if index not in self.answers and index not in self.again]
         if left and self.placer.hedges.spend(len(left)):
-            placed = False
+            parts = list[PendingOffer]()
             with contextlib.suppress(ReplicaLost):  # the first offer stands
-                placed = await self.placer.place(self.request, left, self.parts, self.avoided)
-            if placed:
+                parts = await self.placer.place(self.request, left, self.avoided)
+            if parts:
+                self.parts += parts
                 self.again.update(left)
             else:
                 self.placer.hedges.give_back(len(left))

@@ -32,7 +32,6 @@ from deployments.models.encoder import Encoder
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.outputs import TEXT
 from deployments.models.space import space_of
-from deployments.models.tokenizer import Token
 from deployments.models.tokenizer_check import ask_once, checked_tokenizer
 from deployments.models.tokenizing import ON_LOOP, estimated_tokens
 from deployments.serving.router import BaseRouter, Handles, RouterContext
@@ -59,7 +58,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         context = context or _context(settings)
         super().__init__(settings, topology, handles, context)
         self.metrics = RouterMetrics(context.instruments)
-        self._encoder = context.tokenizer
+        self.encoder = context.tokenizer
         self._placer = Placer(self.pools)
         self._bulk = BulkQueue(self._placer)
         self._usual = UsualRequest()
@@ -123,7 +122,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             if request.tenant is not None:
                 self.metrics.tenants.refused(request.tenant.name, error, count)
             raise
-        rows_of = partial(self._encoder.rows, outputs=request.outputs, role=request.role)
+        rows_of = partial(self.encoder.rows, outputs=request.outputs, role=request.role)
         request.done = done = embedded(request, answers, rows_of)
         self._count(request, answers, done)
         return done
@@ -204,7 +203,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         if timeout_s is not None and timeout_s <= 0:
             raise _too_late(timeout_s)
         request.outputs = request.outputs or card.outputs_for(kind)
-        request.prompt = self._encoder.prompt(request.prompt_name)
+        request.prompt = self.encoder.prompt(request.prompt_name)
         request.started = asyncio.get_running_loop().time() - request.waited_s
         allowed_s = slo_s if timeout_s is None else min(timeout_s, self.config.request_timeout_s)
         request.due = request.started + allowed_s
@@ -239,7 +238,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
 
     def _refuse_long_texts(self, request: Request) -> None:
         """Raises Busy if the wait for the tokenizer is too long, or if queries ahead in it will take all room."""
-        now, tokenizing = asyncio.get_running_loop().time(), self._encoder.tokenizing
+        now, tokenizing = asyncio.get_running_loop().time(), self.encoder.tokenizing
         left_s, room = request.due - now, (tokenizing.queries + len(request.queries) - _SPARE) / _AHEAD
         tokens = self._estimated_tokens(request)
         if request.deferrable:
@@ -251,12 +250,12 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
 
     async def _tokenize(self, request: Request) -> None:
         """Fill `request.ids`, and make the request a bulk one if it is too large to be admitted at once."""
-        request.ids, request.tokenizing_s = await self._encoder.encode(
+        request.ids, request.tokenizing_s = await self.encoder.encode(
             request.queries, request.prompt, cuts=request.cuts, role=request.role, characters=request.characters
         )
         request.tokenized = asyncio.get_running_loop().time()
         if request.outputs != TEXT:
-            self._encoder.check_numbers(request.ids, request.outputs)
+            self.encoder.check_numbers(request.ids, request.outputs)
         if len(request.queries) > 1 and not request.bulk:
             mean = sum(map(len, request.ids)) / len(request.ids)
             request.bulk = not self._placer.fits(request, mean)
@@ -296,18 +295,6 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             if request.predicted_s is not None:
                 late = done.total_s > allowed_s
                 self.metrics.recent.finished(request.predicted_s, done.total_s, pools[-1], late=late)
-
-    # --- texts and tokens ---------------------------------------------------------------------------------------------
-
-    async def tokenize(
-        self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None
-    ) -> list[list[Token]]:
-        """See `Encoder.tokens`."""
-        return await self._encoder.tokens(texts, special_tokens=special_tokens, prompt_name=prompt_name)
-
-    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
-        """See `Encoder.decode`."""
-        return await self._encoder.decode(ids, skip_special_tokens=skip_special_tokens)
 
     # --- status -------------------------------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class Encoder:
             found["multi_vector"] = found["multi_vector"][self._tokenizer.compared(ids, role)]
         return found
 
-    async def tokens(
+    async def tokenize(
         self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None
     ) -> list[list[Token]]:
         """Each text's tokens, including its prompt's, without truncation. Raises EmptyInput or InvalidInput."""

@@ -29,7 +29,7 @@ PUBLISHED_EVERY_S = 2.0
 
 BUCKETS_S = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0]
 TOKENIZING_BUCKETS_S = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
-_QUERIES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0]
+_QUERIES = [float(2**power) for power in range(10)]
 _POOL = ("pool",)
 _TENANT = ("tenant",)
 _MOST_TENANTS = 50  # API key names in the metrics of each Router

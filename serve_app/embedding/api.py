@@ -56,7 +56,7 @@ class HttpApi(ModelApi):
         return {
             **{("POST", path): handler for path, handler in asking.items()},
             **more,
-            **TokenizerRoutes(self._router, card.max_tokens, self._rules, self._max_body_bytes).handlers,
+            **TokenizerRoutes(self._router.encoder, card.max_tokens, self._rules, self._max_body_bytes).handlers,
         }
 
     async def answer(self, request: HttpRequest) -> Answer:

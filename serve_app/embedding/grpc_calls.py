@@ -168,7 +168,7 @@ class ModelCalls(Asking):
 
     async def tokenize(self, request: tei.EncodeRequest) -> tei.EncodeResponse:
         asked = TokenizeRequest.parse(fields_of(request), self.rules)
-        (tokens,) = await self.router.tokenize(
+        (tokens,) = await self.router.encoder.tokenize(
             asked.texts, special_tokens=asked.add_special_tokens, prompt_name=asked.prompt_name
         )
         return encode_response(tokens)
@@ -176,7 +176,7 @@ class ModelCalls(Asking):
     async def decode(self, request: tei.DecodeRequest) -> tei.DecodeResponse:
         if len(request.ids) > MOST_VALUES:
             raise BodyTooLarge(f"ids has {len(request.ids)} token ids, this server accepts {MOST_VALUES}; send fewer")
-        (text,) = await self.router.decode([list(request.ids)], skip_special_tokens=request.skip_special_tokens)
+        (text,) = await self.router.encoder.decode([list(request.ids)], skip_special_tokens=request.skip_special_tokens)
         return tei.DecodeResponse(text=text)
 
 

@@ -84,6 +84,10 @@ class FakeRouter:
         rows = {output: ANSWERS[self.card.kind if output == "text" else output][:count] for output in outputs}
         return embedded(rows.pop(outputs[0]), rows)
 
+    @property
+    def encoder(self):
+        return self
+
     async def tokenize(self, texts, **asked):
         self.asked.append((list(texts), asked))
         return [[Token(101, "[CLS]", True, None, None), Token(7, "a", False, 0, 1)] for _ in texts]

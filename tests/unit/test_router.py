@@ -14,6 +14,7 @@ from deployments.admission.quota import Client, Quota
 from deployments.embedding.request import Embedded
 from deployments.engines import TokenBatch
 from deployments.errors import Busy, DeadlineExceeded, InvalidInput, Unavailable
+from deployments.models.text_pairs import Cuts
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.replica_world import V100, XEON
 from tests.kit.router_world import Replica, World, ask, several, text
@@ -298,7 +299,7 @@ async def test_a_text_that_takes_too_long_to_tokenize_is_never_told_to_retry(own
         await asyncio.sleep(1.2)
         return [np.ones(3, np.int32) for _ in queries], own_s
 
-    router._encoder.encode = encode
+    router.encoder.encode = encode
     answer = await ask(router, "x" * 10_000_000)
     assert isinstance(answer, error)
     assert sentence in str(answer)
@@ -444,7 +445,7 @@ async def test_an_error_is_counted_once():
     router = await world.router()
     counted = []
     router.metrics.failed = lambda error, queries, **_: counted.append((type(error).__name__, queries))
-    error = await ask(router, text(10_000), truncate=False)
+    error = await ask(router, text(10_000), cuts=Cuts(truncate=False))
     router.count_invalid(error)
     router.count_invalid(InvalidInput("not JSON"))
     assert counted == [("InvalidInput", 1), ("InvalidInput", 1)]

@@ -116,9 +116,8 @@ class Demand:
         room -= shares.kept_s(account, until_s)
         if not shares.has_under_share:
             return room
-        share = limits.policy.max_batch_fraction or 1.0  # None: of a Router of an older version
         left = self._shared_run - next_work - _SPARE * shares.expected_s(account, until_s)
-        part = min(share * limits.run_work - shares.others_waiting_s, left)
+        part = min(limits.policy.max_batch_fraction * limits.run_work - shares.others_waiting_s, left)
         return min(room, part if shares.others_waiting_s else max(part, cost))
 
     @property
