@@ -204,7 +204,7 @@ RULES = (
     # Learning
     Rule("learning", "the model as calibrated, a margin of 5 %",
          lambda: ((Predictor, "ended", _nothing), (cost_model.CostFit, "ended", lambda _, model, *__: model)),
-         (Predictor, predictor.EndedRun, predictor._LargeRun, cost_model.CostFit, least_squares),
+         (Predictor, predictor._LargeRun, cost_model.CostFit, least_squares),
          groups=(*LEARNING, "streams")),
     Rule("costs by length, refitted", "as calibrated",
          lambda: ((cost_model.CostFit, "ended", lambda _, model, *__: model),), (cost_model.CostFit, least_squares),

@@ -56,6 +56,8 @@ _FORGET = 0.05  # how much each run counts in the mean deviation and in the jitt
 _LONG_ANSWER = 0.75  # of the SLO: errors of shorter predictions are taken relative to this
 _HOPELESS = 0.5  # of the SLO: an excess that no margin could cover
 
+Ends = Sequence[tuple[float, float]]  # of each query: (predicted, actual) seconds from its admission to its answer
+
 
 @dataclass(slots=True)
 class LinePredictor:
@@ -84,19 +86,10 @@ class LinePredictor:
         """Take a new SLO."""
         self.slo_s = slo_s
 
-    def ended(self, now: float, run: EndedRun) -> None:
-        """Take the result of a run. A fixed prediction learns nothing from it."""
-
-
-class EndedRun(NamedTuple):
-    """A complete run. `answers`: (predicted, actual) seconds of each query, from its admission. `is_probe`: it ran to
-    find out whether the device is still slow.
-    """
-
-    work: float
-    took_s: float
-    answers: Sequence[tuple[float, float]] = ()
-    is_probe: bool = False
+    def ended(self, now: float, work: float, took_s: float, answers: Ends = (), *, is_probe: bool = False) -> None:
+        """Take the result of a complete run, of which a fixed prediction learns nothing. `is_probe`: it ran to find out
+        whether the device is still slow.
+        """
 
 
 class _LargeRun(NamedTuple):
@@ -166,10 +159,10 @@ class Predictor(LinePredictor):
         self._reset_doubt()
         self._publish()
 
-    def ended(self, now: float, run: EndedRun) -> None:
+    def ended(self, now: float, work: float, took_s: float, answers: Ends = (), *, is_probe: bool = False) -> None:
         """Learn from it."""
-        work, took_s, most, spell = run.work, run.took_s, self.work_in(self.fill_s(self.slo_s)), self._spell
-        if run.is_probe:  # only this run shows how slow the device is now
+        most, spell = self.work_in(self.fill_s(self.slo_s)), self._spell
+        if is_probe:  # only this run shows how slow the device is now
             times = took_s / (self._b + self._k * work)
             slope = max(min(1.0, self._k), self._k * times)  # quicker than planned: b was wrong before k
             self._k = max(_LEAST_SLOPE, min(slope, took_s / work))
@@ -185,7 +178,7 @@ class Predictor(LinePredictor):
         self._weighed += weight
         fade = weight * max(_FORGET, 1 / (self._weighed + 3))
         self._deviation += fade * (min(abs(off), 3 * self._deviation + 0.005) - self._deviation)
-        self._adapt(run.answers, max(0.0, took_s - min(spell, self._spell) * line_s), weight)
+        self._adapt(answers, max(0.0, took_s - min(spell, self._spell) * line_s), weight)
         self._publish()
 
     def _reset_doubt(self) -> None:
@@ -238,7 +231,7 @@ class Predictor(LinePredictor):
             slope = max(1.0, one.took_s / (self.planned_s + one.work))
             self._lines.append((one.work, slower * one.took_s, slower * slope))
 
-    def _adapt(self, answers: Sequence[tuple[float, float]], excess_s: float, weight: float) -> None:
+    def _adapt(self, answers: Ends, excess_s: float, weight: float) -> None:
         """Adapt the margin to these answers. `excess_s`: the run's excess time that the line has not learned yet."""
         unexplained_s, self._excess_s = excess_s + self._excess_s, excess_s  # of this run and the one before
         if not answers or unexplained_s > _HOPELESS * self.slo_s:

@@ -11,7 +11,7 @@ from benchmarks.simulation.application import Replica
 from benchmarks.simulation.arrivals import Arrival
 from benchmarks.simulation.device import Device
 from benchmarks.simulation.virtual_time import run
-from deployments.admission.predictor import EndedRun, Predictor
+from deployments.admission.predictor import Predictor
 from deployments.embedding.frames import Offer, Offers
 
 V100, XEON, ATLAS, KUNPENG = (0.018, 0.27), (0.0858, 0.32), (0.00904, 0.24), (0.0752, 0.85)  # alpha, beta
@@ -79,7 +79,7 @@ def proven(device, slo_s=1.0):
     for number in range(40):
         work_s = slo_s * (0.5 + 0.5 * number % 2)
         took_s = device.beta_s + work_s
-        predictor.ended(0.0, EndedRun(work_s, took_s, [(took_s, took_s)]))
+        predictor.ended(0.0, work_s, took_s, [(took_s, took_s)])
     return predictor
 
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.admission import predictor as module
-from deployments.admission.predictor import EndedRun, LinePredictor, Predictor
+from deployments.admission.predictor import LinePredictor, Predictor
 
 
 def learned(*runs, planned_s=0.1, slo_s=1.0, now=0.0):
     """After runs of (work, seconds)."""
     predictor = Predictor(planned_s=planned_s, slo_s=slo_s)
     for work_s, took_s in runs:
-        predictor.ended(now, EndedRun(work_s, took_s))
+        predictor.ended(now, work_s, took_s)
     return predictor
 
 
@@ -28,7 +28,7 @@ def steady(*runs, times=40, **how):
 
 def answered(predictor, *answers, work_s=0.5, off=1.0):
     """A run of that work, `off` times as long as it is said to be, with (predicted, actual) of its answers."""
-    predictor.ended(0.0, EndedRun(work_s, off * predictor.seconds(work_s), answers))
+    predictor.ended(0.0, work_s, off * predictor.seconds(work_s), answers)
     return predictor
 
 
@@ -44,7 +44,7 @@ def certain(b=0.1, *, slo_s=1.0, **learned):
 def test_a_known_device_is_a_line():
     line = LinePredictor(0.2, 2.0, 0.25)
     assert (line.seconds(0.3), line.work_in(0.8), line.fill_s(1.0)) == (0.8, pytest.approx(0.3), 0.8)
-    line.ended(0.0, EndedRun(0.3, 9.0))
+    line.ended(0.0, 0.3, 9.0)
     assert line == LinePredictor(0.2, 2.0, 0.25)
     line.promise(2.0)
     assert line == LinePredictor(0.2, 2.0, 0.25, 2.0)
@@ -96,23 +96,23 @@ def test_light_load_teaches_nothing_good_of_a_large_run(b, large_s):
 def test_a_slow_run_counts_at_once_and_until_the_next():
     found = steady((0.5, 0.6))
     calm_s = found.seconds(0.5)
-    found.ended(0.0, EndedRun(0.5, 1.2))
+    found.ended(0.0, 0.5, 1.2)
     assert found.seconds(0.5) > 1.5 * calm_s
     assert found.slope == found._spell * found._k != found._k
-    found.ended(0.0, EndedRun(0.5, 0.6))
+    found.ended(0.0, 0.5, 0.6)
     assert found.seconds(0.5) < 1.1 * calm_s
 
 
 @pytest.mark.parametrize(("off", "is_spell"), [(1.04, False), (1.06, True)])
 def test_a_spell_is_beyond_the_margin_and_a_twentieth(off, is_spell):
     found = steady((0.5, 0.6), times=400)
-    found.ended(0.0, EndedRun(0.5, 0.6 * off))
+    found.ended(0.0, 0.5, 0.6 * off)
     assert (found._spell > 1) == is_spell
 
 
 def test_a_spell_is_three_times_at_most():
     found = steady((0.5, 0.6))
-    found.ended(0.0, EndedRun(0.5, 60.0))
+    found.ended(0.0, 0.5, 60.0)
     assert found._spell == 3
 
 
@@ -120,7 +120,7 @@ def test_a_hiccup_of_a_short_run_says_little_of_a_long_one():
     """A run of 5 ms takes 35 ms more: of a promise of 1 s that is little."""
     found = steady((0.004, 0.005), planned_s=0.001)
     before_s = found.work_in(found.fill_s(1.0))
-    found.ended(0.0, EndedRun(0.004, 0.04))
+    found.ended(0.0, 0.004, 0.04)
     assert found.work_in(found.fill_s(1.0)) > 0.8 * before_s
 
 
@@ -144,7 +144,7 @@ def test_the_mean_error_of_short_runs(line_s, slo_s, jitter_s, off_s, counted_s)
     """Each run counts a twentieth."""
     found = certain(slo_s=slo_s)
     found.jitter_s = jitter_s
-    found.ended(0.0, EndedRun(line_s - 0.1, line_s + off_s))
+    found.ended(0.0, line_s - 0.1, line_s + off_s)
     assert found.jitter_s == pytest.approx(jitter_s if counted_s is None else 0.95 * jitter_s + 0.05 * counted_s)
 
 
@@ -162,7 +162,7 @@ def test_a_short_run_that_the_host_delays_says_little_of_a_large_one():
     lone = [(0.0002, took_s) for took_s in (0.007, 0.012, 0.008, 0.009, 0.009)]
     found = learned(*lone, (0.025, 0.057), planned_s=0.004)
     assert found.seconds(0.298) < 1.5 * 0.298
-    found.ended(0.0, EndedRun(0.298, 0.321))
+    found.ended(0.0, 0.298, 0.321)
     assert found.seconds(0.298) == pytest.approx(0.321, rel=0.05)
 
 
@@ -170,11 +170,11 @@ def test_a_short_run_that_the_host_delays_says_little_of_a_large_one():
 def test_a_device_that_changed_is_known_after_few_runs(times):
     found = steady((0.5, 0.6))
     for _ in range(4):
-        found.ended(0.0, EndedRun(0.5, 0.6 * times))
+        found.ended(0.0, 0.5, 0.6 * times)
     assert found._b + found._k * 0.5 == pytest.approx(0.6 * times, rel=0.1)
     before = found._doubt
     for _ in range(20):
-        found.ended(0.0, EndedRun(0.5, 0.6 * times))
+        found.ended(0.0, 0.5, 0.6 * times)
     assert found._doubt[2] < before[2]  # and it is certain again
 
 
@@ -198,7 +198,7 @@ def test_two_outliers_of_one_sign_are_a_change(offs, changed):
     found = certain()
     for off in offs:
         found._doubt = (0.0, 0.0, 0.0)
-        found.ended(0.0, EndedRun(0.5, 0.6 * off))
+        found.ended(0.0, 0.5, 0.6 * off)
     assert found.has_changed == changed
 
 
@@ -210,14 +210,14 @@ def test_a_change_puts_the_line_in_doubt(count, slo_s, b, size_s, off, together)
     found = certain(slo_s=slo_s, b=0.1)
     for _ in range(count):
         found._doubt, found._b, found._k = (0.0, 0.0, 0.0), b, 2.0
-        found.ended(0.0, EndedRun(0.5, (b + 1.0) * off))
+        found.ended(0.0, 0.5, (b + 1.0) * off)
     of_b, of_k = 0.1 * count * size_s, 0.1 * count * 2.0
     assert found._doubt == pytest.approx((of_b**2, together * of_b * of_k, of_k**2))
 
 
 def test_a_doubt_that_is_larger_stays():
     found = certain(outliers=1, doubt=(4.0, 0.0, 4.0))
-    found.ended(0.0, EndedRun(0.5, 100.0))
+    found.ended(0.0, 0.5, 100.0)
     assert found.has_changed
     assert found._doubt[0] + found._doubt[2] > 4.0
 
@@ -226,14 +226,14 @@ def test_a_device_that_became_slower_is_slower_for_larger_runs_too():
     """Small runs alone show it."""
     found = steady((0.05, 0.15), (0.5, 0.6))
     for _ in range(6):
-        found.ended(0.0, EndedRun(0.05, 1.5 * 0.15))
+        found.ended(0.0, 0.05, 1.5 * 0.15)
     assert found.seconds(0.4) > 1.25 * 0.5
 
 
 @pytest.mark.parametrize(("times", "work_s"), [(4.0, 0.1), (0.3, 0.1)])
 def test_a_probe_is_believed(times, work_s):
     found = steady((0.5, 5.0))
-    found.ended(0.0, EndedRun(work_s, times * 0.2, is_probe=True))
+    found.ended(0.0, work_s, times * 0.2, is_probe=True)
     assert found._b + found._k * work_s == pytest.approx(times * 0.2)
     assert found._doubt == pytest.approx(((0.3 * 0.12) ** 2, 0.0, (0.3 * found._k) ** 2))
 
@@ -243,15 +243,15 @@ def test_a_probe_drops_a_wrong_beta_and_keeps_the_slope():
     7,200.
     """
     found = Predictor(planned_s=0.95, slo_s=1.0)
-    found.ended(0.0, EndedRun(0.007, 0.015, is_probe=True))
+    found.ended(0.0, 0.007, 0.015, is_probe=True)
     assert (found.intercept_s, found.slope) == (pytest.approx(0.008), 1.0)
 
 
 def test_a_probe_that_took_no_time_leaves_a_device():
     found = steady((0.5, 0.6))
-    found.ended(0.0, EndedRun(0.5, 0.0, is_probe=True))
+    found.ended(0.0, 0.5, 0.0, is_probe=True)
     assert (found.intercept_s, found.slope) == (0.0, 0.02)
-    found.ended(0.0, EndedRun(0.5, 0.6))
+    found.ended(0.0, 0.5, 0.6)
     assert found.seconds(0.5) > 0
 
 
@@ -272,7 +272,7 @@ def convex_s(work_s):
 def test_a_device_that_slows_down_with_size_is_not_thought_quick():
     found = steady((0.02, convex_s(0.02)), (0.5, convex_s(0.5)), times=20)
     for _ in range(60):
-        found.ended(1.0, EndedRun(0.02, convex_s(0.02)))
+        found.ended(1.0, 0.02, convex_s(0.02))
     assert found.seconds(0.5) >= 0.99 * convex_s(0.5)
     assert found.seconds(0.6) >= 0.1 + convex_s(0.5) - 1e-9
 
@@ -281,20 +281,20 @@ def test_the_line_is_trusted_up_to_the_largest_run_of_late():
     """It fades by a twentieth with each run, to an eighth of the SLO, and at once where the device has changed."""
     found = certain()
     assert found._trusted_work == 0.125
-    found.ended(0.0, EndedRun(0.7, 0.8))
+    found.ended(0.0, 0.7, 0.8)
     for _ in range(10):
-        found.ended(0.0, EndedRun(0.02, 0.12))
+        found.ended(0.0, 0.02, 0.12)
     assert found._trusted_work == pytest.approx(0.7 * 0.95**10)
     for _ in range(2):
         found._doubt = (0.0, 0.0, 0.0)
-        found.ended(0.0, EndedRun(0.2, 0.45))
+        found.ended(0.0, 0.2, 0.45)
     assert found._trusted_work == 0.2
 
 
 def test_behind_what_is_trusted_a_run_takes_what_is_planned():
     found = certain()
     found._b = 0.05
-    found.ended(0.0, EndedRun(0.02, 0.07))
+    found.ended(0.0, 0.02, 0.07)
     assert found.seconds(0.125) == pytest.approx(0.175)
     assert found.seconds(0.1251) == pytest.approx(0.2251)
 
@@ -313,21 +313,21 @@ def test_a_larger_run_takes_what_the_line_through_a_large_one_says(b, small_s, s
     takes more than it did then, if that took half as long again as well.
     """
     found = certain(slo_s=2.0)
-    found.ended(0.0, EndedRun(1.2, 1.5 * 1.3))
+    found.ended(0.0, 1.2, 1.5 * 1.3)
     assert found._lines == [(1.2, pytest.approx(1.95), pytest.approx(1.5))]
     found._doubt, found._b, found._spell = (0.0, 0.0, 0.0), b, 1.0
     work_s = small_s or 1.2
-    found.ended(0.0, EndedRun(work_s, b + work_s))
+    found.ended(0.0, work_s, b + work_s)
     assert found._lines[0] == (1.2, pytest.approx(slower * 1.95), pytest.approx(slower * 1.5))
 
 
 def test_the_line_through_a_large_run_that_was_quick():
     """It took less than its line says, and rises as planned."""
     found = certain()
-    found.ended(0.0, EndedRun(0.5, 0.3))
+    found.ended(0.0, 0.5, 0.3)
     assert found._lines == [(0.5, 0.3, 1.0)]
     found._doubt, found._b = (0.0, 0.0, 0.0), 0.2
-    found.ended(0.0, EndedRun(0.02, 0.22))
+    found.ended(0.0, 0.02, 0.22)
     assert found._lines == [(0.5, pytest.approx(1.4 * 0.3), pytest.approx(1.4))]
 
 
@@ -335,9 +335,9 @@ def test_large_runs_are_forgotten():
     """One was slow for another reason: a minute later it keeps runs small no more."""
     found = steady((0.02, 0.12), (0.7, 1.6), times=20, now=10.0)
     for _ in range(30):
-        found.ended(70.0, EndedRun(0.02, 0.12))
+        found.ended(70.0, 0.02, 0.12)
     assert len(found._lines) == 3
-    found.ended(70.1, EndedRun(0.02, 0.12))
+    found.ended(70.1, 0.02, 0.12)
     assert found._lines == [(0.0, 0.1, 1.0)]
 
 
@@ -349,7 +349,7 @@ def test_a_large_run_has_half_of_the_most_work(works, large):
 def test_the_lowest_of_the_latest_large_runs_counts():
     found = learned((0.7, 0.8), (0.7, 3.0), (0.7, 0.8))
     for _ in range(50):
-        found.ended(0.0, EndedRun(0.02, 0.12))
+        found.ended(0.0, 0.02, 0.12)
     assert found.seconds(0.8) < 1.3
 
 
@@ -361,7 +361,7 @@ def test_work_is_the_inverse_of_seconds_and_both_grow(runs, planned_s):
     found = Predictor(planned_s=planned_s, slo_s=1.0)
     for work_s, off, is_probe, now in sorted(runs, key=lambda run: run[-1]):
         answers = [(found.seconds(work_s), off * found.seconds(work_s))]
-        found.ended(now, EndedRun(work_s, off * (planned_s + work_s), answers, is_probe=is_probe))
+        found.ended(now, work_s, off * (planned_s + work_s), answers, is_probe=is_probe)
     works = [0.0, 0.01, 0.1, 0.3, 0.7, 1.0, 3.0]
     times = [found.seconds(work_s) for work_s in works]
     assert times == sorted(times)
@@ -390,7 +390,7 @@ def test_the_margin_fades_from_a_twentieth_to_its_least():
 def test_runs_without_answers_fade_it_as_well():
     assert certain(deviation=0.0).margin == 0.05
     found = certain(deviation=0.0)
-    found.ended(0.0, EndedRun(0.5, 0.6))
+    found.ended(0.0, 0.5, 0.6)
     assert found.margin == pytest.approx(0.05 - 0.03 / 5)
 
 
@@ -410,13 +410,13 @@ def test_the_mean_deviation(line_s, slo_s, weighed, off, deviation):
     """
     found = certain(slo_s=slo_s)
     found._weighed += weighed
-    found.ended(0.0, EndedRun(line_s - 0.1, line_s + off * max(line_s, 0.25 * slo_s)))
+    found.ended(0.0, line_s - 0.1, line_s + off * max(line_s, 0.25 * slo_s))
     assert found._deviation == pytest.approx(deviation)
 
 
 def test_the_margin_covers_three_and_a_quarter_mean_deviations():
     found = certain(deviation=0.05)
-    found.ended(0.0, EndedRun(0.5, 0.6 * 1.05))
+    found.ended(0.0, 0.5, 0.6 * 1.05)
     assert found.margin == pytest.approx(3.25 * 0.05)
 
 
@@ -470,7 +470,7 @@ def test_the_run_before_explains_a_late_answer_too():
 def test_an_excess_of_half_the_promise_is_beyond_any_margin(slo_s, excess_s, widens):
     found = certain(slo_s=slo_s)
     took_s = 0.6 + excess_s * slo_s
-    found.ended(0.0, EndedRun(0.5, took_s, [(0.6, took_s)]))
+    found.ended(0.0, 0.5, took_s, [(0.6, took_s)])
     assert (found._conformal > 0.02) == widens
 
 
@@ -486,7 +486,7 @@ def test_errors_of_a_change_do_not_stay_in_the_margin():
     found = steady((0.5, 0.6), times=400)
     for _ in range(6):
         took_s = 1.6 * 0.6
-        found.ended(0.0, EndedRun(0.5, took_s, [(0.6, took_s)]))
+        found.ended(0.0, 0.5, took_s, [(0.6, took_s)])
     assert found._conformal <= 0.02 + 0.05
 
 
@@ -494,7 +494,7 @@ def test_after_a_change_the_margin_is_no_wider_than_before():
     found = certain(conformal=0.1)
     for _ in range(2):
         found._doubt = (0.0, 0.0, 0.0)
-        found.ended(0.0, EndedRun(0.5, 0.8, [(0.6, 0.8)]))
+        found.ended(0.0, 0.5, 0.8, [(0.6, 0.8)])
     assert found._conformal == 0.1
 
 
@@ -505,7 +505,7 @@ def test_the_share_that_it_does_not_cover_is_small(spread, most):
         said_s = found.seconds(0.5)
         took_s = 0.6 * draw.lognormvariate(0, spread)
         missed += number > 400 and said_s * (1 + found.margin) < took_s
-        found.ended(0.0, EndedRun(0.5, took_s, [(said_s, took_s)]))
+        found.ended(0.0, 0.5, took_s, [(said_s, took_s)])
     assert missed / 3600 < most
 
 

@@ -28,10 +28,10 @@ def test_names_tell_rules_apart():
 
 
 def test_lines_are_those_of_the_code_and_of_the_words():
-    alone = Rule(RULE, "", code=(predictor.EndedRun,))
-    assert alone.lines == 1 + 3 + 4  # without blank lines
-    assert Rule(RULE, "", words="class EndedRun").lines == 1
-    assert Rule(RULE, "", code=(predictor.EndedRun,), words="class EndedRun").lines == alone.lines
+    alone = Rule(RULE, "", code=(predictor._LargeRun,))
+    assert alone.lines == 1 + 1 + 6  # without blank lines
+    assert Rule(RULE, "", words="class _LargeRun").lines == 1
+    assert Rule(RULE, "", code=(predictor._LargeRun,), words="class _LargeRun").lines == alone.lines
 
 
 def test_figures_of_a_scene():

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.simulation.virtual_time import virtual
-from deployments.admission.predictor import EndedRun
 from deployments.embedding.frames import Offer, Offers
 from deployments.embedding.run import PlannedQuery
 from deployments.embedding.run_loop import RunLoop
@@ -570,7 +569,7 @@ async def test_a_router_hears_when_a_runs_end_shows_that_there_is_room():
     runner, engine = replica()
     later = asyncio.get_running_loop().call_later
     runner._compute = lambda run, passed, ended, stop: engine.compute(run, passed, partial(later, 0.001, ended), stop)
-    runner.schedule.limits.predictor.ended(0.0, EndedRun(0.018, 3.5 * 0.288, is_probe=True))
+    runner.schedule.limits.predictor.ended(0.0, 0.018, 3.5 * 0.288, is_probe=True)
     runner.schedule.set_pass_tokens(600)  # and all that follows from it
     await asyncio.sleep(1.5)
     router = FakeRouter(runner)

@@ -7,13 +7,14 @@ may fill 0.8 of the time to a deadline. An idle device waits 6 ms for each waiti
 import copy
 import math
 from dataclasses import asdict, astuple, dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.admission.fair_share import Account, Tenant
-from deployments.admission.predictor import EndedRun, LinePredictor, Predictor
+from deployments.admission.predictor import LinePredictor, Predictor
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.embedding.scheduler.run_queue import Line
@@ -32,10 +33,10 @@ def slow(times, model=MODEL):
 class Told(LinePredictor):
     """Hears what each run teaches."""
 
-    runs: list[EndedRun] = field(default_factory=list)
+    runs: list[SimpleNamespace] = field(default_factory=list)
 
-    def ended(self, now, run):
-        self.runs.append(run)
+    def ended(self, now, work, took_s, answers=(), *, is_probe=False):
+        self.runs.append(SimpleNamespace(work=work, took_s=took_s, answers=answers, is_probe=is_probe))
 
 
 def queue_of(*, slowdown=1.0, micro_batch_tokens=0, slo_s=1.0, model=MODEL, **policy):

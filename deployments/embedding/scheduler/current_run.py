@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deployments.admission.predictor import EndedRun, LinePredictor
+from deployments.admission.predictor import LinePredictor
 from deployments.embedding.scheduler.cost_model import CostFit
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.state import ScheduledQuery
@@ -71,7 +71,7 @@ class CurrentRun:
         """End the run. Learn from its time if it was whole and planned with the model in force."""
         limits, took_s = self.limits, now - self._began
         if whole and self._planned_by is limits.predictor:
-            limits.predictor.ended(now, EndedRun(self.work, took_s, self._answers, probe))
+            limits.predictor.ended(now, self.work, took_s, self._answers, is_probe=probe)
             if limits.predictor.has_changed:
                 self._fit.forget()
             limits.model = self._fit.ended(limits.model, self.lengths, took_s)
