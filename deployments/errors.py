@@ -47,6 +47,11 @@ class WindveError(Exception):
         self.param = param
 
 
+def is_ours(error: BaseException) -> bool:
+    """Whether the server is at fault, as HTTP's statuses from 500 on say: of any error that is no WindveError, too."""
+    return not isinstance(error, WindveError) or error.status >= WindveError.status
+
+
 class SettingsError(WindveError):
     """A setting is wrong, and the application refuses to start. The message begins with the key."""
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
 
-from deployments.errors import Busy, DeadlineExceeded, OverQuota, OverShare, WindveError
+from deployments.errors import Busy, DeadlineExceeded, OverQuota, OverShare, is_ours
 
 OK, BUSY, ERROR, CANCELLED, INVALID = "ok", "busy", "error", "cancelled", "invalid"
 NO_POOL = "none"  # the pool of a request that failed
@@ -54,7 +54,6 @@ ROUTER_GAUGES = {  # of a Router's process and its door: field -> name, meaning
 }
 _RATIOS = {"slowdown": "slowdown", "margin": "safety_margin"}
 _LIMITS: dict[type[BaseException], str] = {OverShare: "share", OverQuota: "quota"}
-_SERVER_ERRORS = 500  # HTTP: from this status on, the client is not at fault
 
 
 class _Counter(Protocol):
@@ -93,7 +92,7 @@ def outcome_of(error: BaseException) -> str:
         return BUSY
     if isinstance(error, DeadlineExceeded | asyncio.CancelledError):
         return CANCELLED  # the client stopped waiting
-    return INVALID if isinstance(error, WindveError) and error.status < _SERVER_ERRORS else ERROR
+    return ERROR if is_ours(error) else INVALID
 
 
 @dataclass(slots=True, eq=False)

@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 import orjson
 
+from deployments.errors import is_ours
 from serve_app.observe.facts import EndedRequest, TracedRequest
 
 logger = logging.getLogger("ray.serve")
 
 Level = Literal["off", "slow", "errors", "all"]
 _LEVELS: Mapping[Level, int] = {"off": 0, "slow": 1, "errors": 2, "all": 3}
-_OURS = 500  # HTTP: from this status on, the server is at fault
 _EVERY_S = 0.25
 _MOST_WAITING = 20_000  # lines, while the disk is slow
 
@@ -31,7 +31,7 @@ def is_wanted(level: Level, traced: TracedRequest, ended: EndedRequest, slo_s: f
     if level == "all":
         return True
     if ended.error is not None:
-        ours = getattr(ended.error, "status", 0) >= _OURS or ended.code == "internal_error"
+        ours = is_ours(ended.error) and not isinstance(ended.error, asyncio.CancelledError)
         return _LEVELS[level] >= _LEVELS["slow" if ours else "errors"]
     if level == "off":
         return False

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from deployments.errors import SettingsError
+from deployments.errors import SettingsError, is_ours
 from deployments.settings import Traces
 from serve_app.observe.facts import Attributes, EndedRequest, TracedRequest
 from serve_app.version import VERSION
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _PROPAGATED = ("traceparent", "tracestate")  # W3C Trace Context
 _NAMES = {"tokens": "gen_ai.usage.input_tokens", "answer_tokens": "gen_ai.usage.output_tokens"}
-_OURS = 500  # HTTP: from this status on, the server is at fault
 
 
 class Tracer:
@@ -85,7 +84,7 @@ class Tracer:
         span = traced.span
         span.update_name(ended.route)
         span.set_attributes(_about(traced, ended))
-        if ended.error is not None and (getattr(ended.error, "status", _OURS) >= _OURS):
+        if ended.error is not None and is_ours(ended.error):
             _fail(span, ended.code)
         within = set_span_in_context(span, Context())
         offset_s = traced.began_s - traced.started
