@@ -39,7 +39,7 @@ class TrueDevice(StepDevice):
         self._running = self._thread.submit(self._compute, work)
 
     def _compute(self, work: Work) -> HybridStep:
-        _, arrived, compute_s = self.steps.step(work)
+        _, arrived, compute_s, _ = self.steps.step(work)
         return HybridStep(time.monotonic() - self._origin - self.began, arrived, compute_s)
 
     def _run(self) -> HybridStep:

@@ -8,10 +8,18 @@ replica.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from deployments.errors import TimedOut
-from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
+from deployments.generation.frames import (
+    GenerationOffer,
+    GenerationOffers,
+    GenerationReport,
+    NewToken,
+    RefusedOffer,
+    ScoredPrompt,
+)
+from deployments.generation.text.prompt_scores import PromptScores
 from deployments.serving.connections import RouterChannel
 from deployments.serving.frames import failure_of
 
@@ -21,11 +29,13 @@ class PendingGeneration:
 
     `outcome`: a future. Its result is None once the generation is admitted, or the refusal; it raises ReplicaLost or
     EngineFailed. `tokens` returns the new tokens. `on_token` is called with each token when its frame comes. `unended`:
-    the answers that have not ended. `cached`: tokens of the prompt that the replica's cache held.
+    the answers that have not ended. `cached`: tokens of the prompt that the replica's cache held. `scores`: of its
+    prompt's tokens, complete before the first token comes; None if none were requested.
     """
 
     def __init__(self, number: int, answers: int, most_unread: int, on_token: Callable[[NewToken], None]) -> None:
         self.number, self.unended, self.cached = number, set(range(answers)), 0
+        self.scores: PromptScores | None = None
         self.outcome: asyncio.Future[RefusedOffer | None] = asyncio.get_running_loop().create_future()
         self._most_unread, self._on_token = most_unread, on_token
         self._unread: list[NewToken] = []
@@ -109,12 +119,19 @@ class GenerationChannel(RouterChannel[GenerationOffers, PendingGeneration, Gener
             if (pending := self.pending.get(number)) is not None:
                 pending.cached = cached.get(number, 0)
                 pending.decide(None)
+        self._scored(report.scored)
         for token in report.tokens:
             if (pending := self.pending.get(token.number)) is not None:
                 self._add(pending, token)
         for number, problem in report.failed:
             if (pending := self.pending.pop(number, None)) is not None:
                 pending.fail(failure_of(report, number, problem))
+
+    def _scored(self, scored: Sequence[ScoredPrompt]) -> None:
+        for some in scored:
+            if (pending := self.pending.get(some.number)) is not None:
+                before, found = pending.scores, some.scores
+                pending.scores = found if before is None else before.followed_by(found, some.start)
 
     def _add(self, pending: PendingGeneration, token: NewToken) -> None:
         pending.add(token)

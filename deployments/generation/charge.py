@@ -14,17 +14,18 @@ from deployments.serving.frames import known
 @dataclass(slots=True, eq=False)
 class GenerationCharge(Charge):
     """The charge for one generation. Device seconds are estimated with the replica's model of a step. The fixed time of
-    a step is divided among its answers.
+    a step is divided among its answers. `scored`: see `scheduler.sequences.Generation`.
     """
 
     prompt_tokens: int = 0
+    scored: bool = False
     tokens: Counter[int] = field(default_factory=Counter)  # tokens so far, by answer
     device_s: float = 0.0
 
     def prompt(self, state: StepState) -> None:
         """Charge the prompt, as a replica in that state computes it, in place of what was charged so far."""
         self.settle(0.0)
-        load = StepLoad().with_chunk(0, self.prompt_tokens)
+        load = StepLoad().with_chunk(0, self.prompt_tokens, scored=self.scored)
         self._spend(self.prompt_tokens, known(StepTime, state.model), load, state)
 
     def refund_cached(self, state: StepState, tokens: int) -> None:

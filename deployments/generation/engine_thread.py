@@ -14,6 +14,7 @@ import numpy as np
 
 from deployments.generation.engine.steps import Steps
 from deployments.generation.scheduler.work import UNTIMED, Chunk, ComputeSeconds, Work
+from deployments.generation.text.prompt_scores import PromptScores
 from deployments.generation.text.sampling import Picked, RowSamplers, Sampler, Sampling, pick
 
 _PROBE_TOKENS = 4
@@ -69,12 +70,13 @@ class StepWork(NamedTuple):
 
 class Found(NamedTuple):
     """The result of a step. `picked`: the answers' tokens, for each wanted chunk and then for each row that `arrived`;
-    an empty list if it was left out, None if its logits are not finite. `compute_s`: see `steps.Computed`.
+    an empty list if it was left out, None if its logits are not finite. `compute_s`, `scores`: see `steps.Computed`.
     """
 
     picked: Sequence[list[Picked] | None]
     arrived: Sequence[int] = ()
     compute_s: ComputeSeconds = UNTIMED
+    scores: Sequence[PromptScores] = ()
 
 
 def _computed(
@@ -90,7 +92,7 @@ def _computed(
     for row, tokens in zip(samplers, picked, strict=True):
         for at, sampler in enumerate(row.samplers):
             sampler.drew(None if tokens is None else tokens[at].id)
-    return Found(picked, computed.arrived, computed.compute_s)
+    return Found(picked, computed.arrived, computed.compute_s, computed.scores)
 
 
 def probe_work(block: int) -> StepWork:

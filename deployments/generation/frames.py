@@ -15,6 +15,7 @@ import numpy as np
 from deployments.admission.fair_share import Tenant
 from deployments.generation.request import Finish
 from deployments.generation.scheduler.state import HostState, StepState
+from deployments.generation.text.prompt_scores import PromptScores
 from deployments.generation.text.sampling import Picked, Sampling
 from deployments.serving.frames import Head, encode_head, frame_of, head_of, known
 
@@ -45,6 +46,7 @@ class GenerationOffer(Head):
     tenant: Tenant | None = None
     cache_scope: bytes | None = None
     may_shorten: bool = False
+    prompt_logprobs: int | None = None
 
 
 class GenerationOffers(Head):
@@ -95,6 +97,28 @@ class NewToken(Head):
     finish: Finish | None = None
 
 
+class ScoredPrompt(Head):
+    """The scores of some tokens of offer `number`'s prompt, behind its first `start` + 1. The others are the bytes of
+    the arrays of `PromptScores`.
+    """
+
+    number: int
+    start: int
+    ids: bytes
+    logprobs: bytes
+    ranks: bytes
+
+    @classmethod
+    def of(cls, number: int, start: int, scores: PromptScores) -> ScoredPrompt:
+        logprobs = np.maximum(scores.logprobs, np.float32(_LEAST_LOGPROB))
+        return cls(number, start, scores.ids.tobytes(), logprobs.tobytes(), scores.ranks.tobytes())
+
+    @property
+    def scores(self) -> PromptScores:
+        """Raises ValueError if the arrays' lengths do not add up."""
+        return PromptScores.of_bytes(self.ids, self.logprobs, self.ranks)
+
+
 class RefusedOffer(Head):
     """A refusal of offer `number`.
 
@@ -113,7 +137,7 @@ class RefusedOffer(Head):
 class GenerationReport(Head):
     """A replica's frame to one Router. `seen`: how many frames of this Router the replica had read. `admitted`: numbers
     of offers. `failed`, `broken`, `suspect`: see `Failures`. `routers`: how many are connected. `cached`: (offer,
-    tokens that the cache held) for prompts of which it held some.
+    tokens that the cache held) for prompts of which it held some. `scored`: see `GenerationOffer.prompt_logprobs`.
     """
 
     state: Any = None  # StepState, from when the report is sent
@@ -126,6 +150,7 @@ class GenerationReport(Head):
     broken: list[int] = msgspec.field(default_factory=list)
     suspect: list[int] = msgspec.field(default_factory=list)
     cached: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    scored: list[ScoredPrompt] = msgspec.field(default_factory=list)
 
     def encode(self) -> list[list[bytes]]:
         """The buffers of its frames. There is always one frame, because a step has few tokens."""

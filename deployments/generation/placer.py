@@ -316,6 +316,7 @@ class GenerationPlacer:
             answers=wanted.answers,
             may_shorten=wanted.may_shorten,
             logprobs=wanted.logprobs,
+            prompt_logprobs=wanted.prompt_logprobs,
             end_tokens=wanted.stop_tokens if wanted.ignore_end else (*self._card.end_tokens, *wanted.stop_tokens),
             tpot_s=None if wanted.bulk else self.config.tpot_s,
             bulk=wanted.bulk,

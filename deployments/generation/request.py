@@ -7,6 +7,7 @@ from typing import Literal
 
 from deployments.admission.quota import Client
 from deployments.generation.metrics import Streamed
+from deployments.generation.text.prompt_scores import PromptScores
 from deployments.generation.text.sampling import Picked, Sampling
 from deployments.models.tokenizer import TokenIds
 
@@ -56,6 +57,8 @@ class WantedGeneration:
     - `answers`: how many answers (`n`), each drawn with its own random numbers.
     - `stops`: strings before which an answer ends, none empty.
     - `logprobs`: how many alternatives of each token to report; 0: only the picked token; None: no logprobs.
+    - `prompt_logprobs`: how many alternatives of each of the prompt's tokens to report; None: no scores. With scores it
+      is `bulk`, and has no `cache_scope`: the cache holds no logits.
     - `ignore_end`: end tokens do not end an answer, for benchmarks.
     - `stop_tokens`: further tokens that end an answer, all in the model's vocabulary, whatever `ignore_end` says.
     - `continues`: an answer's text continues the prompt's; otherwise it is a text of its own.
@@ -76,6 +79,7 @@ class WantedGeneration:
     answers: int = 1
     stops: tuple[str, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     ignore_end: bool = False
     stop_tokens: tuple[int, ...] = ()
     continues: bool = False
@@ -100,9 +104,11 @@ class Piece:
     - `tokens`: the computed tokens, including an end token, but none after a stop string.
     - `finish`: in the answer's last piece, why it ended: "stop" at an end token or a stop string, "length" at
       `most_tokens`.
+    - `scores`: of the prompt's tokens behind its first, if they were requested; the same in each piece.
     """
 
     answer: int
     text: str
     tokens: tuple[Picked, ...]
     finish: Finish | None = None
+    scores: PromptScores | None = None

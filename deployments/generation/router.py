@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from deployments.errors import EngineBroken, ReplicaLost, SettingsError, TimedOut
+from deployments.errors import EngineBroken, EngineFailed, ReplicaLost, SettingsError, TimedOut
 from deployments.generation.charge import GenerationCharge
 from deployments.generation.frames import NewToken
 from deployments.generation.metrics import GenerationPoolState, GenerationRouterMetrics, Promise, Streamed
@@ -123,7 +123,9 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
         texts = [Detokenizer(self.tokenizer, wanted.stops, before, least) for _ in range(wanted.answers)]
         ends = now + config.request_timeout_s
         due = ends if promise.ttft_s is None else now + promise.ttft_s
-        charge = None if wanted.client is None else GenerationCharge(wanted.client.quota, prompt_tokens=len(wanted.ids))
+        charge, scored = None, wanted.prompt_logprobs is not None
+        if wanted.client is not None:
+            charge = GenerationCharge(wanted.client.quota, prompt_tokens=len(wanted.ids), scored=scored)
         wanted.record.streamed = streamed
         keys = () if wanted.cache_scope is None else PrefixKeys(_SECRET, wanted.cache_scope, BLOCK, wanted.ids)
         return GenerationRequest(wanted, texts, now, due, ends, streamed, charge, keys=keys)
@@ -240,10 +242,16 @@ def _context(settings: GenerationSettings) -> RouterContext[GenerationCard, Toke
 
 
 def _spoken(request: GenerationRequest, new: list[NewToken]) -> Iterator[Piece]:
-    """Turn new tokens into one piece per answer. A token with `finish` "stop" is an end token, which has no text."""
+    """Turn new tokens into one piece per answer. A token with `finish` "stop" is an end token, which has no text.
+
+    Raises EngineFailed if the prompt has no scores that were requested: the replica is of a version before them.
+    """
     tokens: dict[int, list[Picked]] = {}
     said: dict[int, str] = {}
     finished: dict[int, Finish] = {}
+    scores = None if request.pending is None else request.pending.scores
+    if scores is None and request.wanted.prompt_logprobs is not None:
+        raise EngineFailed("this replica computes no log probabilities of prompts yet; try again after the upgrade")
     for token in new:
         answer, picked, finish = token.answer, token.picked, token.finish
         if answer in request.ended or answer in finished:
@@ -257,4 +265,4 @@ def _spoken(request: GenerationRequest, new: list[NewToken]) -> Iterator[Piece]:
             said[answer] += text.end()
             finished[answer] = finish
     for answer, some in tokens.items():
-        yield Piece(answer, said[answer], tuple(some), finished.get(answer))
+        yield Piece(answer, said[answer], tuple(some), finished.get(answer), scores)

@@ -30,9 +30,18 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from deployments.errors import EngineFailed
 from deployments.generation.engine_thread import Compute, Found, StepWork, probe_work
-from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
+from deployments.generation.frames import (
+    GenerationOffer,
+    GenerationOffers,
+    GenerationReport,
+    NewToken,
+    RefusedOffer,
+    ScoredPrompt,
+)
 from deployments.generation.offered import Answer, GenerationSession, OfferedGeneration, Step, offered, sampler_of
 from deployments.generation.scheduler.prefix_keys import PrefixKeys
 from deployments.generation.scheduler.scheduler import StepScheduler
@@ -41,6 +50,7 @@ from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.scheduler.work import UNTIMED, load_of
 from deployments.generation.text.grammar import Grammars
+from deployments.generation.text.prompt_scores import PromptScores
 from deployments.generation.text.sampling import Picked
 from deployments.serving.frames import FailureKind, add_failure, known
 from deployments.serving.planned_runs import PlannedRuns, Timed
@@ -207,6 +217,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             session=session,
             offer=offer,
             each_answer=answers,
+            scored=offer.prompt_logprobs is not None,
         )
         if offer.cache_scope is not None:
             generation.keys = PrefixKeys(self._secret, offer.cache_scope, self.schedule.block_size, offer.ids)
@@ -379,6 +390,8 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
             for chunk, picked in zip([*step.wanted, *arrived], found.picked, strict=True):
                 finished += self._picked(chunk, picked)
             computed, left_out, whole = step.computed(found)
+            for chunk, scores in step.scored(computed, found):
+                self._scored(chunk, scores)
             self.schedule.left_out(left_out)
             self._on_step(len(computed), sum(chunk.tokens for chunk in computed), now - step.began, step.planned_s)
             if computed and None not in found.picked:
@@ -392,6 +405,16 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         for row in [*(chunk.row for chunk in [*step.chunks, *arrived]), *stopped]:
             if not (generation := offered(row)).rows:
                 generation.session.admitted.pop(generation.offer.number, None)
+
+    def _scored(self, chunk: ScheduledChunk, scores: PromptScores) -> None:
+        """Send the scores of a chunk's tokens."""
+        generation = offered(chunk.row)
+        if generation.gone:
+            return
+        if np.isnan(scores.logprobs).any():
+            self._step_failed([generation], [generation], f"{_NO_NUMBERS} for this prompt")
+            return
+        self._tell(generation.session).scored.append(ScoredPrompt.of(generation.offer.number, chunk.start, scores))
 
     def _picked(self, chunk: ScheduledChunk, picked: list[Picked] | None) -> list[Row]:
         """Send these tokens. Returns the rows that end with them."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from deployments.errors import EngineBroken, EngineFailed
 
-WIRE = 7  # the version of all heads; it skipped 4, so that no earlier version counts as adjacent
+WIRE = 8  # the version of all heads; it skipped 4, so that no earlier version counts as adjacent
 HEAD, SIZE = struct.Struct("<II"), struct.Struct("<I")  # sizes of a frame and its head; the frame's size alone
 LARGEST_FRAME = 2**28  # bytes; frames are cut long before they reach this
 CUT_BYTES = 2**24  # nothing more is added to a frame of this size

@@ -11,15 +11,18 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple
 
 from tokenizers import Tokenizer
 
 from deployments.generation.request import GenerationRecord, Piece
+from deployments.generation.text.prompt_scores import PromptScores
 from deployments.generation.text.sampling import Picked
 from deployments.generation.text.tool_calls import CallParser, Form
 from deployments.models.model_files import ModelCard
+from deployments.models.tokenizer import TokenIds
 from serve_app.version import VERSION
 from serve_app.web.event_stream import DONE, event
 
@@ -68,11 +71,11 @@ class _Choice:
     told: bool = False  # its prompt's ids
     calls: int = 0  # of tools, so far
     texts: list[str] = field(default_factory=list)
-    named: list[_Named] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
+    picked: list[Picked] = field(default_factory=list)
     tokens: int = 0
     finish: str | None = None
     offset: int = 0
+    scores: PromptScores | None = None
 
 
 def _named(choice: _Choice, names: TokenNames, tokens: Sequence[Picked]) -> list[_Named]:
@@ -84,8 +87,13 @@ def _named(choice: _Choice, names: TokenNames, tokens: Sequence[Picked]) -> list
 
 
 class ReplyHead(NamedTuple):
-    """The fields of every chunk. `name`: the end of the id. `records`: of the request's generations. `prompts`: with
-    `return_token_ids`, the token ids of each choice's prompt.
+    """The fields of every chunk, and what is said of prompts.
+
+    - `name`: the end of the id.
+    - `records`: of the request's generations.
+    - `prompts`: the token ids of each choice's prompt. `says_ids`: return them and those of answers.
+    - `listed`: the alternatives of each token in `prompt_logprobs`; None: there are none. `echoed`: those of the
+      prompt's tokens in `logprobs`; None: only the answer's are there. `only_prompt`: the answer is not sent.
     """
 
     name: str
@@ -93,7 +101,11 @@ class ReplyHead(NamedTuple):
     fingerprint: str
     prompt_tokens: int
     records: Sequence[GenerationRecord] = ()
-    prompts: Sequence[list[int]] | None = None
+    prompts: Sequence[TokenIds] = ()
+    says_ids: bool = False
+    listed: int | None = None
+    echoed: int | None = None
+    only_prompt: bool = False
 
 
 def fingerprint(card: ModelCard) -> str:
@@ -110,12 +122,12 @@ class Reply(ABC):
     chunk_object: ClassVar[str]
     prompts_in_choices: ClassVar[bool]
 
-    def __init__(self, head: ReplyHead, before: Sequence[str], names: TokenNames | None) -> None:
-        """`before`: the text to put before each choice. `names`: None if no logprobs are requested."""
-        self.prompt_tokens, self._records = head.prompt_tokens, head.records
+    def __init__(self, head: ReplyHead, before: Sequence[str], names: TokenNames, *, logprobs: bool) -> None:
+        """`before`: the text to put before each choice. `logprobs`: whether those of answers are requested."""
+        self.prompt_tokens, self._records, self._of = head.prompt_tokens, head.records, head
         self.says_usage = self.says_usage_always = False  # in a stream: at its end, and in each chunk
         self._choices = [_Choice(index, text) for index, text in enumerate(before)]
-        self._names, self._prompts = names, head.prompts
+        self._names, self._has_logprobs = names, logprobs
         self._head = {
             "id": f"{self.prefix}{head.name}",
             "created": int(time.time()),
@@ -130,43 +142,48 @@ class Reply(ABC):
 
     def add(self, index: int, piece: Piece) -> None:
         """Add a piece to a choice, for an answer that is not streamed."""
-        choice = self._choices[index]
+        choice, piece = self._choices[index], self._sent(piece)
+        choice.scores = piece.scores
         choice.texts.append(piece.text)
-        choice.ids += [one.id for one in piece.tokens]
+        choice.picked += piece.tokens
         choice.tokens += len(piece.tokens)
         choice.finish = piece.finish or choice.finish
-        if self._names is not None:
-            choice.named += _named(choice, self._names, piece.tokens)
 
     def whole(self) -> dict[str, Any]:
         choices: list[dict[str, Any]] = []
         told: dict[str, Any] = {}
         for choice in self._choices:
-            logprobs = None if self._names is None else self._logprobs(choice.named, self._names)
-            text = choice.before + "".join(choice.texts)
-            one, about = self._told(
-                choice, self._content(choice, text), logprobs, self._finish(choice, choice.finish), choice.ids
-            )
+            logprobs = None
+            if self._has_logprobs:
+                tokens = [*_prompt_of(self._of, choice), *choice.picked]
+                logprobs = self._logprobs(_named(choice, self._names, tokens), self._names)
+            content, finish = self._content(choice, choice.before + "".join(choice.texts)), choice.finish
+            ids = [token.id for token in choice.picked]
+            one, about = self._told(choice, content, logprobs, self._finish(choice, finish), ids)
             choices.append(one)
             told |= about
         return {**self._head, "object": self.whole_object, **told, "choices": choices, "usage": self._usage()}
 
     def events(self, index: int, piece: Piece) -> bytes:
         """The stream's events for a piece; none if it is empty."""
-        choice = self._choices[index]
+        choice, piece = self._choices[index], self._sent(piece)
         said = b""
         if not choice.begun:
             choice.begun = True
             said = b"".join(self._chunk(choice, delta, None, None, []) for delta in self._first(choice.before))
         choice.tokens += len(piece.tokens)
         logprobs = None
-        if self._names is not None and piece.tokens:
+        if self._has_logprobs and piece.tokens:
             logprobs = self._logprobs(_named(choice, self._names, piece.tokens), self._names)
-        ids = [] if self._prompts is None else [one.id for one in piece.tokens]
+        ids = [one.id for one in piece.tokens] if self._of.says_ids else []
         delta = self._delta(choice, piece.text, ends=piece.finish is not None)
         if not (any(delta.values()) or piece.finish or logprobs or ids):
             return said
         return said + self._chunk(choice, delta, logprobs, self._finish(choice, piece.finish), ids)
+
+    def _sent(self, piece: Piece) -> Piece:
+        """What is sent of a piece."""
+        return replace(piece, text="", tokens=(), finish=piece.finish and "length") if self._of.only_prompt else piece
 
     def end(self) -> bytes:
         """The last events of a stream."""
@@ -177,13 +194,16 @@ class Reply(ABC):
     def _told(
         self, choice: _Choice, content: dict[str, Any], logprobs: Any, finish: str | None, ids: list[int]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """A choice with that content, and what is said beside the choices. The prompt's ids come once."""
+        """A choice with that content, and what is said beside the choices. What is said of the prompt comes once."""
         one = {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": finish}
-        if self._prompts is None:
-            return one, {}
-        prompt = {} if choice.told else {"prompt_token_ids": self._prompts[choice.index]}
-        choice.told = True
-        one["token_ids"] = ids
+        prompt: dict[str, Any] = {}
+        if self._of.says_ids:
+            one["token_ids"] = ids
+            prompt = {} if choice.told else {"prompt_token_ids": self._of.prompts[choice.index].tolist()}
+            choice.told = True
+        if self._of.listed is not None:
+            assert choice.scores is not None
+            prompt["prompt_logprobs"] = _listed(choice.scores, self._of.listed, self._names)
         return (one | prompt, {}) if self.prompts_in_choices else (one, prompt)
 
     def _chunk(
@@ -230,10 +250,10 @@ class ChatReply(Reply):
     prompts_in_choices = False
 
     def __init__(
-        self, head: ReplyHead, before: Sequence[str], names: TokenNames | None, form: Form | None = None
+        self, head: ReplyHead, before: Sequence[str], names: TokenNames, form: Form | None = None, *, logprobs: bool
     ) -> None:
         """`form`: how the model writes calls of tools; None if the request offers none."""
-        super().__init__(head, before, names)
+        super().__init__(head, before, names, logprobs=logprobs)
         self._parsers = None if form is None else [CallParser(form) for _ in before]
 
     def _spoken(self, choice: _Choice, text: str, *, ends: bool) -> tuple[str, list[dict[str, Any]]]:
@@ -297,7 +317,9 @@ class TextReply(Reply):
 
     def _logprobs(self, tokens: Sequence[_Named], names: TokenNames) -> dict[str, Any]:
         others = [
-            {names.text(token): logprob for token, logprob in (*one.alternatives, (one.id, one.logprob))}
+            None
+            if one.logprob is None  # the first of a prompt
+            else {names.text(token): logprob for token, logprob in _likeliest_last(one, one.logprob)}
             for one, _, _ in tokens
         ]
         return {
@@ -306,3 +328,32 @@ class TextReply(Reply):
             "top_logprobs": others,
             "text_offset": [offset for _, _, offset in tokens],
         }
+
+
+def _likeliest_last(one: Picked, logprob: float) -> list[tuple[int, float]]:
+    """A token and its alternatives. Of those with the same text, the likeliest one's logprob is then kept."""
+    return sorted([(one.id, logprob), *one.alternatives], key=itemgetter(1))
+
+
+def _prompt_of(head: ReplyHead, choice: _Choice) -> list[Picked]:
+    """The tokens of the choice's prompt, if they have logprobs. The first one has none."""
+    if head.echoed is None:
+        return []
+    assert choice.scores is not None
+    scores = choice.scores.part(0, choice.scores.tokens, head.echoed)
+    pairs = zip(scores.ids.tolist(), scores.logprobs.tolist(), strict=True)
+    others = [Picked(ids[0], logprobs[0], tuple(zip(ids[1:], logprobs[1:], strict=True))) for ids, logprobs in pairs]
+    return [Picked(int(head.prompts[choice.index][0])), *others]
+
+
+def _listed(scores: PromptScores, alternatives: int, names: TokenNames) -> list[dict[str, Any] | None]:
+    """What vLLM calls `prompt_logprobs`: None for the first token, then by id the prompt's token and the likeliest."""
+    found: list[dict[str, Any] | None] = [None]
+    scores = scores.part(0, scores.tokens, alternatives)
+    for ids, logprobs, own in zip(scores.ids.tolist(), scores.logprobs.tolist(), scores.ranks.tolist(), strict=True):
+        said: dict[str, Any] = {}
+        for token, logprob, rank in zip(ids, logprobs, (own, *range(1, len(ids))), strict=True):
+            one = {"logprob": logprob, "rank": rank, "decoded_token": names.text(token)}
+            said.setdefault(str(token), one)
+        found.append(said)
+    return found

@@ -68,14 +68,17 @@ class CompletionsApi(ModelApi):
         wanted = await self._wanted(asked, request)
         before = [self.asking.text_of(one) if asked.echo else "" for one in asked.prompts]
         choices = [text for text in before for _ in range(asked.n)]
-        reply = TextReply(self._head(asked, wanted, request), choices, self._names_for(wanted))
+        head = self._head(asked, wanted, request)
+        head = head._replace(echoed=asked.echoed_logprobs, only_prompt=asked.max_tokens == 0)
+        reply = TextReply(head, choices, self.names, logprobs=asked.alternatives is not None)
         return await self._generate(asked, wanted, reply, request)
 
     async def chat(self, request: HttpRequest) -> Answer:
         asked = await self._parsed(ChatRequest, request)
         wanted = await self._wanted(asked, request)
         form = self.asking.form if asked.offered else None
-        reply = ChatReply(self._head(asked, wanted, request), [""] * asked.n, self._names_for(wanted), form)
+        head, logprobs = self._head(asked, wanted, request), asked.alternatives is not None
+        reply = ChatReply(head, [""] * asked.n, self.names, form, logprobs=logprobs)
         return await self._generate(asked, wanted, reply, request)
 
     async def _wanted(self, asked: CompletionRequest | ChatRequest, request: HttpRequest) -> list[WantedGeneration]:
@@ -91,11 +94,9 @@ class CompletionsApi(ModelApi):
     def _head(self, asked: CompletionOptions, wanted: Sequence[WantedGeneration], request: HttpRequest) -> ReplyHead:
         prompt_tokens = sum(len(one.ids) for one in wanted)
         name, records = request.named(asked.request_id), [one.record for one in wanted]
-        prompts = [one.ids.tolist() for one in wanted for _ in range(asked.n)] if asked.return_token_ids else None
-        return ReplyHead(name, self._rules.model, self._fingerprint, prompt_tokens, records, prompts)
-
-    def _names_for(self, wanted: Sequence[WantedGeneration]) -> TokenNames | None:
-        return None if wanted[0].logprobs is None else self.names
+        prompts = [one.ids for one in wanted for _ in range(asked.n)]
+        about = asked.return_token_ids, asked.prompt_logprobs
+        return ReplyHead(name, self._rules.model, self._fingerprint, prompt_tokens, records, prompts, *about)
 
     async def _generate(
         self, asked: CompletionOptions, wanted: Sequence[WantedGeneration], reply: Reply, request: HttpRequest
@@ -114,7 +115,9 @@ class CompletionsApi(ModelApi):
             await generations.close()
             raise
         await generations.close()
-        return [JSON], dumps(reply.whole())
+        if asked.prompt_alternatives is None:
+            return [JSON], dumps(reply.whole())
+        return [JSON], dumps(await asyncio.to_thread(reply.whole))  # a prompt has thousands of tokens to name
 
     def _model(self, name: str) -> dict[str, Any]:
         return {**super()._model(name), "max_model_len": self._router.card.context}

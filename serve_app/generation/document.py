@@ -23,15 +23,17 @@ _CALL = {"id": str, "type": "function", "function": {"name": str, "arguments": s
 _MESSAGE = {"role": "assistant", "content": (str, None), "refusal?": None, "tool_calls?": [_CALL]}
 _CHAT_LOGPROBS = ({"content": [_TOKEN], "refusal?": None}, None)
 _TEXT_LOGPROBS = (
-    {"tokens": [str], "token_logprobs": [(float, None)], "top_logprobs": [{str: float}], "text_offset": [int]},
+    {"tokens": [str], "token_logprobs": [(float, None)], "top_logprobs": [({str: float}, None)], "text_offset": [int]},
     None,
 )
+_SCORED = {"logprob": float, "rank": int, "decoded_token": str}
+_OF_PROMPT = {"prompt_token_ids?": [int], "prompt_logprobs?": [({str: _SCORED}, None)]}
 
 
 def _answer(kind: str, **choice: Any) -> dict[str, Any]:
     one = {"index": int, **choice, "token_ids?": [int], "finish_reason": ("stop", "length", "tool_calls", None)}
-    head: dict[str, Any] = {"prompt_token_ids?": [int]} if kind.startswith("chat") else {}
-    head |= {"id": str, "object": kind, "created": int, "model": str, "system_fingerprint": str}
+    head: dict[str, Any] = _OF_PROMPT if kind.startswith("chat") else {}
+    head = {**head, "id": str, "object": kind, "created": int, "model": str, "system_fingerprint": str}
     return {**head, "choices": [one], "usage": _USAGE}
 
 
@@ -51,7 +53,7 @@ _CHAT = _generating(
 _COMPLETION = _generating(
     "completions",
     "Continue a text (OpenAI)",
-    _answer("text_completion", text=str, logprobs=_TEXT_LOGPROBS, **{"prompt_token_ids?": [int]}),
+    _answer("text_completion", text=str, logprobs=_TEXT_LOGPROBS, **_OF_PROMPT),
     CompletionRequest,
 )
 _ROUTES: Mapping[str, Route] = {

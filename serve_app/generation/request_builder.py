@@ -81,7 +81,7 @@ class RequestBuilder:
         """
         tokenizing_s = sum(prompt.seconds for prompt in prompts)
         param = "messages" if isinstance(asked, ChatRequest) else "prompt"
-        sampling = self._sampling(asked, grammar)
+        sampling, scored = self._sampling(asked, grammar), asked.prompt_alternatives
         return [
             WantedGeneration(
                 ids=prompt.ids,
@@ -91,15 +91,16 @@ class RequestBuilder:
                 answers=asked.n,
                 stops=asked.stops,
                 logprobs=asked.alternatives,
+                prompt_logprobs=scored,
                 ignore_end=asked.ignore_eos,
                 stop_tokens=tuple(asked.stop_token_ids),
                 continues=isinstance(asked, CompletionRequest) or asked.ends == "within",
                 timeout_s=admission.get("timeout_s"),
-                bulk=admission.get("bulk", False),
+                bulk=scored is not None or admission.get("bulk", False),
                 client=client,
                 received=received,
                 tokenizing_s=tokenizing_s,
-                cache_scope=_cache_scope(client, asked.cache_salt),
+                cache_scope=None if scored is not None else _cache_scope(client, asked.cache_salt),
                 let_in=place > 0,
             )
             for place, prompt in enumerate(prompts)

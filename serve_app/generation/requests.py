@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
@@ -54,6 +54,7 @@ def _except(*names: str, same: tuple[Any, ...] = (), why: str = "") -> dict[str,
 
 
 _NO_ANSWER = Refusal("an answer has at least one token", (0,))
+_NO_STREAM = "the log probabilities of a prompt are sent whole; leave stream out"
 _UNSUPPORTED: Mapping[str, Unsupported] = {
     **_except("routed_experts_prompt_start", same=(0,)),
     **_except("length_penalty", same=(1,)),
@@ -65,7 +66,7 @@ _UNSUPPORTED: Mapping[str, Unsupported] = {
     **_except("bad_words", "documents", "logits_processors", same=([],)),
     **_except("functions", same=([],), why="send tools"),
     **_except("function_call", same=("none", "auto"), why="send tool_choice"),
-    **_except("prompt_logprobs", "truncate_prompt_tokens", "allowed_token_ids", "structured_outputs"),
+    **_except("truncate_prompt_tokens", "allowed_token_ids", "structured_outputs"),
     **_except("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "logprob_token_ids"),
     **_except("chat_template", "audio", "web_search_options", "reasoning_effort", "prediction", "moderation"),
     **_except("prompt_embeds", "kv_transfer_params", "ec_transfer_params", "repetition_detection", "verbosity"),
@@ -188,6 +189,8 @@ class CompletionOptions(Fields):
     """Further tokens that end an answer."""
     min_tokens: WholeFrom0 = 0
     """Before so many tokens, no end token and no stop ends an answer."""
+    prompt_logprobs: _Logprobs | None = None
+    """Return the log probability and rank of each token of the prompt, and of this many alternatives. Runs as bulk."""
     return_token_ids: bool = False
     """Return the token ids of the prompt and of each answer."""
     stream: bool = False
@@ -205,6 +208,7 @@ class CompletionOptions(Fields):
     refused: ClassVar = {
         "best_of": Refusal("all n answers are returned; leave it out", when="other than n"),
         "max_tokens": _NO_ANSWER,
+        "prompt_logprobs": Refusal(_NO_STREAM, when="with stream"),
         "ignore_eos": Refusal("such an answer ends where it is whole", when="with response_format or tool_choice"),
     }
 
@@ -214,6 +218,17 @@ class CompletionOptions(Fields):
         if isinstance(fields, dict) and fields.get("best_of") not in (None, fields.get("n") or 1):
             raise cls.refused["best_of"].error("best_of")
         return fields
+
+    @model_validator(mode="after")
+    def _scored_whole(self) -> Self:
+        if self.stream and self.prompt_logprobs is not None:
+            raise self.refused["prompt_logprobs"].error("prompt_logprobs")
+        return self
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """The value for `WantedGeneration.prompt_logprobs`."""
+        return self.prompt_logprobs
 
     @property
     def most_tokens(self) -> int | None:
@@ -260,22 +275,47 @@ class CompletionRequest(CompletionOptions):
     """OpenAI's `POST /v1/completions`, with fields of vLLM."""
 
     prompt: Inputs
+    max_tokens: WholeFrom0 | None = None
+    """Maximum tokens of each answer. 0, with echo: only the prompt. Null: the server's setting."""
     logprobs: _Logprobs | None = None
     """Return the log probability of each token, and of this many alternatives."""
     echo: bool = False
-    """Put the prompt before each answer."""
+    """Put the prompt before each answer. With logprobs, its tokens have theirs, too, and it runs as bulk."""
 
     unsupported: ClassVar = {"add_special_tokens": Unsupported((True,))}
     refused: ClassVar = {
-        "echo": Refusal("prompts have no log probabilities; send only one of them", when="with logprobs")
+        "max_tokens": Refusal(
+            "an answer has at least one token, unless echo puts the prompt there", when="0 without echo"
+        ),
+        "echo": Refusal(_NO_STREAM, when="with logprobs and stream"),
     }
+
+    @model_validator(mode="after")
+    def _echoed(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise self.refused["max_tokens"].error("max_tokens")
+        if self.stream and self.echoed_logprobs is not None:
+            raise self.refused["echo"].error("echo")
+        return self
 
     @property
     def prompts(self) -> Sequence[str | Sequence[int]]:
         """Raises InvalidInput."""
-        if self.echo and self.logprobs is not None:
-            raise self.refused["echo"].error("echo")
         return one_or_many(self.prompt)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """At least 1: at 0 the answer's token is not sent."""
+        return None if self.max_tokens is None else max(1, self.max_tokens)
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """How many alternatives of each of the prompt's tokens are in `logprobs`; None if they are not there."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        return max((one for one in (self.prompt_logprobs, self.echoed_logprobs) if one is not None), default=None)
 
     @property
     def alternatives(self) -> int | None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 import grpc
 import openai
 import pytest
+import torch
 from chromium import browser
 from test_observed import MARKER, PARENT_ID, by_id
 from test_with_keys import session_logs
@@ -247,6 +248,27 @@ def test_the_tiny_models_greedy_tokens_are_those_of_transformers(service, own):
         tokens = [int(word) for word in text.split("w")[1:]]
         assert len(tokens) == 30
         check(own[1], [*prompt, *tokens], len(prompt))
+    wait_until(lambda: all_free(service, "/real"), "the end")
+
+
+def test_the_tiny_models_log_probabilities_of_prompts_are_those_of_transformers(service, own):
+    """As lm-evaluation-harness asks for them."""
+    prompts = [prompt_of(length) for length in (2, 130, 200)]
+
+    async def main():
+        async with client(service, "/real") as to:
+            return await to.completions.create(
+                model="tiny", prompt=prompts, max_tokens=1, echo=True, logprobs=1, temperature=0
+            )
+
+    for ids, choice in zip(prompts, asyncio.run(main()).choices, strict=True):
+        with torch.inference_mode():
+            logprobs = own[1](input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(1)
+        first, *found = choice.logprobs.token_logprobs[:-1]
+        assert first is None
+        assert found == pytest.approx(logprobs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist(), abs=1e-3)
+        best = [max(one.values()) for one in choice.logprobs.top_logprobs[1:-1]]
+        assert best == pytest.approx(logprobs.amax(1).tolist(), abs=1e-3)
     wait_until(lambda: all_free(service, "/real"), "the end")
 
 

@@ -4,10 +4,13 @@ import asyncio
 import itertools
 from pathlib import Path
 
+import numpy as np
+
 from deployments.generation.request import Piece
 from deployments.generation.settings import GenerationSettings
 from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard
+from deployments.generation.text.prompt_scores import PromptScores
 from deployments.generation.text.sampling import Picked, Sampling
 from deployments.models.model_files import ModelCard
 from deployments.models.tokenizer_files import read_tokenizer
@@ -106,13 +109,22 @@ class Generating:
                     text += texts[number].end()
                 if finish:
                     left.discard(number)
-                yield Piece(number, text, (self.picked(token, asked),), finish)
+                yield Piece(number, text, (self.picked(token, asked),), finish, self.scores(asked))
 
     def picked(self, token, asked):
         if asked.logprobs is None:
             return Picked(token)
         others = tuple(((token + number) % 300, -0.5 - number) for number in range(asked.logprobs))
         return Picked(token, -0.5, others)
+
+    def scores(self, asked):
+        """Of a prompt's tokens: each has -1, and alternatives as `picked`, so it is the second likeliest."""
+        if asked.prompt_logprobs is None:
+            return None
+        tokens, others = len(asked.ids) - 1, np.arange(asked.prompt_logprobs)
+        ids = np.concatenate([asked.ids[1:, None], (asked.ids[1:, None] + 1 + others) % 300], 1)
+        logprobs = np.tile(np.concatenate([[-1.0], -0.5 - others]), (tokens, 1))
+        return PromptScores(ids.astype(np.int32), logprobs.astype(np.float32), np.full(tokens, 2, np.int32))
 
 
 class _Begun:

@@ -256,6 +256,78 @@ def test_logprobs_of_chats_and_texts(api, world):
     assert all(token in others for token, others in zip(found["tokens"], found["top_logprobs"], strict=True))
 
 
+def lm_eval_s(told, ctxlens):
+    """lm-evaluation-harness' `LocalCompletionsAPI.parse_logprobs` (lm_eval/models/openai_completions.py, 0.4.13): the
+    log probability of what follows the first `ctxlen` tokens, and whether it is what greedy decoding gives.
+    """
+    for choice, ctxlen in zip(sorted(told["choices"], key=lambda one: one["index"]), ctxlens, strict=True):
+        logprobs, tops = (choice["logprobs"][name][ctxlen:-1] for name in ("token_logprobs", "top_logprobs"))
+        yield sum(logprobs), all(one == max(top.values()) for one, top in zip(logprobs, tops, strict=True))
+
+
+def test_a_prompt_is_echoed_with_logprobs_as_lm_eval_reads_them(api, world):
+    """The body is that of its `_create_payload`."""
+    prompts = [[40, 2, 3, 50], [7, 8, 302, 9, 10, 11]]
+    lm_eval = {"model": "tiny", "prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234}
+    told = post(api, TEXT, {**lm_eval, "echo": True}).json
+    for choice, prompt in zip(told["choices"], prompts, strict=True):
+        found = choice["logprobs"]
+        names = [world.tokenizer.decode([one], skip_special_tokens=False) for one in prompt]
+        assert found["tokens"][:-1] == names
+        assert found["token_logprobs"] == [None, *[-1.0] * (len(prompt) - 1), -0.5]
+        assert found["top_logprobs"][0] is None
+        assert all(found["top_logprobs"][at][name] == -1.0 for at, name in enumerate(names) if at)
+        assert found["text_offset"] == [sum(map(len, found["tokens"][:at])) for at in range(len(prompt) + 1)]
+        assert choice["text"] == world.tokenizer.decode(prompt) + found["tokens"][-1]
+    assert list(lm_eval_s(told, [2, 3])) == [(-2.0, False), (-3.0, False)]
+    assert [(one.bulk, one.cache_scope, one.prompt_logprobs, one.most_tokens) for one in world.asked] == [
+        (True, None, 1, 1)
+    ] * 2
+
+
+def test_alternatives_with_the_text_of_a_token_do_not_make_it_the_likeliest(api, world, monkeypatch):
+    """Several tokens that are parts of characters have the same text."""
+    monkeypatch.setattr(api.names, "text", lambda _: "same")
+    told = post(api, TEXT, {"prompt": [5, 6, 7], "max_tokens": 1, "logprobs": 1, "echo": True}).json
+    assert told["choices"][0]["logprobs"]["top_logprobs"][1:-1] == [{"same": -0.5}] * 2
+    assert list(lm_eval_s(told, [1])) == [(-2.0, False)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_the_prompt_with_max_tokens_0(api, world, stream):
+    body = {"prompt": [[5, 6, 7], [8, 9]], "n": 2, "max_tokens": 0, "echo": True, "return_token_ids": True}
+    texts = [world.tokenizer.decode(one) for one in body["prompt"] for _ in range(2)]
+    if stream:
+        found = events(post(api, TEXT, {**body, "stream": True}))
+        said = [(one["choices"][0]["index"], one["choices"][0]["text"]) for one in found]
+        assert sorted(one for one in said if one[1]) == list(enumerate(texts))
+        return
+    told = post(api, TEXT, {**body, "logprobs": 0}).json
+    assert [one["text"] for one in told["choices"]] == texts
+    assert [one["logprobs"]["token_logprobs"] for one in told["choices"]] == [[None, -1, -1]] * 2 + [[None, -1]] * 2
+    assert {(one["finish_reason"], *one["token_ids"]) for one in told["choices"]} == {("length",)}
+    assert told["usage"]["completion_tokens"] == 0
+    assert [one.most_tokens for one in world.asked] == [1, 1]
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_prompt_logprobs_as_vllm_returns_them(api, world, path):
+    body = ASK if path == CHAT else {"prompt": [40, 2, 50], "logprobs": 4, "echo": True}
+    told = post(api, path, {**body, "prompt_logprobs": 2, "max_tokens": 1}).json
+    (asked,) = world.asked
+    assert (asked.bulk, asked.prompt_logprobs) == (True, 2 if path == CHAT else 4)
+    found = (told if path == CHAT else told["choices"][0])["prompt_logprobs"]
+    assert len(found) == len(asked.ids)
+    assert found[0] is None
+    for token, said in zip(asked.ids[1:].tolist(), found[1:], strict=True):
+        others = [(token + 1) % 300, (token + 2) % 300]
+        assert list(said) == [str(one) for one in (token, *others)]
+        assert [one["rank"] for one in said.values()] == [2, 1, 2]
+        assert [one["logprob"] for one in said.values()] == [-1.0, -0.5, -1.5]
+        assert said[str(token)]["decoded_token"] == api.names.text(token)
+    assert "prompt_logprobs" not in str(post(api, path, body).json)
+
+
 def test_a_stream_of_a_chat(api, world):
     found = events(post(api, CHAT, {**ASK, "stream": True, "stream_options": {"include_usage": True}}))
     *chunks, last = found
@@ -364,12 +436,10 @@ TOO_MUCH = (
         (CHAT, {"top_logprobs": 2}, BAD, "top_logprobs requires logprobs: true; send both"),
         (CHAT, {"chat_template_kwargs": {"messages": []}}, BAD, "chat_template_kwargs cannot set messages"),
         (TEXT, {"prompt": [99999]}, BAD, "token id 99999 is outside this model's vocabulary"),
-        (
-            TEXT,
-            {"echo": True, "logprobs": 1},
-            BAD,
-            "echo with logprobs is not supported here: prompts have no log probabilities",
-        ),
+        (TEXT, {"echo": True, "logprobs": 1, "stream": True}, BAD, "echo with logprobs and stream is not supported"),
+        (TEXT, {"prompt_logprobs": 0, "stream": True}, BAD, "prompt_logprobs with stream is not supported here: the"),
+        (CHAT, {"prompt_logprobs": 1, "stream": True}, BAD, "prompt_logprobs with stream is not supported here: the"),
+        (TEXT, {"max_tokens": 0}, BAD, "max_tokens 0 without echo is not supported here: an answer has at least one"),
         (TEXT, {"prompt": [5] * 8, "max_tokens": 400}, LONG, TOO_MUCH),
         (TEXT, {"prompt": [5] * 400}, LONG, "the prompt has 400 tokens, but the model's context is 400; shor"),
         (CHAT, {"messages": [{"role": "user", "content": "🐟" * 300}]}, LONG, "the prompt has "),

@@ -9,7 +9,8 @@ from benchmarks.simulation.hybrid_device import HybridDevice, HybridWork, SubBat
 from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.step_time import HostTime, StepTime
-from deployments.generation.scheduler.work import Chunk, Copy, Work, load_of
+from deployments.generation.scheduler.work import Chunk, Copy, Scoring, Work, load_of
+from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling, log_shares, pick
 from tests.kit.hybrid_worlds import EVENTS, World
 
 MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0005, 1e-8, 4)
@@ -48,6 +49,30 @@ def test_in_any_work_each_token_follows_from_all_before_it(events):
     for ids, prompt in World(Emulated(), 6, 8).run(events, prompt_of):
         for at in range(prompt, len(ids)):
             assert ids[at] == following(ids[:at], VOCABULARY)
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("alternatives", [0, 1, 3, 200])
+def test_a_prompt_s_scores_are_those_of_its_logits(on_host, alternatives):
+    """Its logits are 100 for one token and 0 for all others."""
+    ids = np.array(prompt_of(300, 1), np.int32)
+    for at in (40, 299):
+        ids[at] = following(ids[:at], VOCABULARY)
+    device, start, likely = Emulated(), 0, []
+    for size in (1, 128, 171):
+        behind = ids[start + 1 :][:size]
+        chunk = Chunk(ids[start:][:size], start, (5, 1, 3), size == 171, on_host, Scoring(behind, alternatives))
+        (scores,) = device.step(Work([chunk])).scores
+        for at, token in enumerate(behind.tolist()):
+            logits = np.zeros(VOCABULARY, np.float32)
+            logits[following(ids[: start + at + 1], VOCABULARY)] = 100.0
+            (picked,) = pick(logits, RowSamplers([Sampler(Sampling(0.0))], alternatives))
+            assert tuple(zip(scores.ids[at, 1:], scores.logprobs[at, 1:], strict=True)) == picked.alternatives
+            assert (scores.ids[at, 0], scores.logprobs[at, 0]) == (token, log_shares(logits)[token])
+            assert scores.ranks[at] == 1 + (logits > logits[token]).sum()
+            likely += [start + at + 1] if scores.ranks[at] == 1 else []
+        start += size
+    assert {40, 299} <= {*likely}
 
 
 def rows(count, tokens, *, on_host=False):

@@ -7,8 +7,16 @@ import pytest
 from msgspec.structs import astuple, replace
 
 from deployments.admission.fair_share import Tenant
-from deployments.generation.frames import GenerationOffer, GenerationOffers, GenerationReport, NewToken, RefusedOffer
+from deployments.generation.frames import (
+    GenerationOffer,
+    GenerationOffers,
+    GenerationReport,
+    NewToken,
+    RefusedOffer,
+    ScoredPrompt,
+)
 from deployments.generation.scheduler.state import HostState, StepState
+from deployments.generation.text.prompt_scores import PromptScores
 from deployments.generation.text.sampling import Picked, Sampling
 
 STATE = StepState(math.inf, 0.25, 0.001, 7, 12, 3, 2, 99, (0.1, 0.0, 0.0, 0.001, 0.0, 8), 1.5, 0.02, (4, 1))
@@ -76,11 +84,30 @@ def test_a_prompt_without_tokens_is_refused():
 
 def test_what_is_not_said_is_as_it_is_called_by_default():
     one = GenerationOffer(1, 1.0, np.zeros(1, np.int32), 5, Sampling())
-    assert astuple(one)[5:] == (1, None, (), None, False, None, None, False)
+    assert astuple(one)[5:] == (1, None, (), None, False, None, None, False, None)
     assert astuple(RefusedOffer(3)) == (3, False, 0, 0.0, "")
     (frame,) = GenerationReport(STATE).encode()
     got = through(frame, GenerationReport.decode)
     assert (got.seen, got.routers, got.tokens, got.refused) == (0, 1, [], [])
+
+
+@pytest.mark.parametrize("shape", [(0, 1), (1, 1), (5, 3)])
+def test_scores_come_out_finite_as_they_went_in(shape):
+    numbers = np.arange(shape[0] * shape[1], dtype=np.float32).reshape(shape)
+    logprobs = -numbers
+    logprobs[:, -1] = -math.inf
+    sent = PromptScores(numbers.astype(np.int32) + 2**30, logprobs, np.arange(shape[0], dtype=np.int32))
+    (frame,) = GenerationReport(STATE, scored=[ScoredPrompt.of(7, 30, sent)]).encode()
+    (got,) = through(frame, GenerationReport.decode).scored
+    assert (got.number, got.start, got.scores.tokens) == (7, 30, shape[0])
+    assert got.scores.ids.tolist() == sent.ids.tolist()
+    assert got.scores.logprobs.tolist() == np.maximum(logprobs, -9999).tolist()
+    assert got.scores.ranks.tolist() == sent.ranks.tolist()
+
+
+def test_scores_whose_lengths_do_not_add_up_are_refused():
+    with pytest.raises(ValueError, match="reshape"):
+        _ = ScoredPrompt(7, 30, bytes(24), bytes(20), bytes(8)).scores
 
 
 @pytest.mark.parametrize("state", [STATE, WITH_HOST])

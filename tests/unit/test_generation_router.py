@@ -27,6 +27,7 @@ from deployments.errors import (
 )
 from deployments.generation import pool as pool_module
 from deployments.generation.channel import GenerationChannel
+from deployments.generation.engine.emulated_steps import followings
 from deployments.generation.engine.steps import Computed
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.replica import Generator
@@ -108,6 +109,31 @@ async def test_tokens_come_as_text_and_in_the_order_of_their_answers(monkeypatch
         assert await read(await router.begin(many)) == [(expected(many), text_of(expected(many)), "length")] * 3
         await freed(replica)
         assert router.describe()["pools"]["accelerator"]["live_replicas"] == 1
+
+
+async def test_the_scores_of_a_prompt_come_with_each_piece_even_from_a_second_replica(monkeypatch):
+    first, second = Replica("a"), Replica("b")
+    async with service(monkeypatch, [first], [second]) as router:
+        for dies in (False, True):
+            one = asked(1500, 3, answers=2, bulk=True, prompt_logprobs=1)
+            begun = await router.begin(one)
+            if dies:
+                await asyncio.sleep(0.06)  # some steps have ended, with scores
+                first.die()
+            pieces = [piece async for piece in begun]
+            expected = np.stack([one.ids[1:], followings(one.ids[:-1], VOCABULARY)], 1)
+            assert {piece.answer for piece in pieces} == {0, 1}
+            assert all((piece.scores.ids == expected).all() for piece in pieces)
+            assert bool(second.stepper.schedule.steps) == dies
+        plain = [piece async for piece in await router.begin(asked(30, 3))]
+        assert {piece.scores for piece in plain} == {None}
+
+
+async def test_a_replica_of_a_version_without_scores_says_so(monkeypatch):
+    monkeypatch.setattr("deployments.generation.step_loop.StepLoop._scored", lambda *_: None)
+    async with service(monkeypatch, [Replica("a")]) as router:
+        with pytest.raises(EngineFailed, match="no log probabilities of prompts yet; try again after the upgrade"):
+            await read(await router.begin(asked(30, 3, bulk=True, prompt_logprobs=1)))
 
 
 async def test_a_stop_ends_an_answer_and_frees_its_place(monkeypatch):

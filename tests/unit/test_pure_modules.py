@@ -18,7 +18,10 @@ WITH_TORCH = {  # or transformers
     *(f"deployments.engines.{name}" for name in ("packed", "pooled_model", "projection_heads")),
     *(f"deployments.generation.engine.{name}" for name in ("cache", "causal_model")),
     *(f"deployments.generation.engine.{name}" for name in ("causal_stages", "device_sampling")),
-    *(f"deployments.generation.engine.{name}" for name in ("graphed_decoder", "packed_step", "paged_attention")),
+    *(
+        f"deployments.generation.engine.{name}"
+        for name in ("graphed_decoder", "packed_step", "paged_attention", "scoring")
+    ),
     *(f"deployments.generation.kernels.{name}" for name in ("decode_kernel", "native", "packed_products")),
     *(f"deployments.generation.kernels.{name}" for name in ("prompt_kernel", "row_kernels")),
 }

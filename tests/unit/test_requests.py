@@ -282,8 +282,6 @@ GENERATION = [
     ({"temperature": "hot"}, "temperature must be a number from 0 to 2, not 'hot'"),
     ({"top_p": 0}, "top_p must be a number above 0, up to 1, not 0"),
     ({"n": 5}, "n must be a whole number from 1 to 4 (this server's bound), not 5"),
-    ({"max_tokens": 0}, "max_tokens 0 is not supported here: an answer has at least one token"),
-    ({"max_tokens": -1}, "max_tokens must be a whole number from 1, not -1"),
     ({"grammar": "root ::= 'a'"}, "grammar is not supported here; leave it out"),
     ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size is not supported here; leave it out"),
     ({"max_new_tokens": 5}, "max_new_tokens is not supported here: send max_tokens; leave it out"),
@@ -298,6 +296,8 @@ GENERATION = [
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage must be true or false"),
 ]
 CHATS = [
+    ({"max_tokens": 0}, "max_tokens 0 is not supported here: an answer has at least one token"),
+    ({"max_tokens": -1}, "max_tokens must be a whole number from 1, not -1"),
     ({"tools": [{"type": "function"}]}, "tools[0].function is missing; send an object with name"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name must be 1 to 64 letters"),
     ({"tool_choice": "any"}, "tool_choice must be none, auto, required or"),
@@ -313,6 +313,8 @@ CHATS = [
     ({"messages": [{**TURN, "content": [IMAGE]}]}, "only text is supported here, not images, audio or files; send"),
 ]
 TEXTS = [
+    ({"max_tokens": 0}, "max_tokens 0 without echo is not supported here: an answer has at least one token"),
+    ({"max_tokens": -1}, "max_tokens must be a whole number from 0, not -1"),
     ({"prompt": ""}, "prompt is an empty string"),
     ({"prompt": None}, "prompt is missing"),
     ({"prompt": ["a"] * 4}, "prompt has 4 items and this server accepts 3"),

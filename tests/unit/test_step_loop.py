@@ -13,6 +13,7 @@ from msgspec.structs import astuple
 
 from benchmarks.simulation.virtual_time import virtual
 from deployments.errors import EngineFailed, Unavailable
+from deployments.generation.engine.emulated_steps import following, followings
 from deployments.generation.engine.steps import Computed
 from deployments.generation.frames import GenerationOffer, GenerationOffers
 from deployments.generation.offered import OfferedGeneration
@@ -72,9 +73,9 @@ class Router:
         self.hung_up = True
 
 
-def world(host=None, blocks=BLOCKS, **more):
-    device = Device(MODEL, blocks, host)
-    schedule = StepScheduler(MODEL, StepPolicy(2.0, 0.1), blocks, host=host)
+def world(host=None, blocks=BLOCKS, model=MODEL, **more):
+    device = Device(model, blocks, host)
+    schedule = StepScheduler(model, StepPolicy(2.0, 0.1), blocks, host=host)
     loop = asyncio.get_running_loop()
     return StepLoop(schedule, device.compute, clock=loop.time, **more), device
 
@@ -848,6 +849,115 @@ async def test_answers_that_lose_their_blocks_go_on_as_if_nothing_had_happened(b
     assert sum(len(chunk.ids) for work in device.works for chunk in work.work.chunks) < 2 * 4 * 400
     assert {number for number, _ in list(router.finished)[:2]} == {*list(asked)[bulk : bulk + 2]}  # who ranks first
     assert (room.free, room.reserved, stepper.in_flight, stepper.schedule.preempted) == (8, 0, 0, [])
+
+
+def scores_of(router, number):
+    """As the Router's channel joins them."""
+    whole = None
+    for some in (one for report in router.frames for one in report.scored if one.number == number):
+        whole = some.scores if whole is None else whole.followed_by(some.scores, some.start)
+    return whole
+
+
+def are_emulated(scores, ids):
+    """Whether these are an emulated device's: it is sure of one token behind each."""
+    sure = followings(ids[:-1], VOCABULARY)
+    likeliest = scores.ids[:, 1] if scores.ids.shape[1] > 1 else sure
+    found = scores.ids[:, 0].tolist(), likeliest.tolist(), scores.logprobs[:, 0].tolist()
+    return found == (ids[1:], sure.tolist(), [0.0 if one == two else -100.0 for one, two in zip(ids[1:], sure)])  # noqa: B905
+
+
+@pytest.mark.parametrize("length", [1, 2, 129, 900])
+@pytest.mark.parametrize("on_host", [False, True])
+@virtual
+async def test_a_prompt_s_scores_come_before_its_first_token_and_make_nobody_late(length, on_host):
+    """Beside answers that have a pace. A scored token costs 20 times as much as another one of a prompt, so that one of
+    900 is computed in many steps. What is on the host is copied there.
+    """
+    costly = dataclasses.replace(MODEL, row_s=20 * MODEL.prompt_token_s)
+    host = {"host": HostCache(QUICK, 64), "blocks": 8} if on_host else {}
+    stepper, device = world(**host, model=costly)
+    router, times = Router(stepper), {}
+    send = router.send
+
+    def timed(report):
+        for token in report.tokens:
+            times.setdefault(token.number, []).append(stepper.now())
+        send(report)
+
+    router.send = timed
+    asked = {router.ask(prompt(90, seed), 60): prompt(90, seed) for seed in range(4)}
+    ids = prompt(length, 9)
+    ids[-1] = following(ids[:-1], VOCABULARY) if length > 1 else ids[-1]  # one hit
+    number = router.ask(ids, 3, bulk=True, tpot_s=None, answers=2, prompt_logprobs=2)
+    await stepper.drained()
+    first, scored = (
+        [at for at, report in enumerate(router.frames) if any(one.number == number for one in getattr(report, part))]
+        for part in ("tokens", "scored")
+    )
+    assert scored[-1] == first[0]  # in the same frame, from which a Router takes the scores first
+    whole = scores_of(router, number)
+    assert are_emulated(whole, ids)
+    assert whole.ranks.tolist() == [1 if one == two else 2 for one, two in whole.ids[:, :2].tolist()]
+    assert [router.tokens[number, answer] for answer in (0, 1)] == [answer_to(ids, 3)] * 2
+    assert {one: router.tokens[one, 0] for one in asked} == {one: answer_to(ids, 60) for one, ids in asked.items()}
+    for one in asked:
+        first, *later = times[one]
+        assert all(at <= first + 0.1 * number + 1e-9 for number, at in enumerate(later, 1))
+    scored = [work for work in device.works if any(one.scoring is not None for one in work.work.chunks)]
+    assert any(one.on_host for work in scored for one in work.work.chunks) == on_host
+    assert len(scored) > length / 300
+
+
+@virtual
+async def test_a_prompt_that_loses_its_blocks_is_scored_again():
+    """It is computed token by token, and answers beside it need its blocks."""
+    stepper, _ = world(blocks=10)
+    stepper.schedule.policy = dataclasses.replace(stepper.schedule.policy, max_num_batched_tokens=4)
+    router, ids = Router(stepper), prompt(380, 9)
+    for _ in range(500):
+        stepper.schedule.room.lengths.ended(2, 500)
+    number = router.ask(ids, 1, bulk=True, tpot_s=None, prompt_logprobs=0)
+    asked = {router.ask(prompt(100, seed), 300, left_s=20.0): prompt(100, seed) for seed in range(3)}
+    await stepper.drained()
+    assert router.admitted == {*asked, number}
+    scored = [some.start for report in router.frames for some in report.scored]
+    assert len(scored) > len(set(scored))
+    assert are_emulated(scores_of(router, number), ids)
+    assert router.tokens[number, 0] == answer_to(ids, 1)
+
+
+@virtual
+async def test_how_slow_the_device_is_is_not_learned_from_scores():
+    """They cost less than is planned for them. Others' promises would be broken."""
+    stepper, device = world()
+    router, device.slow = Router(stepper), 0.3
+    router.ask(prompt(900), 1, bulk=True, tpot_s=None, prompt_logprobs=1)
+    await stepper.drained()
+    assert stepper.schedule.learning.slowdown == 1.0
+    router.ask(prompt(900), 1)
+    await stepper.drained()
+    assert stepper.schedule.learning.slowdown < 1.0
+
+
+@virtual
+async def test_scores_that_are_no_numbers_end_only_their_prompt(monkeypatch):
+    stepper, device = world()
+    router, step = Router(stepper), device.steps.step
+    other = router.ask(prompt(10), 30)
+
+    def broken(work):
+        computed = step(work)
+        for scores in computed.scores:
+            scores.logprobs[:] = np.nan
+        return computed
+
+    monkeypatch.setattr(device.steps, "step", broken)
+    number = router.ask(prompt(20, 1), bulk=True, tpot_s=None, prompt_logprobs=1)
+    await stepper.drained()
+    assert router.failed == {number: "the engine gave no finite numbers for this prompt"}
+    assert router.tokens[other, 0] == answer_to(prompt(10), 30)
+    await answers_again(stepper, router)
 
 
 HOSTS = st.one_of(st.none(), st.tuples(st.sampled_from([QUICK, SLOW]), st.sampled_from([8, 64])))

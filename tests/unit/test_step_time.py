@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
-from deployments.generation.scheduler.work import UNTIMED, Chunk, Copy, Work, load_of
+from deployments.generation.scheduler.work import UNTIMED, Chunk, Copy, Scoring, Work, load_of
 
 ACCELERATOR = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
 CPU = StepTime(0.06, 2e-3, 1e-6, 2.2e-3, 5e-8, 4)
@@ -30,6 +30,19 @@ def test_a_step_costs_what_the_formula_says():
     assert model.seconds(StepLoad().with_chunk(0, 4)) == pytest.approx(1.0 + 8 * 0.001)
     assert model.seconds(StepLoad(3.5)) == 1.0  # on average, so many rows
     assert StepTime(1.0, 0.5, 0.0, 0.5, 0.0).seconds(StepLoad(1)) == 1.5
+
+
+def test_a_token_of_a_prompt_whose_log_probability_is_wanted_costs_a_row():
+    """Its logits are computed and read as an answer's are; its attention is a prompt's."""
+    model = StepTime(1.0, 0.5, 0.01, 0.125, 0.001, 4)
+    load = StepLoad(2, 50).with_chunk(10, 6, scored=True)
+    assert load == StepLoad(8, 50, 0, 6 * 13)
+    assert model.seconds(load) == pytest.approx(1.0 + 4 * 0.5 + 50 * 0.01 + 78 * 0.001)
+    ids = np.zeros(6, np.int32)
+    assert load_of([Chunk(ids, 10, (), scoring=Scoring(ids, 0))]) == StepLoad().with_chunk(10, 6, scored=True)
+    within_s = model.seconds(load)
+    assert model.most_tokens(StepLoad(2, 50), 10, 99, within_s, scored=True) == 6
+    assert model.most_tokens(StepLoad(2, 50), 10, 99, within_s) > 6
 
 
 def test_chunks_of_a_prompt_see_as_much_as_the_whole():

@@ -16,10 +16,12 @@ from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation.engine.cache import Cache, CachedAttention, Turned
 from deployments.generation.engine.packed_step import StepLayout
+from deployments.generation.engine.scoring import scored
 from deployments.generation.kernels.packed_products import PackedProducts, products_for
 from deployments.generation.kernels.row_kernels import kernel_norm
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.work import Chunk
+from deployments.generation.text.prompt_scores import PromptScores
 
 _CPU = torch.device("cpu")
 FAMILIES = {"llama", "qwen2", "qwen3"}  # by the config's model_type
@@ -81,17 +83,28 @@ class CausalModel:
         """Compute chunks, at most one per sequence, and put their keys and values into the cache. Returns the logits of
         the next tokens, float32 [wanted chunks, vocabulary].
         """
-        layout = StepLayout.of_chunks(chunks, self.place, self.cache.block_size, padded=self._padded)
-        return self.compute(layout)
+        return self.compute(self._layout(chunks))
+
+    @torch.inference_mode()
+    def scored_step(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, list[PromptScores]]:
+        """The same for chunks of which some have `scoring`. Returns their scores, too."""
+        return self.scored(self._through(self._layout(chunks)), chunks)
+
+    def _layout(self, chunks: Sequence[Chunk]) -> StepLayout:
+        return StepLayout.of_chunks(chunks, self.place, self.cache.block_size, padded=self._padded)
 
     def compute(self, layout: StepLayout) -> torch.Tensor:
-        """The same for a layout."""
+        """`step` for a layout."""
+        return self.head(self._through(layout))[: len(layout.last)]
+
+    def _through(self, layout: StepLayout) -> torch.Tensor:
+        """What the last layer returns for the rows `last`, and for spare ones, [rows, width]."""
         x = layout.add_spare(self.embed(layout))
         for number, layer in enumerate(self.layers, 1):
             if number == len(self.layers) and len(layout.last) < layout.tokens:
                 layout.only(layout.last)
             x = layer(x, layout)
-        return self.head(x)[: len(layout.last)]
+        return x
 
     def embed(self, layout: StepLayout) -> torch.Tensor:
         """The embeddings of the step's tokens, [tokens, width]."""
@@ -100,3 +113,7 @@ class CausalModel:
     def head(self, x: torch.Tensor) -> torch.Tensor:
         """The norm and head after the last layer: [tokens, width] -> logits float32 [tokens, vocabulary]."""
         return self._head.floats(self._norm(x))
+
+    def scored(self, x: torch.Tensor, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, list[PromptScores]]:
+        """The logits after the last layer and the scores. See `scoring.scored`."""
+        return scored(self.head, self.vocabulary, x, chunks)

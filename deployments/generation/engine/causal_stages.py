@@ -21,6 +21,7 @@ from deployments.generation.engine.device_sampling import logits_of
 from deployments.generation.engine.packed_step import StepLayout
 from deployments.generation.engine.steps import DeviceLogits, Logits
 from deployments.generation.scheduler.work import Chunk, ComputeSeconds, Copy
+from deployments.generation.text.prompt_scores import PromptScores
 from deployments.hardware.affinity import pin_thread
 
 logger = logging.getLogger("ray.serve")
@@ -41,7 +42,7 @@ class CausalBatch:
     _arriving: list[tuple[_Part, torch.Tensor]]  # the parts of it that are on their way to the host
 
     def __init__(self, model: CausalModel, chunks: Sequence[Chunk]) -> None:
-        self._model, self._chunks = model, list(chunks)
+        self._model, self.chunks = model, list(chunks)
         self._kept: torch.Tensor | None = None  # the rows of `attention` that are still wanted; None: all
         self._mixed: list[torch.Tensor] = []  # the attention of `_own` and `_long`, [tokens, heads * size]
         self._own: _Part | None
@@ -52,20 +53,20 @@ class CausalBatch:
 
     def _lay_out(self) -> None:
         kinds: tuple[list[Chunk], ...] = ([], [], [])
-        for chunk in self._chunks:
+        for chunk in self.chunks:
             kinds[0 if not chunk.on_host else 2 if len(chunk.ids) == 1 else 1].append(chunk)
         place = self._model.place
         on_host = Place(_CPU, place.dtype)
-        found, end, lasts = [], 0, {}
+        found, end, lasts = [], 0, dict[int, range]()
         for chunks, stored in zip(kinds, (place, on_host, on_host), strict=True):
             found.append(_Part.of_chunks(self._model, chunks, end, stored) if chunks else None)
             for chunk in chunks:
+                lasts[id(chunk)] = range(end + chunk.first_row, end + len(chunk.ids))
                 end += len(chunk.ids)
-                lasts[id(chunk)] = end - 1
         self._own, self._long, self._ones = found
         self._parts = [part for part in found if part is not None]
-        wanted = [lasts[id(chunk)] for chunk in self._chunks if chunk.wanted]
-        self._last = torch.tensor(wanted, dtype=torch.int64, device=place.device)
+        rows = [row for chunk in self.chunks for row in lasts[id(chunk)]]
+        self._last = torch.tensor(rows, dtype=torch.int64, device=place.device)
 
     @property
     def on_host(self) -> bool:
@@ -82,7 +83,7 @@ class CausalBatch:
         kept = torch.tensor(rows)
         self.x = self.x[kept.to(self.x.device)]
         self._kept = kept if self._kept is None else self._kept[kept]
-        self._chunks = [self._chunks[row] for row in rows]
+        self.chunks = [self.chunks[row] for row in rows]
         self._lay_out()
 
     def send(self, layer: int, qkv: torch.Tensor) -> None:
@@ -269,9 +270,13 @@ class CausalStages:
         wait_for([batch.attention for batch in batches], return_when=FIRST_COMPLETED)
 
     @torch.inference_mode()
-    def logits(self, batches: Sequence[CausalBatch]) -> Logits | DeviceLogits:
+    def logits(self, batches: Sequence[CausalBatch]) -> tuple[Logits | DeviceLogits, Sequence[PromptScores]]:
         x = torch.cat([batch.x for batch in batches]) if batches else torch.empty(0)
-        return self._logits(self._model.head(x) if len(x) else torch.empty(0, self._model.vocabulary))
+        chunks = [chunk for batch in batches for chunk in batch.chunks]
+        if any(chunk.scoring is not None for chunk in chunks):
+            logits, scores = self._model.scored(x, chunks)
+            return self._logits(logits), scores
+        return self._logits(self._model.head(x) if len(x) else torch.empty(0, self._model.vocabulary)), ()
 
     def compute_s(self) -> ComputeSeconds:
         return ComputeSeconds(self._stopwatch.seconds(), self._host.seconds)

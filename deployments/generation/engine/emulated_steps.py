@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from deployments.generation.engine.hybrid_steps import HybridSteps
 from deployments.generation.engine.steps import Computed, Logits
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
-from deployments.generation.scheduler.work import Chunk, ComputeSeconds, Copy, Work, load_of
+from deployments.generation.scheduler.work import Chunk, ComputeSeconds, Copy, Scoring, Work, load_of
+from deployments.generation.text.prompt_scores import PromptScores
 
 _SURE = 100.0  # a logit that dominates all others at any temperature
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that all its powers differ
@@ -63,6 +65,7 @@ class _Rows:
     def __init__(self, chunks: Sequence[Chunk], copy_token_s: float) -> None:
         self.chunks, self._copy_token_s = list(chunks), copy_token_s
         self.following: list[int] = []  # the next token of each wanted chunk
+        self.scores: list[PromptScores] = []
         self._sum_up()
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -113,6 +116,7 @@ class _Stages:
                     self._write(chunk)
                 # Tokens are computed here, while the accelerator works, and not in `logits`, for which all wait.
                 batch.following = [self._next(chunk) for chunk in batch.chunks if chunk.wanted]
+                batch.scores = [self._scores(chunk, chunk.scoring) for chunk in batch.chunks if chunk.scoring]
         self._compute(_BEFORE * self._linear_s(batches))
         self._begun_at = self._free_at
         for batch in batches:
@@ -133,7 +137,7 @@ class _Stages:
     def wait(self, batches: Sequence[_Rows]) -> None:
         self._wait_until(min(batch.ready_at for batch in batches))
 
-    def logits(self, batches: Sequence[_Rows]) -> Logits:
+    def logits(self, batches: Sequence[_Rows]) -> tuple[Logits, Sequence[PromptScores]]:
         tokens = [token for batch in batches for token in batch.following]
         if len(self._logits) < len(tokens):
             self._logits = np.zeros((len(tokens), self._of.vocabulary), np.float32)
@@ -141,7 +145,7 @@ class _Stages:
         logits[:] = 0.0
         logits[range(len(tokens)), tokens] = _SURE
         self._wait_until(self._free_at)
-        return logits
+        return logits, [scores for batch in batches for scores in batch.scores]
 
     def compute_s(self) -> ComputeSeconds:
         return ComputeSeconds(self._accelerator_s, self._host_s - max(0.0, self._host_free_at - self._now))
@@ -167,8 +171,24 @@ class _Stages:
         self._caches[chunk.on_host][blocks, positions % BLOCK] = chunk.ids
 
     def _next(self, chunk: Chunk) -> int:
+        return following(self._before(chunk), self._of.vocabulary)
+
+    def _before(self, chunk: Chunk) -> np.ndarray:
+        """All tokens up to the chunk's end, as the cache holds them."""
         table = list(chunk.table[: blocks_of(chunk.end, BLOCK)])
-        return following(self._caches[chunk.on_host][table].reshape(-1)[: chunk.end], self._of.vocabulary)
+        return self._caches[chunk.on_host][table].reshape(-1)[: chunk.end]
+
+    def _scores(self, chunk: Chunk, scoring: Scoring) -> PromptScores:
+        """By the logits from which `logits` has the next token drawn. Of equally likely tokens the lower come first."""
+        words = self._of.vocabulary
+        sure = followings(self._before(chunk), words)[chunk.start :][: len(scoring.following), None]
+        others = np.arange(min(words - 1, scoring.alternatives))[None, :]
+        best = np.concatenate([sure, others + (others >= sure)], 1)[:, : scoring.alternatives]
+        ids = np.concatenate([scoring.following[:, None], best], 1).astype(np.int32)
+        hit = ids == sure
+        return PromptScores(
+            ids, np.where(hit, 0.0, -_SURE).astype(np.float32), np.where(hit[:, 0], 1, 2).astype(np.int32)
+        )
 
 
 def _sum(loads: Iterable[StepLoad]) -> StepLoad:
@@ -177,9 +197,14 @@ def _sum(loads: Iterable[StepLoad]) -> StepLoad:
 
 def following(ids: Sequence[int] | np.ndarray, vocabulary: int) -> int:
     """The token that follows these, by a sum that depends on each of them and its position."""
+    return int(followings(ids, vocabulary)[-1])
+
+
+def followings(ids: Sequence[int] | np.ndarray, vocabulary: int) -> npt.NDArray[np.int64]:
+    """The token that follows each of these and all before it."""
     tokens = np.asarray(ids).astype(np.uint64) + np.uint64(1)
     with np.errstate(over="ignore"):
         places = _FACTOR * (np.arange(len(tokens), dtype=np.uint64) * np.uint64(2) + np.uint64(1))
         mixed = tokens * (places ^ (places >> np.uint64(29)))
-        total = np.uint64(mixed.sum(dtype=np.uint64)) * _FACTOR
-    return int((total >> np.uint64(32)) % np.uint64(vocabulary))
+        totals = mixed.cumsum(dtype=np.uint64) * _FACTOR
+    return ((totals >> np.uint64(32)) % np.uint64(vocabulary)).astype(np.int64)

@@ -106,10 +106,14 @@ class ModelSteps:
 
     def step(self, work: Work) -> Computed:
         """See `steps.Steps`."""
-        cache = self._model.cache.tensor
+        model = self._model
         for copy in work.copies:
-            cache[:, :, copy.target] = cache[:, :, copy.source]
-        return Computed(self._logits(self._model.step(work.chunks)))
+            model.cache.tensor[:, :, copy.target] = model.cache.tensor[:, :, copy.source]
+        if all(chunk.scoring is None for chunk in work.chunks):
+            return Computed(self._logits(model.step(work.chunks)))
+        plain = model.model if isinstance(model, GraphedDecoder) else model
+        logits, scores = plain.scored_step(work.chunks)
+        return Computed(self._logits(logits), scores=scores)
 
 
 def with_graphs(model: CausalModel, context: int) -> CausalModel | GraphedDecoder:

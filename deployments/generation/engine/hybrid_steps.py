@@ -20,6 +20,7 @@ from typing import Generic, Protocol, TypeVar
 
 from deployments.generation.engine.steps import Computed, DeviceLogits, Logits
 from deployments.generation.scheduler.work import Chunk, ComputeSeconds, Copy, Work
+from deployments.generation.text.prompt_scores import PromptScores
 
 
 class Batch(Protocol):
@@ -64,8 +65,10 @@ class Stages(Protocol[B]):
     def wait(self, batches: Sequence[B]) -> None:
         """Wait until the first of them is ready."""
 
-    def logits(self, batches: Sequence[B]) -> Logits | DeviceLogits:
-        """The logits after the last layer, float32 [wanted chunks of each batch in turn, vocabulary]."""
+    def logits(self, batches: Sequence[B]) -> tuple[Logits | DeviceLogits, Sequence[PromptScores]]:
+        """The logits after the last layer, float32 [wanted chunks of each batch in turn, vocabulary], and the scores of
+        the chunks with `scoring`.
+        """
         ...
 
     def compute_s(self) -> ComputeSeconds:
@@ -101,15 +104,15 @@ class HybridSteps(Generic[B]):
         before = self._stages.compute_s()
         try:
             self._call_off(work.called_off)
-            logits = self._compute(work)
+            logits, scores = self._compute(work)
         except BaseException:
             self._call_off([number for parked in self._parked for number in parked.numbers])
             raise
         arrived = [number for parked in self._arrived for number in parked.numbers]
         compute_s = (now - then for now, then in zip(self._stages.compute_s(), before, strict=True))
-        return Computed(logits, arrived, ComputeSeconds(*compute_s))
+        return Computed(logits, arrived, ComputeSeconds(*compute_s), scores)
 
-    def _compute(self, work: Work) -> Logits | DeviceLogits:
+    def _compute(self, work: Work) -> tuple[Logits | DeviceLogits, Sequence[PromptScores]]:
         stages = self._stages
         stages.copy(work.copies)
         if work.joins and self._parked and not (work.chunks or work.second or work.parking):

@@ -32,7 +32,7 @@ class StepLayout(Layout):
     ends: torch.Tensor  # [chunks]: how many tokens a chunk's sequence has with it
     slots: torch.Tensor  # [2, tokens]: each token's block of the cache, and its position in the block
     tables: torch.Tensor  # [chunks, most blocks]: for each chunk, the blocks that hold it and all tokens before it
-    last: torch.Tensor  # the rows whose next token is wanted
+    last: torch.Tensor  # the rows whose logits are needed (`Chunk.first_row`)
     decoding: DecodeRows
     is_padded: bool  # whether there are spare rows
 
@@ -51,7 +51,8 @@ class StepLayout(Layout):
         positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
         blocks = tables[np.repeat(np.arange(len(chunks)), lengths), positions // block_size]
         slots = np.concatenate([blocks, positions % block_size])
-        last = np.array([bounds[number + 1] - 1 for number, chunk in enumerate(chunks) if chunk.wanted], np.int64)
+        rows = zip(chunks, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+        last = np.concatenate([np.arange(start + chunk.first_row, end, dtype=np.int64) for chunk, start, end in rows])
         parts = (ids, positions, ends, slots, tables.ravel(), last, bounds)
         together = sent(np.concatenate(parts, dtype=np.int64), place.device)  # in one copy
         on_device = torch.split(together, [len(part) for part in parts])

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.generation.scheduler.work import UNTIMED, ComputeSeconds, Work
+from deployments.generation.text.prompt_scores import PromptScores
 from deployments.generation.text.sampling import Picked, RowSamplers
 
 Logits = npt.NDArray[np.float32]
@@ -29,11 +30,13 @@ class DeviceLogits(Protocol):
 class Computed(NamedTuple):
     """The result of a step. `logits`: of the next tokens, [rows, vocabulary], valid until the next step. The rows are
     the wanted ones of `chunks`, then of `second`, then the parked rows that have `arrived`, given by their numbers.
+    `scores`: of those of `chunks` that have `scoring`.
     """
 
     logits: Logits | DeviceLogits
     arrived: Sequence[int] = ()
     compute_s: ComputeSeconds = UNTIMED
+    scores: Sequence[PromptScores] = ()
 
 
 class Steps(Protocol):

@@ -103,16 +103,17 @@ class StepComposer:
         for row in rows:
             left = min(row.to_compute - row.computed, self._room)
             copy_token_s = self._copy_token_s * row.generation.on_host
-            tokens = self._model.most_tokens(self.load, row.computed, left, self._within_s(row), copy_token_s)
+            within_s, scored = self._within_s(row), row.is_scored
+            tokens = self._model.most_tokens(self.load, row.computed, left, within_s, copy_token_s, scored=scored)
             if not self.chunks:  # a device that is too slow for `longest_step_s` must still make progress
                 tokens = max(tokens, min(left, 1 + self._model.knee))
             elif not tokens and not copy_token_s:
-                tokens = self._free_tokens(row.computed, left)
+                tokens = self._free_tokens(row.computed, left, scored=scored)
             if tokens <= 0:
                 return
             if not self._take(row, row.computed + tokens):
                 continue
-            self.load = self.load.with_chunk(row.computed, tokens, copy_token_s)
+            self.load = self.load.with_chunk(row.computed, tokens, copy_token_s, scored=scored)
             self._room -= tokens
             ends = row.computed + tokens == row.to_compute
             self.chunks.append(ScheduledChunk(row, row.computed, tokens, ends))
@@ -130,14 +131,15 @@ class StepComposer:
         copied_s = self._copy_token_s * row.computed
         return max(self._most_s, min([self._most_s + copied_s, self._host_slack_s, *self._slacks_s]))
 
-    def _free_tokens(self, start: int, left: int) -> int:
+    def _free_tokens(self, start: int, left: int, *, scored: bool) -> int:
         """How many of a prompt's tokens can be added to a step that is too long already and hardly lengthen it, because
         they are below the knee. Steps of their own would take as long again.
         """
         spare = min(left, self._model.knee - int(self.load.rows + self.load.prompt_tokens))
         if spare <= 0:
             return 0
-        return self._model.most_tokens(self.load, start, spare, (1 + _FREE) * self._model.seconds(self.load))
+        within_s = (1 + _FREE) * self._model.seconds(self.load)
+        return self._model.most_tokens(self.load, start, spare, within_s, scored=scored)
 
     def _leave_time(self, rows: Iterable[Row]) -> None:
         """Shorten this step for prompts that it does not complete: they need another step, of at least `rows_s`, before

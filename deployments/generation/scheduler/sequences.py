@@ -43,6 +43,11 @@ class Row:
         return self.length or self.generation.prompt_tokens
 
     @property
+    def is_scored(self) -> bool:
+        """Whether the next tokens to compute are `scored`. Computed again behind a first token, they are not."""
+        return self.generation.scored and not self.length
+
+    @property
     def order(self) -> tuple[bool, float]:
         """The sort key for what is computed next: by when the next token is due, bulk behind all others."""
         generation = self.generation
@@ -65,7 +70,8 @@ class Generation:
     or all are `on_host`. A caller that adds fields in a subclass offers only generations of that class.
 
     `keys`: of its full blocks (`PrefixKeys`), which grow with its only answer; empty: its blocks are not found again.
-    `cached`: tokens of its prompt that the cache held when it was offered, full blocks, never all.
+    `cached`: tokens of its prompt that the cache held when it was offered, full blocks, never all. `scored`: the log
+    probabilities of its prompt's tokens are wanted; it is bulk, and without `keys`.
     """
 
     prompt_tokens: int
@@ -82,6 +88,7 @@ class Generation:
     predicted_s: float = 0.0  # from admission to its first token, as predicted at admission
     keys: Sequence[bytes] = ()
     cached: int = 0
+    scored: bool = False
 
     @property
     def order(self) -> tuple[bool, float]:

@@ -20,8 +20,9 @@ _FINER = 8  # then it divides the range between the best one's neighbors by 8, a
 class StepLoad(NamedTuple):
     """What a step computes.
 
-    - `rows`: answers that get one more token; `kv_tokens`: tokens that they read from the cache.
-    - `prompt_tokens`: tokens of all chunks of prompts.
+    - `rows`: answers that get one more token, and tokens of prompts whose log probabilities are wanted: the head and
+      the choice of tokens cost as much for them. `kv_tokens`: tokens that the answers read from the cache.
+    - `prompt_tokens`: tokens of all chunks of other prompts.
     - `pairs`: pairs of a prompt token and a token that it attends to: the sum of p (c + p / 2) over chunks of p tokens
       after c.
     - `copied_s`: seconds of copies between the memories, for prompts whose keys and values the host holds.
@@ -33,17 +34,19 @@ class StepLoad(NamedTuple):
     pairs: float = 0
     copied_s: float = 0
 
-    def with_chunk(self, start: int, tokens: int, copy_token_s: float = 0.0) -> StepLoad:
+    def with_chunk(self, start: int, tokens: int, copy_token_s: float = 0.0, *, scored: bool = False) -> StepLoad:
         """Add `tokens` tokens of a prompt after its first `start`. `copy_token_s`: if the host holds its keys and
         values, seconds to copy those of a token: the first tokens' come to the accelerator, and the new ones' go back.
+        `scored`: their log probabilities are wanted.
         """
         pairs = self.pairs + tokens * (start + tokens / 2)
         copied_s = self.copied_s + copy_token_s * (start + tokens)
-        return StepLoad(self.rows, self.kv_tokens, self.prompt_tokens + tokens, pairs, copied_s)
+        rows, prompt_tokens = (tokens, 0) if scored else (0, tokens)
+        return StepLoad(self.rows + rows, self.kv_tokens, self.prompt_tokens + prompt_tokens, pairs, copied_s)
 
-    def with_piece(self, start: int, tokens: int, copy_token_s: float = 0.0) -> StepLoad:
+    def with_piece(self, start: int, tokens: int, copy_token_s: float = 0.0, *, scored: bool = False) -> StepLoad:
         """Add a chunk as an engine sees it: a chunk of one token is a row, wherever it comes from."""
-        return self.with_row(start + 1) if tokens == 1 else self.with_chunk(start, tokens, copy_token_s)
+        return self.with_row(start + 1) if tokens == 1 else self.with_chunk(start, tokens, copy_token_s, scored=scored)
 
     def with_row(self, tokens: int) -> StepLoad:
         """Add an answer that reads `tokens` tokens, including its own."""
@@ -79,17 +82,23 @@ class StepTime:
         """Its seconds of attention, over all layers: T_ga of both papers. Includes the copies that it waits for."""
         return self.kv_token_s * load.kv_tokens + self.pair_s * load.pairs + load.copied_s
 
-    def most_tokens(self, load: StepLoad, start: int, tokens: int, within_s: float, copy_token_s: float = 0.0) -> int:
+    def most_tokens(
+        self, load: StepLoad, start: int, tokens: int, within_s: float, copy_token_s: float = 0.0, *,
+        scored: bool = False,
+    ) -> int:  # fmt: skip
         """How many of a prompt's `tokens` tokens after its first `start` fit into a step that has this load and takes
-        at most `within_s`. `copy_token_s`: see `StepLoad.with_chunk`.
+        at most `within_s`. `copy_token_s`, `scored`: see `StepLoad.with_chunk`.
         """
-        if self.seconds(load.with_chunk(start, tokens, copy_token_s)) <= within_s:
+
+        def fits(some: int) -> bool:
+            return self.seconds(load.with_chunk(start, some, copy_token_s, scored=scored)) <= within_s
+
+        if fits(tokens):
             return tokens
         low, high = 0, tokens
         while high - low > 1:
             middle = (low + high) // 2
-            fits = self.seconds(load.with_chunk(start, middle, copy_token_s)) <= within_s
-            low, high = (middle, high) if fits else (low, middle)
+            low, high = (middle, high) if fits(middle) else (low, middle)
         return low
 
     @classmethod

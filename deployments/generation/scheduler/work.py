@@ -23,6 +23,15 @@ class Copy(NamedTuple):
     to_host: bool = False
 
 
+class Scoring(NamedTuple):
+    """Which log probabilities to return with a chunk of a prompt. `following`: int32, the prompt's tokens after each of
+    the chunk's; at the prompt's end one fewer. `alternatives`: how many of the likeliest tokens to report beside each.
+    """
+
+    following: npt.NDArray[np.int32]
+    alternatives: int
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Tokens of a sequence to compute.
@@ -30,6 +39,7 @@ class Chunk:
     - `ids`: int32 [tokens]; the first is at position `start`. All tokens before it are in the cache.
     - `table`: the sequence's blocks, with room for these tokens. If `on_host`, they are the host cache's.
     - `wanted`: return the logits of the next token.
+    - `scoring`: return log probabilities of the prompt's tokens.
     """
 
     ids: npt.NDArray[np.int32]
@@ -37,10 +47,16 @@ class Chunk:
     table: Sequence[int]
     wanted: bool = True
     on_host: bool = False
+    scoring: Scoring | None = None
 
     @property
     def end(self) -> int:
         return self.start + len(self.ids)
+
+    @property
+    def first_row(self) -> int:
+        """The first of its tokens whose logits are needed, as those of all behind it are."""
+        return 0 if self.scoring is not None else len(self.ids) - self.wanted
 
 
 class Work(NamedTuple):
@@ -80,5 +96,6 @@ def load_of(chunks: Sequence[Chunk], copy_token_s: float = 0.0) -> StepLoad:
     """The load of a step with these chunks. A chunk of one token counts as a row. `copy_token_s`: see `HostTime`."""
     load = StepLoad()
     for chunk in chunks:
-        load = load.with_piece(chunk.start, len(chunk.ids), copy_token_s * chunk.on_host)
+        scored = chunk.scoring is not None
+        load = load.with_piece(chunk.start, len(chunk.ids), copy_token_s * chunk.on_host, scored=scored)
     return load
