@@ -81,14 +81,17 @@ class EmulatedAccelerator:
 
 
 _PCIE_3, _PCIE_4 = 15.75, 31.5  # GB/s of 16 lanes, one way
+# APEX's Figure 1b: for the same attention two EPYC 7251 (8 channels DDR4-2400 each) take 3,031 us, a V100 (900 GB/s)
+# 170 us. If the V100 reaches the share of its bandwidth above, the hosts reach 0.22 of theirs.
+_APEX_HOST = (_OF_MEMORY * 900 * 170 / 3031) / (_OF_HOST_MEMORY * 2 * 153.6)
 EMULATED_ACCELERATORS: Mapping[str, EmulatedAccelerator] = {
     # NEO (arXiv:2411.01142), Table 1: AWS g4dn.4xlarge and g5.4xlarge. T4 by NVIDIA's data sheet, A10G by Section 2.2.
     # A host's memory by its share of cores: 8 of a Xeon's 24 (6 channels DDR4-2933), 8 of an EPYC's 48 (8, DDR4-3200).
     "neo-t4-llama-2-7b": EmulatedAccelerator(_LLAMA_2_7B, 16, 320, 65, _PCIE_3, 140.8 * 8 / 24),
     "neo-a10g-llama-3.1-8b": EmulatedAccelerator(_LLAMA_3_1_8B, 24, 600, 125, _PCIE_4, 204.8 * 8 / 48),
     # APEX (arXiv:2506.03296), Table 1: two Xeon 6130 (6 channels DDR4-2666 each), two Xeon 6342 (8 channels DDR4-3200).
-    "apex-t4-llama-2-7b": EmulatedAccelerator(_LLAMA_2_7B, 16, 320, 65, _PCIE_3, 2 * 128.0),
-    "apex-a10-llama-3.1-8b": EmulatedAccelerator(_LLAMA_3_1_8B, 24, 600, 125, _PCIE_4, 2 * 204.8),
+    "apex-t4-llama-2-7b": EmulatedAccelerator(_LLAMA_2_7B, 16, 320, 65, _PCIE_3, _APEX_HOST * 2 * 128.0),
+    "apex-a10-llama-3.1-8b": EmulatedAccelerator(_LLAMA_3_1_8B, 24, 600, 125, _PCIE_4, _APEX_HOST * 2 * 204.8),
     # NVIDIA's data sheet of the L4, without sparsity, beside one processor of the A10's machine above.
     "l4-llama-3.1-8b": EmulatedAccelerator(_LLAMA_3_1_8B, 24, 300, 121, _PCIE_4, 204.8),
     # One of the two chips of Huawei's Atlas 300I Duo with 48 GB (408 GB/s, 140 TFLOPS and 16 lanes for both), beside
