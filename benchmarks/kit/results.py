@@ -45,6 +45,6 @@ def write_summary(out: Path) -> None:
         lines += goal_sheet(comparison(name).goals(found), f"[{name}]({name}.md): {ABOUT[name]}").markdown()
         lines += [machine_line(found), ""]
     if (out / "paper.md").exists():
-        about = "the paper's Tables I to III and Figures 4 to 6, over emulated devices and on this CPU"
+        about = "the figures and tables of WindVE, NEO and APEX, over emulated devices and on this CPU"
         lines += [f"## [paper](paper.md): {about}", ""]
     (out / "README.md").write_text("\n".join(lines), encoding="utf-8")

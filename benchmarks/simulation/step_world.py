@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -245,6 +246,28 @@ class StepWorld:
                 self.now = device.ends()
                 self._ended(device)
                 yield
+
+    def queued(self, arrivals: Sequence[Arrival]) -> list[Sent]:
+        """Run until everything has ended, on the first device. Who is refused waits at the door, first come, first
+        served, and is offered again after each step. Raises ValueError if an idle device refuses one.
+        """
+        device, door = self.devices[0], deque(arrivals)
+        while True:
+            while door and door[0].at <= self.now:
+                if not device.schedule.offer(self.now, sent := self._sent(door[0])).admitted:
+                    break
+                sent.device = device.name
+                self.sent.append(sent)
+                door.popleft()
+            if device.start(self.now):
+                self.now = device.ends()
+                self._ended(device)
+            elif not door:
+                return self.sent
+            elif door[0].at > self.now:
+                self.now = door[0].at
+            else:
+                raise ValueError(f"an idle device refuses {door[0]}: give it a larger cache or a wider promise")
 
     def _sent(self, arrival: Arrival) -> Sent:
         policy = self.policy
