@@ -360,10 +360,10 @@ def _markdown(found: dict[str, Any], sheets: Sequence[Sheet]) -> str:
         ]
     if "bursts" in found:
         lines += ["In virtual time: Router and replicas in one process; processes and network take no time.", ""]
-    for part in found.keys() & paper_hybrid.TITLES.keys():
-        lines += [f"![{paper_hybrid.TITLES[part]}'s figures, emulated]({part}.png)", ""]
-    if found.keys() & paper_hybrid.TITLES.keys():
+    if replayed := [part for part in paper_hybrid.TITLES if part in found]:
         lines += [*paper_hybrid.ABOUT, ""]
+    for part in replayed:
+        lines += [f"![{paper_hybrid.TITLES[part]}'s figures, emulated]({part}.png)", ""]
     return "\n".join([*lines, *(line for sheet in sheets for line in sheet.markdown())])
 
 
