@@ -12,6 +12,6 @@ setup(
             libraries=["m"],
             optional=True,
         )
-        for name in ("decode_attention", "decode_products", "decode_rows", "prompt_attention")
+        for name in ("decode_attention", "decode_products", "decode_rows", "prompt_attention", "token_draws")
     ]
 )

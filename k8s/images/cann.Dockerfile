@@ -17,7 +17,7 @@ RUN /opt/windve/bin/pip install --extra-index-url https://download.pytorch.org/w
 # -P: the installed package, not the source beside it. An image without the kernels would serve, only slower: refuse to build it.
 RUN ln -s "$(/opt/windve/bin/python -Pc 'import deployments.serve_adapter as adapter; print(*adapter.__path__)')/haproxy.sh" /opt/windve/bin/windve-haproxy \
     && test -x /opt/windve/bin/windve-haproxy \
-    && test "$(ls /opt/windve/lib/python3.11/site-packages/deployments/generation/kernels/*.so | wc -l)" = 4
+    && test "$(ls /opt/windve/lib/python3.11/site-packages/deployments/generation/kernels/*.so | wc -l)" = 5
 
 FROM ascendai/cann:8.5.0-910b-ubuntu22.04-py3.11
 # KubeRay's probes run bash, wget and grep in the pod.

@@ -16,7 +16,7 @@ RUN /opt/windve/bin/pip install -c constraints.txt '.[demo,calibration,generatio
 # -P: the installed package, not the source beside it. An image without the kernels would serve, only slower: refuse to build it.
 RUN ln -s "$(/opt/windve/bin/python -Pc 'import deployments.serve_adapter as adapter; print(*adapter.__path__)')/haproxy.sh" /opt/windve/bin/windve-haproxy \
     && test -x /opt/windve/bin/windve-haproxy \
-    && test "$(ls /opt/windve/lib/python3.11/site-packages/deployments/generation/kernels/*.so | wc -l)" = 4
+    && test "$(ls /opt/windve/lib/python3.11/site-packages/deployments/generation/kernels/*.so | wc -l)" = 5
 
 FROM python:3.11.14-slim-bookworm
 # KubeRay's probes run bash, wget and grep in the pod.

@@ -132,9 +132,10 @@ class World:
 
     def take(self, work, wanted):
         computed = self.steps.step(work)
+        logits = getattr(computed.logits, "logits", computed.logits)
         by_number = {one.parked: name for name, one in self.at.items() if one.parked is not None}
         arrived = [by_number[number] for number in computed.arrived]
-        for name, numbers in zip([*wanted, *arrived], computed.logits, strict=True):
+        for name, numbers in zip([*wanted, *arrived], logits, strict=True):
             self.at[name].ids.append(int(numbers.argmax()))
         for name in arrived:
             self.at[name].parked = None

@@ -1,4 +1,4 @@
-"""Tokens drawn on the device beside those drawn in numpy; torch's CPU stands in for an accelerator."""
+"""Tokens drawn on the device, and by the kernel, are numpy's. Torch's CPU stands in for an accelerator."""
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from torch._subclasses import FakeTensorMode
 
 from deployments.generation.engine import device_sampling
 from deployments.generation.engine.device_sampling import TorchLogits, logits_of
+from deployments.generation.kernels.draw_kernel import HostLogits
 from deployments.generation.text.logit_rules import rules_of
 from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling, pick
 
@@ -21,7 +22,8 @@ def some_rows(random, count):
     """(kind of logits, what is asked for, answers, logprobs) each."""
     for _ in range(count):
         temperature, top_k, top_p = (random.choice(of).item() for of in (TEMPERATURES, TOP_K, TOP_P))
-        asked = Sampling(temperature, top_k, top_p, int(random.integers(1000)))
+        min_p = random.choice([0.0, 0.0, 0.02, 0.5]).item()
+        asked = Sampling(temperature, top_k, top_p, int(random.integers(1000)), min_p)
         named = int(random.choice([-1, -1, 0, 1, 5, 20]))
         yield str(random.choice(KINDS)), asked, int(random.integers(1, 4)), None if named < 0 else named
 
@@ -56,18 +58,24 @@ def logprobs(picked):
     return [[one.logprob, *(known for _, known in one.alternatives)] for one in picked]
 
 
-@pytest.mark.parametrize("at_once", [2**22, 5000])
-def test_tokens_are_those_of_numpy(monkeypatch, at_once):
+def on_device(logits):
+    return TorchLogits(torch.from_numpy(logits))
+
+
+@pytest.mark.parametrize(("draws", "at_once"), [(on_device, 2**22), (on_device, 5000), (HostLogits, 0)])
+def test_tokens_are_those_of_numpy(monkeypatch, draws, at_once):
     monkeypatch.setattr(device_sampling, "_AT_ONCE", at_once)
 
     @settings(max_examples=100, deadline=None)
-    @given(vocabulary=st.sampled_from([1, 3, 50, 1500, 4000]), seed=st.integers(0, 2**32), count=st.integers(1, 40))
+    @given(
+        vocabulary=st.sampled_from([1, 3, 50, 1500, 4000, 20_000]), seed=st.integers(0, 2**32), count=st.integers(1, 40)
+    )
     def run(vocabulary, seed, count):
         random = np.random.default_rng(seed)
         rows = list(some_rows(random, count))
         logits = np.stack([row_of(kind, random, vocabulary) for kind, *_ in rows])
         here, there = samplers_of(rows), samplers_of(rows)
-        found = TorchLogits(torch.from_numpy(logits)).pick(there)
+        found = draws(logits).pick(there)
         for (kind, *_), row, ours, theirs, picked in zip(rows, logits, here, there, found, strict=True):
             wanted = pick(row, ours)
             assert (picked is None) == (wanted is None) == (kind in {"nan", "-inf", "inf"})
@@ -160,8 +168,8 @@ def test_rows_and_how_to_draw_from_them_are_as_many():
 def test_a_device_is_trusted_that_draws_as_numpy_does(monkeypatch, caplog):
     cpu, logits = torch.device("cpu"), torch.randn(2, 9)
     assert device_sampling._problem(cpu) is None
-    assert logits_of(cpu)(logits).tolist() == logits.tolist()
-    assert logits_of(torch.device("meta"))(logits).tolist() == logits.tolist()  # it has no numbers
+    assert logits_of(cpu)(logits).logits.tolist() == logits.tolist()
+    assert logits_of(torch.device("meta"))(logits).logits.tolist() == logits.tolist()  # it has no numbers
     assert "sampling tokens on the host, not on meta" in caplog.text
     monkeypatch.setattr(device_sampling, "_problem", lambda _: None)
     assert isinstance(logits_of(torch.device("meta"))(logits), TorchLogits)

@@ -103,7 +103,7 @@ def test_nobody_waits_for_a_row_on_its_way(own, gate):
     assert world.step({}, joins=True).arrived == []  # it waits for the first layer's, and they go on to the second
     for _ in range(LAYERS):
         computed = world.step({"other": (1, FIRST)}, joins=True)
-        assert (len(computed.logits), computed.arrived) == (1, [])
+        assert (len(computed.logits.logits), computed.arrived) == (1, [])
     world.leave(0)
     world.step({"other": (1, FIRST)}, joins=True)
     world.leave(2)

@@ -5,14 +5,12 @@ import pytest
 import torch
 from transformers import (
     MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
-    TemperatureLogitsWarper,
 )
 
 from deployments.generation.text.logit_rules import rules_of
-from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling, candidates, pick
+from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling, pick
 
 WORDS, PROMPT, ENDS = 40, np.array([3, 7, 7, 11], np.int32), (2, 5)
 DRAWN = [7, 9, 9, 30]  # one of the prompt, one twice
@@ -56,19 +54,17 @@ def _least(tokens):
         ({"logit_bias": BIAS}, [_BIAS]),
         ({"min_tokens": 5}, [_least(5)]),  # one more than were drawn
         ({"min_tokens": 4}, [_least(4)]),
-        ({"min_p": 0.2, "temperature": 0.5}, [TemperatureLogitsWarper(0.5), MinPLogitsWarper(0.2)]),
         ({"repetition_penalty": 1.3, "logit_bias": BIAS, "min_tokens": 9}, [_BIAS, _REPETITION, _least(9)]),
     ],
 )
 @pytest.mark.parametrize("drawn", [[], DRAWN])
 def test_logits_are_those_of_transformers(asked, rules, drawn):
-    temperature = asked.get("temperature", 1.0)
     for seed in range(20):
         wanted = by_transformers(logits := logits_of(seed), drawn, rules)
         found = altered(logits, drawn, **asked)
         assert (np.isfinite(found) == np.isfinite(wanted)).all()
         kept = np.isfinite(found)
-        np.testing.assert_allclose(found[kept] / temperature, wanted[kept], rtol=1e-5)
+        np.testing.assert_allclose(found[kept], wanted[kept], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("frequency", "presence"), [(0.5, 0.0), (0.0, 1.5), (-0.25, 0.75)])
@@ -80,8 +76,8 @@ def test_penalties_of_the_answers_own_tokens(frequency, presence):
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
-def test_usual_options_have_no_rules_and_a_temperature_of_0_no_least_share():
-    for asked in (Sampling(), Sampling(0.0, 5, 0.5, 1), Sampling(0.0, min_p=0.5)):
+def test_usual_options_have_no_rules():
+    for asked in (Sampling(min_p=0.5), Sampling(0.0, 5, 0.5, 1)):
         assert not Sampler(asked, rules=rules_of(asked, PROMPT, ENDS)).alters
     least = Sampling(min_tokens=3)
     assert not list(rules_of(least, PROMPT, ()))  # nothing ends the answer
@@ -100,11 +96,3 @@ def test_an_answer_draws_by_its_rules_and_reports_the_models_own_shares():
         assert picked.alternatives[0][0] == 2  # the likeliest before all rules
     assert (drawn, sampler.ended) == ([8, 2], True)
     assert logits[8] == 8.0  # the row belongs to other answers, too
-
-
-def test_draws_follow_what_a_rule_leaves():
-    asked = Sampling(1.0, min_p=0.5, seed=1)
-    logits = np.array([0.0, -0.6, -0.8, -5.0], np.float32)  # shares of the largest: 1, 0.55, 0.45
-    sampler = Sampler(asked, rules=rules_of(asked, PROMPT[:0], ()))
-    assert {sampler.pick(logits) for _ in range(300)} == {0, 1}
-    assert len(candidates(logits, asked)[0]) == 4

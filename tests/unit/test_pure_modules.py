@@ -23,7 +23,7 @@ WITH_TORCH = {  # or transformers
         for name in ("graphed_decoder", "packed_step", "paged_attention", "scoring")
     ),
     *(f"deployments.generation.kernels.{name}" for name in ("decode_kernel", "native", "packed_products")),
-    *(f"deployments.generation.kernels.{name}" for name in ("prompt_kernel", "row_kernels")),
+    *(f"deployments.generation.kernels.{name}" for name in ("draw_kernel", "prompt_kernel", "row_kernels")),
 }
 IMPORT_ALL = """
 import importlib, sys

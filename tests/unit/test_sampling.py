@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from deployments.generation.text.sampling import Sampler, Sampling, candidates, log_shares
 
@@ -22,6 +22,7 @@ def allowed(logits, asked):
     """By transformers: token -> share."""
     scores = torch.from_numpy(logits)[None].double()
     rules = [TemperatureLogitsWarper(asked.temperature)]
+    rules += [MinPLogitsWarper(asked.min_p)] if asked.min_p else []
     rules += [TopKLogitsWarper(asked.top_k)] if asked.top_k else []
     rules += [TopPLogitsWarper(asked.top_p)] if asked.top_p < 1 else []
     for rule in rules:
@@ -36,11 +37,13 @@ def allowed(logits, asked):
     temperature=st.sampled_from([0.3, 1.0, 2.0]),
     top_k=st.sampled_from([0, 1, 7, 2500]),
     top_p=st.sampled_from([0.05, 0.5, 0.95, 0.9999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.0, 0.01, 0.5]),
 )
-def test_the_same_tokens_may_come_as_by_transformers(words, temperature, top_k, top_p):
-    asked, logits = Sampling(temperature, top_k, top_p), logits_of(words)
+def test_the_same_tokens_may_come_as_by_transformers(words, temperature, top_k, top_p, min_p):
+    asked, logits = Sampling(temperature, top_k, top_p, min_p=min_p), logits_of(words)
     tokens, shares = candidates(logits, asked)
     wanted = allowed(logits, asked)
+    tokens, shares = tokens[shares > 0], shares[shares > 0]
     assert set(tokens.tolist()) == set(wanted)
     np.testing.assert_allclose(shares / shares.sum(), [wanted[token] for token in tokens.tolist()], rtol=1e-6)
 

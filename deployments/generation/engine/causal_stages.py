@@ -19,7 +19,7 @@ from deployments.generation.engine.cache import CachedAttention
 from deployments.generation.engine.causal_model import CausalModel
 from deployments.generation.engine.device_sampling import logits_of
 from deployments.generation.engine.packed_step import StepLayout
-from deployments.generation.engine.steps import DeviceLogits, Logits
+from deployments.generation.engine.steps import DeviceLogits
 from deployments.generation.scheduler.work import Chunk, ComputeSeconds, Copy
 from deployments.generation.text.prompt_scores import PromptScores
 from deployments.hardware.affinity import pin_thread
@@ -270,7 +270,7 @@ class CausalStages:
         wait_for([batch.attention for batch in batches], return_when=FIRST_COMPLETED)
 
     @torch.inference_mode()
-    def logits(self, batches: Sequence[CausalBatch]) -> tuple[Logits | DeviceLogits, Sequence[PromptScores]]:
+    def logits(self, batches: Sequence[CausalBatch]) -> tuple[DeviceLogits, Sequence[PromptScores]]:
         x = torch.cat([batch.x for batch in batches]) if batches else torch.empty(0)
         chunks = [chunk for batch in batches for chunk in batch.chunks]
         if any(chunk.scoring is not None for chunk in chunks):

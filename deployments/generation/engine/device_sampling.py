@@ -17,7 +17,8 @@ What `TorchLogits.pick` does with a row of logits, [vocabulary]:
 5. Draws whose line says `_TOO_FEW` repeat steps 2 to 4 with the whole vocabulary sorted.
 6. Each line becomes a `Picked`. A row whose largest logit is not finite becomes None.
 
-Rows whose answers change logits by rules (`Sampler.alters`) are copied to the host, and drawn there.
+Rows whose answers change logits by rules (`Sampler.alters`) are copied to the host, and drawn there
+(`kernels.draw_kernel`).
 
 It is tried on made-up logits when a replica starts. If it fails or draws other tokens, logits are copied to the host
 instead.
@@ -26,6 +27,7 @@ instead.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -35,24 +37,28 @@ import torch
 from torch.nn import functional
 
 from deployments.errors import first_line
-from deployments.generation.engine.steps import DeviceLogits, Logits
+from deployments.generation.engine.steps import DeviceLogits
+from deployments.generation.kernels.draw_kernel import HostLogits
 from deployments.generation.text.sampling import LIKELIEST, Picked, RowSamplers, Sampler, Sampling, pick
 
 logger = logging.getLogger("ray.serve")
 
 _AT_ONCE = 2**22  # shares that are computed at once, to limit memory: 32 rows of 128,000 tokens
-_TRIED = (Sampling(0.0), Sampling(seed=1), Sampling(0.7, seed=2), Sampling(1.0, 40, 0.9, 3), Sampling(9.0, 0, 0.9, 4))
+_TRIED = (
+    Sampling(0.0), Sampling(seed=1), Sampling(0.7, seed=2, min_p=0.1), Sampling(1.0, 40, 0.9, 3),
+    Sampling(9.0, 0, 0.9, 4),
+)  # fmt: skip
 
 ARGMAX, ALL, SORTED = range(3)  # the ways to draw
 _FINITE, _TOO_FEW, _TOKEN, _LOGPROB, _ALTERNATIVES = range(5)  # indices in a line: then alternatives and their logprobs
 
 
-def logits_of(device: torch.device) -> Callable[[torch.Tensor], Logits | DeviceLogits]:
+def logits_of(device: torch.device) -> Callable[[torch.Tensor], DeviceLogits]:
     """How a step on this device returns its logits, float32 [rows, vocabulary]. They come in the host's memory on a
-    CPU, where numpy is faster, and if tokens cannot be drawn on the device.
+    CPU, and if tokens cannot be drawn on the device.
     """
     if device.type == "cpu":
-        return lambda logits: logits.numpy()
+        return lambda logits: HostLogits(logits.numpy())
     try:
         problem = _problem(device)
     except Exception as error:  # noqa: BLE001 - whatever it is, the host can draw instead
@@ -60,7 +66,7 @@ def logits_of(device: torch.device) -> Callable[[torch.Tensor], Logits | DeviceL
     if problem is None:
         return TorchLogits
     logger.warning("sampling tokens on the host, not on %s: %s", device, problem)
-    return lambda logits: logits.cpu().numpy()
+    return lambda logits: HostLogits(logits.cpu().numpy())
 
 
 def _problem(device: torch.device) -> str | None:
@@ -118,8 +124,9 @@ class TorchLogits:
             else:
                 row.append(_picked(draw, line))
         if altered:
-            for at, logits in zip(altered, self._logits[altered].cpu().numpy(), strict=True):
-                picked[at] = pick(logits, samplers[at])
+            on_host = HostLogits(self._logits[altered].cpu().numpy())
+            for at, row in zip(altered, on_host.pick([samplers[at] for at in altered]), strict=True):
+                picked[at] = row
         return picked
 
     def _lines(self, draws: Sequence[Draw], sort: int) -> list[list[float]]:
@@ -175,7 +182,8 @@ def _picked(draw: Draw, line: Sequence[float]) -> Picked:
 
 class Draw(NamedTuple):
     """A token to draw from the logits of a `row`. `top_k`: the vocabulary's size if all tokens may come. `random`: in
-    [0, 1). `logprobs`: how many alternatives to report; None: not even the token's own logprob.
+    [0, 1). `below`: see `Sampling`. `logprobs`: how many alternatives to report; None: not even the token's own
+    logprob.
     """
 
     row: int
@@ -183,6 +191,7 @@ class Draw(NamedTuple):
     top_k: int
     top_p: float
     random: float
+    below: float
     way: int
     logprobs: int | None
 
@@ -191,10 +200,10 @@ class Draw(NamedTuple):
         """The next draw of a sampler. Uses its next random number, unless the temperature is 0."""
         asked = sampler.asked
         if asked.temperature == 0:
-            return cls(row, 0.0, 1, 1.0, 0.0, ARGMAX, logprobs)
+            return cls(row, 0.0, 1, 1.0, 0.0, -math.inf, ARGMAX, logprobs)
         top_k = asked.top_k if 0 < asked.top_k < vocabulary else vocabulary
         way = ALL if top_k == vocabulary and asked.top_p >= 1 else SORTED
-        return cls(row, asked.temperature, top_k, asked.top_p, sampler.random(), way, logprobs)
+        return cls(row, asked.temperature, top_k, asked.top_p, sampler.random(), asked.below, way, logprobs)
 
 
 class DrawBatch(NamedTuple):
@@ -211,22 +220,24 @@ class DrawBatch(NamedTuple):
     top_k: torch.Tensor
     top_p: torch.Tensor
     random: torch.Tensor
+    below: torch.Tensor
 
     @classmethod
     def of(cls, logits: torch.Tensor, draws: Sequence[Draw], floats: torch.dtype) -> DrawBatch:
         """Copy the draws to the device. `logits`: those of all rows."""
-        asked = torch.tensor([draw[:5] for draw in draws], dtype=floats)
+        asked = torch.tensor([draw[:6] for draw in draws], dtype=floats)
         asked = asked.to(logits.device, non_blocking=logits.is_cuda)
-        rows, temperature, top_k, top_p, random = torch.split(asked, 1, 1)
+        rows, temperature, top_k, top_p, random, below = torch.split(asked, 1, 1)
         own = logits[rows[:, 0].long()]
         largest, likeliest = own.max(1, keepdim=True)
-        return cls(own, largest, likeliest, largest.isfinite(), temperature, top_k.long(), top_p, random)
+        return cls(own, largest, likeliest, largest.isfinite(), temperature, top_k.long(), top_p, random, below)
 
     def shares(self) -> torch.Tensor:
         """Each token's unnormalized probability, [draws, vocabulary]; the largest is 1."""
         floats = self.temperature.dtype
         temperature = self.temperature.clamp(min=torch.finfo(floats).tiny)  # float32 may have rounded it to 0
-        return self.logits.sub(self.largest.to(floats)).div_(temperature).exp_()
+        shares = self.logits.sub(self.largest.to(floats)).div_(temperature).exp_()
+        return shares.masked_fill_(self.logits < self.largest + self.below.float(), 0)
 
 
 def drawn_of_all(batch: DrawBatch) -> torch.Tensor:

@@ -17,7 +17,7 @@ from deployments.errors import first_line
 from deployments.generation.engine.causal_model import CausalModel
 from deployments.generation.engine.decode_sizes import DecodeSize, sizes, smallest
 from deployments.generation.engine.packed_step import FixedStep
-from deployments.generation.engine.steps import Computed, DeviceLogits, Logits
+from deployments.generation.engine.steps import Computed, DeviceLogits
 from deployments.generation.scheduler.work import Chunk, Work
 
 logger = logging.getLogger("ray.serve")
@@ -98,9 +98,7 @@ def _run(graph: Graph[DecodeSize], chunks: Sequence[Chunk]) -> torch.Tensor:
 class ModelSteps:
     """`steps.Steps` with a causal model."""
 
-    def __init__(
-        self, model: CausalModel | GraphedDecoder, logits: Callable[[torch.Tensor], Logits | DeviceLogits]
-    ) -> None:
+    def __init__(self, model: CausalModel | GraphedDecoder, logits: Callable[[torch.Tensor], DeviceLogits]) -> None:
         """`logits`: from `device_sampling.logits_of` for its device."""
         self._model, self._logits = model, logits
 

@@ -16,8 +16,8 @@ Logits = npt.NDArray[np.float32]
 
 
 class DeviceLogits(Protocol):
-    """Logits, float32 [rows, vocabulary], that stay on the accelerator. Tokens are drawn there, and only tokens are
-    copied to the host. `engine.device_sampling` implements it.
+    """Logits, float32 [rows, vocabulary], from which the engine draws tokens itself: on an accelerator, where only
+    tokens are copied to the host (`engine.device_sampling`), or on a CPU by a kernel (`kernels.draw_kernel`).
     """
 
     def pick(self, samplers: Sequence[RowSamplers]) -> list[list[Picked] | None]:

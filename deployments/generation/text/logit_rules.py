@@ -1,12 +1,10 @@
 """Rules that change an answer's logits before its next token is drawn: bias, penalties, a grammar, ... Pure.
 
-They come in the order of vLLM and transformers: bias, penalties, least tokens, what the grammar allows, and `min_p` on
-what is left.
+They come in the order of vLLM and transformers: bias, penalties, least tokens, and what the grammar allows.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
@@ -27,8 +25,6 @@ def rules_of(
         yield _LeastTokens(asked.min_tokens, end_tokens)
     if grammar is not None:
         yield grammar
-    if asked.min_p and asked.temperature:
-        yield _LeastShare(asked.temperature * math.log(asked.min_p))
 
 
 class _Bias:
@@ -77,14 +73,3 @@ class _LeastTokens:
     def alter(self, logits: Numbers, drawn: Sequence[int]) -> None:
         if len(drawn) < self._least:
             logits[self._ends] = -np.inf
-
-
-class _LeastShare:
-    """`min_p`: leaves out tokens less likely than this share of the likeliest token, after `temperature`."""
-
-    def __init__(self, below: float) -> None:
-        """`below`: the least logit that stays, less the largest."""
-        self._below = np.float32(below)
-
-    def alter(self, logits: Numbers, drawn: Sequence[int]) -> None:  # noqa: ARG002 - as the others
-        logits[logits < logits.max() + self._below] = -np.inf
