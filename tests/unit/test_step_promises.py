@@ -4,7 +4,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.comparisons.generation import CASES, served, told_of, with_maximum
+from benchmarks.comparisons.generation import CASES, Certain, served, told_of, with_maximum
 from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld, mixed
 from deployments.admission.fair_share import Tenant
 from deployments.admission.starvation import SHARE
@@ -110,6 +110,25 @@ def test_a_device_that_becomes_slower_keeps_nearly_all_it_has_promised():
     told = told_of(served(CASES["accelerator"], come, noise=0.03, slow_from=10.0), SECONDS)
     assert told["late_pace"] == 0
     assert told["late"] <= 0.03
+
+
+class Drawing:
+    """A device whose steps draw each row's token in so many seconds that its schedule does not know of."""
+
+    def __init__(self, row_s):
+        self._row_s = row_s
+
+    def seconds(self, load):
+        return CPU.seconds(load) + self._row_s * load.rows
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_draws_that_no_calibration_measured_make_nobody_late_because_replicas_learn_them(learns):
+    """0.4 ms: `top_p` of 152,000 words on flat logits, on two cores."""
+    policy, come = StepPolicy(2.0, 0.1), mixed(6, 20.0, bursts=True)
+    schedule = StepScheduler(CPU, policy, 2000, *(() if learns else (Certain(), Certain())))
+    told = told_of(StepWorld([StepDevice("one", Drawing(0.0004), schedule)], policy).run(come), 20.0)
+    assert told["late"] == 0 if learns else told["late"] > 0.1
 
 
 def share(sent):

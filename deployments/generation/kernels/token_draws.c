@@ -24,6 +24,7 @@ enum {
     GROUP = 64,     /* tokens whose largest logit is kept */
     BUCKETS = 512,  /* and another one, for what is left out */
     FEW = 32,       /* so many tokens are sorted */
+    LIKELY = 512,   /* so many mostly hold `top_p` of all */
     SCRATCH = 5     /* numbers per token of the vocabulary */
 };
 
@@ -278,18 +279,24 @@ INLINE struct place find_largest(const struct tokens *of, int64_t count, float c
     return find(of, &one, &buckets, count, list);
 }
 
+/* Takes the `count` largest of a row and some more, in their order, into `kept`: they are no less than as many groups'
+ * largest. */
+INLINE void take_likely(const struct tokens *row, int64_t count, float cut, struct scratch *scratch) {
+    struct tokens tops = {scratch->tops, NULL, (row->count + GROUP - 1) / GROUP, 0, 0};
+    look(&tops, NULL);
+    struct place last = find_largest(&tops, count, cut, &scratch->list);
+    take(&scratch->kept, row, (struct place){last.logit, INT32_MAX, 0});
+    look(&scratch->kept, NULL);
+}
+
 /* Takes the `count` largest of a row that are not below `cut`, in their order, into `kept`. */
 INLINE void take_largest(const struct tokens *of, int64_t count, float cut, struct scratch *scratch) {
-    struct tokens *kept = &scratch->kept, tops = {scratch->tops, NULL, (of->count + GROUP - 1) / GROUP, 0, 0};
-    if (count < tops.count) { /* they are no less than so many groups' largest */
-        look(&tops, NULL);
-        struct place least_top = find_largest(&tops, count, cut, &scratch->list);
-        take(kept, of, (struct place){least_top.logit, INT32_MAX, 0});
-        look(kept, NULL);
-        of = kept;
+    if (count < of->count / GROUP) {
+        take_likely(of, count, cut, scratch);
+        of = &scratch->kept;
     }
-    take(kept, of, find_largest(of, count, cut, &scratch->list));
-    look(kept, NULL);
+    take(&scratch->kept, of, find_largest(of, count, cut, &scratch->list));
+    look(&scratch->kept, NULL);
 }
 
 /* The sum of shares, and those of each BLOCK unless `blocks` is NULL */
@@ -338,17 +345,22 @@ INLINE int64_t drawn(const struct draw *draw, const struct tokens *of, struct sc
     struct weight share = {of->high, fmin(1 / draw->temperature, 0x1p1000), cut, 0};
     if (draw->top_k == of->count && draw->top_p >= 1)
         return drawn_of_all(of, &share, draw->random, (double *)list->ids);
+    double total = 0;
     if (draw->top_k < of->count) {
         take_largest(of, draw->top_k, cut, scratch);
         of = &scratch->kept;
+        total = sum_of(of, &share, NULL);
+    } else {
+        total = sum_of(of, &share, NULL);
+        take_likely(of, LIKELY, cut, scratch);
+        if (sum_of(&scratch->kept, &share, NULL) >= draw->top_p * total)
+            of = &scratch->kept;
     }
     struct buckets buckets;
     fill(&buckets, of, &share, fmax(24 * draw->temperature, 1e-290));
-    struct place last = {0};
-    for (int i = 0; i < BUCKETS; i++)
-        last.upto += buckets.sums[i];
+    struct place last = {.upto = total};
     if (draw->top_p < 1)
-        last = find(of, &share, &buckets, draw->top_p * last.upto, list);
+        last = find(of, &share, &buckets, draw->top_p * total, list);
     struct place found = find(of, &share, &buckets, nextafter(draw->random * last.upto, INFINITY), list);
     return draw->top_p < 1 && !is_upto(found.logit, found.id, last) ? last.id : found.id;
 }
