@@ -45,7 +45,7 @@ def main(rows: int = 1, words: int = 152_000) -> None:
     flat = random.standard_normal(words).astype(np.float32)
     peaked = flat * 3
     peaked[random.integers(0, words, 50)] += 15
-    kinds: dict[str, Numbers] = {"flat": flat / 100, "peaked": peaked}
+    kinds: dict[str, Numbers] = {"flat": flat * np.float32(0.01), "peaked": peaked}
     for name, row in kinds.items():
         logits = np.repeat(row[np.newaxis], rows, axis=0)
         for what, asked in _ASKED.items():
