@@ -11,6 +11,7 @@ from deployments.engines.packed.tensors import Weights
 from deployments.generation.engine import scoring
 from deployments.generation.engine.causal_model import CausalModel
 from deployments.generation.engine.causal_stages import CausalStages
+from deployments.generation.engine.device_sampling import logits_of
 from deployments.generation.engine.graphed_decoder import ModelSteps
 from deployments.generation.engine.hybrid_steps import HybridSteps
 from deployments.generation.kernels.packed_products import PackedProducts, forms
@@ -33,7 +34,7 @@ def engine(own, request):
     products = PackedProducts(forms(torch.float32)[0]) if request.param == "in C" else TorchProducts()
     hosts = 12 if "hybrid" in request.param else 0
     model = CausalModel(own.config, Weights.of_module(own, EXACT), 12, products, num_cpu_blocks=hosts)
-    steps = HybridSteps(CausalStages(model)) if hosts else ModelSteps(model, lambda logits: logits.numpy())
+    steps = HybridSteps(CausalStages(model)) if hosts else ModelSteps(model, logits_of(torch.device("cpu")))
     return steps, "the host's" in request.param
 
 
@@ -60,7 +61,7 @@ def test_a_prompt_s_tokens_have_transformers_log_probabilities(own, engine, chun
             break
         computed = steps.step(Work(list(chunks.values())))
         wanted = [name for name, one in chunks.items() if one.wanted]
-        for name, logits in zip(wanted, computed.logits, strict=True):
+        for name, logits in zip(wanted, computed.logits.logits, strict=True):
             picked[name] = logits.copy()
         for name, scores in zip([name for name in chunks if name < 2], computed.scores, strict=True):
             found[name].append(scores)
