@@ -4,7 +4,11 @@
 #include "vectors.h"
 #ifndef FORM
 
-enum { PIECE = 64 }; /* tokens between two looks at the largest score */
+enum {
+    PIECE = 128, /* tokens between two looks at the largest score */
+    STEP = 32,   /* tokens whose values are added at a time */
+    LEAD = 8192  /* bytes from what is computed to what is fetched */
+};
 
 struct attention {
     const void *queries;      /* [tokens, heads, size], a token `query_stride` numbers after the one before */
@@ -23,6 +27,20 @@ struct attention {
     int64_t next;             /* the next pair of part and group that a thread takes; 0 at first */
     int64_t failed;           /* no memory */
 };
+
+struct ahead { /* what is read: keys and values of a piece, and keys of the next one */
+    const char *keys, *values, *next;
+    int64_t at, end, bytes; /* of all; of all; of each */
+};
+
+/* Fetch so many cache lines more of it. Few at a time: a core waits for few, and computes meanwhile. */
+static inline __attribute__((always_inline)) void prefetch(struct ahead *of, int lines) {
+    if (of->at >= of->end)
+        return;
+    const char *from = of->at < of->bytes ? of->keys : of->at < 2 * of->bytes ? of->values - of->bytes : of->next - 2 * of->bytes;
+    UNROLL for (int i = 0; i < lines; i++) __builtin_prefetch(from + of->at + 64 * i, 0, 2);
+    of->at += 64 * lines;
+}
 
 /* Where a sequence's keys and values from token `t` on are. */
 static inline int64_t start_of(const struct attention *at, int64_t sequence, int64_t group, int64_t t) {
@@ -55,22 +73,59 @@ const char *decode_attention_forms(void) { return forms(); }
 #define EACH(f, s) EACH4(f, s, 0), EACH4(f, s, 4), EACH4(f, s, 8), EACH4(f, s, 12)
 #endif
 
-/* Lane i of the sum of both: of `a` and of `b` in turns, each `stride` lanes wide, the neighbours added. */
-#define FIRST(i, s) ((i) & (s) ? LANES + (i) - (s) : (i))
-#define SECOND(i, s) ((i) & (s) ? LANES + (i) : (i) + (s))
-#define FOLD(a, b, stride) (SHUFFLE(a, b, EACH(FIRST, stride)) + SHUFFLE(a, b, EACH(SECOND, stride)))
+#if HEADS == 8
+#define EACH_COUNT SOME(1) SOME(2) SOME(3) SOME(4) SOME(5) SOME(6) SOME(7) SOME(8)
+#else
+#define EACH_COUNT SOME(1) SOME(2) SOME(3) SOME(4)
+#endif
 
-/* The sum of each vector's lanes, in a vector. */
-INLINE VECTOR NAME(sums)(VECTOR *of) {
-    UNROLL for (int i = 0; i < LANES / 2; i++) of[i] = FOLD(of[2 * i], of[2 * i + 1], 1);
-    UNROLL for (int i = 0; i < LANES / 4; i++) of[i] = FOLD(of[2 * i], of[2 * i + 1], 2);
+/* Of each four lanes: the first and third (`s` 0), or the second and fourth (1), of `a` and then of `b`. */
+#define SOME_LANES(i, s) ((i) % 4 / 2 * LANES + (i) / 4 * 4 + (i) % 2 * 2 + (s))
+#define FOLD(a, b) (SHUFFLE(a, b, EACH(SOME_LANES, 0)) + SHUFFLE(a, b, EACH(SOME_LANES, 1)))
+/* `a` becomes the first four lanes of each eight, `b` the other four. */
+#define FOURS(i, s) ((i) / 4 * 8 + (i) % 4 + (s))
+#define PART(a, b)                                                                                                     \
+    do {                                                                                                               \
+        BITS first = SHUFFLE(a, b, EACH(FOURS, 0));                                                                    \
+        b = SHUFFLE(a, b, EACH(FOURS, 4)), a = first;                                                                  \
+    } while (0)
+/* Lanes in which the first has lane 0 of each four, the next LANES / 4 have lane 1, and so on. */
+#define BY_FOURS(i, s) ((i) % (LANES / 4) * 4 + (i) / (LANES / 4))
+#define OTHER(i, s) ((i) ^ (s))
+#define EVERY(f, stride) f(SHUFFLE(all, all, EACH(OTHER, stride)))
+
+/* The largest of a vector's lanes, in all of them; lanes without a number do not count unless all are so. */
+INLINE VECTOR NAME(largest)(VECTOR all) {
+#define LARGER(other) all = NAME(larger)(all, other)
+    EVERY(LARGER, 1);
+    EVERY(LARGER, 2);
 #if LANES > 4
-    UNROLL for (int i = 0; i < LANES / 8; i++) of[i] = FOLD(of[2 * i], of[2 * i + 1], 4);
+    EVERY(LARGER, 4);
 #endif
 #if LANES > 8
-    of[0] = FOLD(of[0], of[1], 8);
+    EVERY(LARGER, 8);
 #endif
-    return of[0];
+#undef LARGER
+    return all;
+}
+
+/* Whether keys and values are multiplied as they are: pairs of bfloat16. Otherwise they become float32. */
+INLINE int NAME(is_paired)(const struct attention *at) {
+#ifdef DOT
+    return at->dtype == BFLOAT16 && at->size % 32 == 0;
+#else
+    (void)at;
+    return 0;
+#endif
+}
+
+/* sum + a * b: of float32, or of pairs of bfloat16. */
+INLINE VECTOR NAME(add_product)(VECTOR sum, BITS a, BITS b, const int is_paired) {
+#ifdef DOT
+    if (is_paired)
+        return DOT(sum, a, b);
+#endif
+    return sum + (VECTOR)a * (VECTOR)b;
 }
 
 /* Numbers of the cache or of queries as float32: where they are, or put into `buffer`. */
@@ -82,93 +137,153 @@ INLINE const float *NAME(floats)(const struct attention *at, const void *from, i
     return buffer;
 }
 
-/* The products of one query with LANES keys. */
-INLINE VECTOR NAME(score)(const float *query, const float *keys, int64_t size) {
-    VECTOR sums[LANES];
-    UNROLL for (int i = 0; i < LANES; i++) sums[i] = (VECTOR){0};
-    for (int64_t d = 0; d < size; d += LANES) {
-        VECTOR q = READ(query + d);
-        UNROLL for (int i = 0; i < LANES; i++) sums[i] += q * READ(keys + i * size + d);
-    }
-    return NAME(sums)(sums);
-}
-
-/* sums = sums * factor + weights * values, of some heads and 1 or 2 vectors of the values' numbers. */
-INLINE void NAME(mix_some)(float *sums, const float *factors, const float *weights, const float *values, int64_t tokens,
-                           int64_t size, const int heads, const int wide) {
-    VECTOR mixed[HEADS][2];
-    UNROLL for (int h = 0; h < heads; h++)
-        UNROLL for (int c = 0; c < wide; c++) mixed[h][c] = READ(sums + h * size + c * LANES) * factors[h];
-    for (int64_t t = 0; t < tokens; t++)
-        UNROLL for (int h = 0; h < heads; h++)
-            UNROLL for (int c = 0; c < wide; c++)
-                mixed[h][c] += READ(values + t * size + c * LANES) * weights[h * PIECE + t];
-    UNROLL for (int h = 0; h < heads; h++)
-        UNROLL for (int c = 0; c < wide; c++) AT(sums + h * size + c * LANES) = mixed[h][c];
-}
-
-static TARGET void NAME(mix)(float *sums, const float *factors, const float *weights, const float *values, int64_t tokens,
-                             int64_t size, int64_t heads) {
-#define MIX(count)                                                                                                     \
-    case count:                                                                                                        \
-        for (; d + 2 * LANES <= size; d += 2 * LANES)                                                                  \
-            NAME(mix_some)(sums + d, factors, weights, values + d, tokens, size, count, 2);                            \
-        if (d < size)                                                                                                  \
-            NAME(mix_some)(sums + d, factors, weights, values + d, tokens, size, count, 1);                            \
-        break;
-    int64_t d = 0;
-    switch (heads) {
-        MIX(1) MIX(2) MIX(3) MIX(4)
-#if HEADS == 8
-        MIX(5) MIX(6) MIX(7) MIX(8)
+/* Turn LANES keys of `width` numbers from `start` on, so that a vector of `turned`, [4, width / 4, LANES], has the same
+ * four numbers of LANES / 4 tokens, and few sums over lanes are left.
+ */
+INLINE void NAME(turn)(uint32_t *turned, const void *from, int64_t start, int64_t width, const enum dtype dtype, struct ahead *ahead) {
+    for (int64_t k = 0; k < 4; k++, start += LANES / 4 * width)
+        for (int64_t n = 0; n < width; n += LANES) {
+            BITS some[LANES / 4];
+            prefetch(ahead, 2);
+            UNROLL for (int i = 0; i < LANES / 4; i++) some[i] = (BITS)NAME(read)(from, start + i * width + n, dtype);
+#if LANES > 4
+            PART(some[0], some[1]);
 #endif
-    }
-#undef MIX
+#if LANES > 8
+            PART(some[2], some[3]);
+            PART(some[0], some[2]);
+            PART(some[1], some[3]);
+#endif
+            UNROLL for (int i = 0; i < LANES / 4; i++, turned += LANES) AT(turned) = (VECTOR)some[i];
+        }
 }
 
-/* Scores of a piece become weights e^(score - largest). Returns by what earlier sums are multiplied. */
-INLINE float NAME(weigh)(float *scores, int64_t tokens, float *largest, float *total) {
-    int64_t padded = (tokens + LANES - 1) / LANES * LANES;
+/* The products of some queries with LANES keys. queries: [width / 4, heads, LANES], the same four in all of a vector. */
+INLINE void NAME(score_some)(float *scores, const uint32_t *queries, const uint32_t *turned, int64_t width, const int heads,
+                             const int is_paired, struct ahead *ahead) {
+    VECTOR found[2][HEADS];
+    for (int half = 0; half < 2; half++) {
+        VECTOR sums[HEADS][2];
+        UNROLL for (int h = 0; h < heads; h++) sums[h][0] = sums[h][1] = (VECTOR){0};
+        const uint32_t *query = queries;
+        const uint32_t *other = turned + width / 4 * LANES;
+        for (int64_t n = 0; n < width; n += 4, turned += LANES, other += LANES) {
+            prefetch(ahead, 1);
+            BITS first = (BITS)READ(turned), second = (BITS)READ(other);
+            UNROLL for (int h = 0; h < heads; h++, query += LANES) {
+                sums[h][0] = NAME(add_product)(sums[h][0], first, (BITS)READ(query), is_paired);
+                sums[h][1] = NAME(add_product)(sums[h][1], second, (BITS)READ(query), is_paired);
+            }
+        }
+        turned = other;
+        UNROLL for (int h = 0; h < heads; h++) found[half][h] = FOLD(sums[h][0], sums[h][1]);
+    }
+    for (int h = 0; h < heads; h++) {
+        VECTOR all = FOLD(found[0][h], found[1][h]);
+        AT(scores + h * PIECE) = SHUFFLE(all, all, EACH(BY_FOURS, 0));
+    }
+}
+
+/* [heads, width] become what `score_some` reads, for each HEADS of them. */
+static TARGET void NAME(queries_for_scores)(uint32_t *to, const uint32_t *from, int64_t heads, int64_t width) {
+    for (int64_t first = 0; first < heads; first += HEADS)
+        for (int64_t n = 0; n < width; n += 4)
+            for (int64_t h = first; h < least(first + HEADS, heads); h++)
+                for (int64_t i = 0; i < LANES; i += 4, to += 4)
+                    memcpy(to, from + h * width + n, 16);
+}
+
+#ifdef DOT
+/* Pairs of 16 numbers of token `t` and of the next one, from number `d` on. */
+INLINE BITS NAME(pairs)(const uint16_t *values, int64_t t, int64_t tokens, int64_t size, int64_t d) {
+#define PLACE(i, s) (i) * 0x10001 + 0x200000
+    const BITS in_turns = {EACH(PLACE, 0)};
+#undef PLACE
+    __m512i one = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(values + t * size + d))), other = {0};
+    if (t + 1 < tokens) /* what lies behind the tokens may be no numbers */
+        other = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(values + (t + 1) * size + d)));
+    return (BITS)_mm512_permutex2var_epi16(one, (__m512i)in_turns, other);
+}
+#endif
+
+#define WIDE(heads) (2 * HEADS / (heads) >= 8 ? 8 : 2 * HEADS / (heads) >= 4 ? 4 : 2) /* vectors at once */
+/* Add weights * values to the sums, of some heads and `wide` vectors of the values' numbers from `d` on. */
+INLINE void NAME(mix_some)(float *sums, const uint32_t *weights, const void *values, int64_t tokens, int64_t size, int64_t d,
+                           const int heads, const int wide, const int is_paired, struct ahead *ahead) {
+    VECTOR mixed[HEADS][8];
+    UNROLL for (int h = 0; h < heads; h++)
+        UNROLL for (int c = 0; c < wide; c++) mixed[h][c] = READ(sums + h * size + d + c * LANES);
+    for (int64_t t = 0; t < tokens; t += 1 + is_paired) {
+        BITS some[8];
+        prefetch(ahead, wide);
+        UNROLL for (int c = 0; c < wide; c++) {
+#ifdef DOT
+            if (is_paired) {
+                some[c] = NAME(pairs)(values, t, tokens, size, d + c * LANES);
+                continue;
+            }
+#endif
+            some[c] = (BITS)READ((const float *)values + t * size + d + c * LANES);
+        }
+        UNROLL for (int h = 0; h < heads; h++) {
+            BITS weight = (BITS){0} + weights[h * PIECE + t / (1 + is_paired)];
+            UNROLL for (int c = 0; c < wide; c++)
+                mixed[h][c] = NAME(add_product)(mixed[h][c], some[c], weight, is_paired);
+        }
+    }
+    UNROLL for (int h = 0; h < heads; h++)
+        UNROLL for (int c = 0; c < wide; c++) AT(sums + h * size + d + c * LANES) = mixed[h][c];
+}
+
+/* Scores of a piece become weights e^(score - largest), in pairs of bfloat16 if `is_paired`. Where the largest
+ * grew, earlier sums shrink. largest, totals: [LANES], the same in each, and sums of each.
+ */
+INLINE void NAME(weigh)(float *scores, int64_t tokens, float *largest, float *totals, float *sums, int64_t size,
+                        const int is_paired) {
+    const VECTOR lowest = (VECTOR){0} - 87;
+    int64_t step = LANES * (1 + is_paired), padded = (tokens + step - 1) / step * step;
     for (int64_t t = tokens; t < padded; t++)
         scores[t] = -INFINITY;
-    VECTOR most = READ(scores), sum = {0};
-    for (int64_t t = LANES; t < padded; t += LANES)
-        most = NAME(larger)(READ(scores + t), most);
-    float before = *largest;
-    UNROLL for (int i = 0; i < LANES; i++) *largest = most[i] > *largest ? most[i] : *largest;
+    VECTOR before = READ(largest), most = before, sum = {0};
     for (int64_t t = 0; t < padded; t += LANES)
-        sum += AT(scores + t) = NAME(power)(NAME(larger)((VECTOR){0} - 87, READ(scores + t) - *largest)); /* NaN stays */
-    float factor = expf(before - *largest);
-    *total *= factor;
-    UNROLL for (int i = 0; i < LANES; i++) *total += sum[i];
-    return factor;
+        most = NAME(larger)(READ(scores + t), most);
+    most = NAME(largest)(most);
+    for (int64_t t = 0; t < padded; t += step) {
+        VECTOR score = NAME(larger)(lowest, READ(scores + t) - most); /* NaN stays */
+#ifdef DOT
+        if (is_paired) { /* rounded, and the total is that of these */
+            VECTOR other = NAME(larger)(lowest, READ(scores + t + LANES) - most);
+            BITS pairs = (BITS)_mm512_cvtne2ps_pbh((__m512)NAME(rough_power)(other), (__m512)NAME(rough_power)(score));
+            AT(scores + t / 2) = (VECTOR)pairs;
+            sum = DOT(sum, pairs, (BITS){0} + 0x3f803f80); /* ones */
+            continue;
+        }
+#endif
+        sum += AT(scores + t) = NAME(power)(score);
+    }
+    if (most[0] != before[0]) { /* seldom */
+        VECTOR factor = NAME(power)(NAME(larger)(lowest, before - most));
+        AT(largest) = most, AT(totals) = READ(totals) * factor;
+        for (int64_t d = 0; d < size; d += LANES)
+            AT(sums + d) = READ(sums + d) * factor;
+    }
+    AT(totals) = READ(totals) + sum;
 }
 
 struct NAME(memory) { /* of a thread */
-    float *queries, *sums;                                  /* [heads, size] */
-    float *numbers;                                         /* [PIECE, size] */
-    float *scores, *largest, *totals, *factors;             /* [heads, PIECE], [heads] */
-    float *tiles;                                           /* [16, 16], [16, size], and [16, PIECE] of bfloat16 */
+    uint32_t *queries;                 /* see `score_some` */
+    float *sums;                       /* [heads, size] */
+    uint32_t *turned;                  /* see `turn` */
+    float *numbers;                    /* [PIECE / 2, size] */
+    float *scores, *largest, *totals;  /* [heads, PIECE]; [heads, LANES], or [heads] at the end of a part */
+    float *tiles;                      /* [16, 16], [16, size] */
 };
 
 #ifdef TILES
 /* Where all is bfloat16: products of up to 16 heads at once by AMX, whose tiles are 16 rows of 64 bytes. The left matrix
  * lies as it is; of the right one each two rows are interleaved, so that a pair of its numbers is 4 bytes.
- */
-static int for_tiles(const struct attention *at) { return at->dtype == BFLOAT16 && at->size % 32 == 0; }
-
-struct ahead { /* what the next piece reads: its keys, then its values */
-    const uint16_t *keys, *values;
-    int64_t at, count; /* numbers */
-};
-
-/* So many cache lines more of it. Few at a time: a core waits for 16 at most, and computes meanwhile. */
-INLINE void NAME(prefetch)(struct ahead *of, int lines) {
-    for (; lines > 0 && of->at < 2 * of->count; lines--, of->at += 32)
-        __builtin_prefetch(of->at < of->count ? of->keys + of->at : of->values + (of->at - of->count), 0, 2);
-}
-
-/* out: float32 [16, 16]. left: [16, 32 * steps], right: [16 * steps, 16 pairs]. Strides are bytes from row to row. */
+ *
+ * out: float32 [16, 16]. left: [16, 32 * steps], right: [16 * steps, 16 pairs]. Strides are bytes from row to row. */
 INLINE void NAME(multiply)(float *out, int64_t out_stride, const uint16_t *left, int64_t left_stride,
                            const uint16_t *right, int64_t right_stride, int64_t steps) {
     _tile_zero(0);
@@ -180,55 +295,41 @@ INLINE void NAME(multiply)(float *out, int64_t out_stride, const uint16_t *left,
     _tile_stored(0, out, out_stride);
 }
 
-INLINE __m512i NAME(widened)(const uint16_t *values, int64_t t, int64_t tokens, int64_t place) {
-    /* what lies behind the tokens may be no numbers */
-    return t < tokens ? _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(values + place))) : _mm512_setzero_si512();
-}
-
 static TARGET void NAME(piece_by_tiles)(const struct attention *at, struct NAME(memory) *of, int64_t start, int64_t tokens,
                                         int64_t next) {
-    const int64_t size = at->size;
+    const int64_t size = at->size, padded = (tokens + 31) / 32 * 32;
     const uint16_t *keys = (const uint16_t *)at->keys + start, *values = (const uint16_t *)at->values + start;
-    struct ahead ahead = {(const uint16_t *)at->keys + next, (const uint16_t *)at->values + next, 0, PIECE * size};
+    const int64_t bytes = 2 * PIECE * size;
+    struct ahead ahead = {NULL, (const char *)at->keys + 2 * next, (const char *)at->values + 2 * next, bytes, 3 * bytes, bytes};
     const __m512i rows = _mm512_slli_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), 4);
     float *products = of->tiles, *mixed = products + 16 * 16;                                  /* [16, 16], [16, size] */
-    uint16_t *weights = (uint16_t *)(mixed + 16 * size), *pairs = (uint16_t *)of->numbers; /* [PIECE / 2, size] pairs */
-    for (int64_t t = 0; t < PIECE; t += 2) {
-        NAME(prefetch)(&ahead, 1);
-        for (int64_t d = 0, place = t * size; d < size; d += 16, place += 16) {
-            __m512i one = NAME(widened)(values, t, tokens, place), other = NAME(widened)(values, t + 1, tokens, place + size);
-            _mm512_storeu_si512(pairs + t * size + 2 * d, _mm512_or_si512(one, _mm512_slli_epi32(other, 16)));
-        }
+    uint16_t *pairs = (uint16_t *)of->numbers;                                               /* [PIECE / 2, size] pairs */
+    for (int64_t t = 0; t < padded; t += 2) {
+        prefetch(&ahead, 1);
+        for (int64_t d = 0; d < size; d += 16)
+            AT(pairs + t * size + 2 * d) = t < tokens ? (VECTOR)NAME(pairs)(values, t, tokens, size, d) : (VECTOR){0};
     }
     for (int64_t first = 0; first < at->heads; first += 16) {
         const uint16_t *queries = (const uint16_t *)of->queries + first * size;
         int64_t heads = least(16, at->heads - first);
-        float *scores = of->scores + first * PIECE, *sums = of->sums + first * size, *factors = of->factors + first;
+        float *scores = of->scores + first * PIECE, *sums = of->sums + first * size;
         for (int64_t t = 0; t < tokens; t += 16) {
-            NAME(prefetch)(&ahead, 8);
+            prefetch(&ahead, 8);
             NAME(multiply)(products, 64, keys + t * size, 2 * size, queries, 64, size / 32);
             for (int64_t h = 0; h < heads; h++)
                 _mm512_storeu_ps(scores + h * PIECE + t, _mm512_i32gather_ps(rows, products + h, 4));
         }
         for (int64_t h = 0; h < heads; h++) {
-            NAME(prefetch)(&ahead, 16);
-            factors[h] = NAME(weigh)(scores + h * PIECE, tokens, of->largest + first + h, of->totals + first + h);
-            __m512 rounding = _mm512_setzero_ps(); /* their total is that of the rounded ones */
-            for (int64_t t = 0; t < PIECE; t += 16) {
-                __m512 some = t < tokens ? _mm512_loadu_ps(scores + h * PIECE + t) : _mm512_setzero_ps();
-                __m256i rounded = (__m256i)_mm512_cvtneps_pbh(some);
-                _mm256_storeu_si256((__m256i *)(weights + h * PIECE + t), rounded);
-                rounding += (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16) - some;
-            }
-            of->totals[first + h] += _mm512_reduce_add_ps(rounding);
+            prefetch(&ahead, 16);
+            NAME(weigh)(scores + h * PIECE, tokens, of->largest + (first + h) * LANES, of->totals + (first + h) * LANES,
+                        sums + h * size, size, 1);
         }
         for (int64_t d = 0; d < size; d += 16) {
-            NAME(prefetch)(&ahead, 16);
-            NAME(multiply)(mixed + d, 4 * size, weights, 2 * PIECE, pairs + 2 * d, 4 * size, PIECE / 32);
+            prefetch(&ahead, 16);
+            NAME(multiply)(mixed + d, 4 * size, (const uint16_t *)scores, 4 * PIECE, pairs + 2 * d, 4 * size, padded / 32);
         }
-        for (int64_t h = 0; h < heads; h++)
-            for (int64_t d = h * size; d < (h + 1) * size; d += LANES)
-                AT(sums + d) = READ(sums + d) * factors[h] + READ(mixed + d);
+        for (int64_t d = 0; d < heads * size; d += LANES)
+            AT(sums + d) = READ(sums + d) + READ(mixed + d);
     }
 }
 
@@ -240,34 +341,58 @@ static TARGET void NAME(queries_for_tiles)(const struct attention *at, uint16_t 
 }
 #endif
 
-static TARGET void NAME(piece)(const struct attention *at, struct NAME(memory) *of, const float *queries, int64_t start,
-                               int64_t tokens, int64_t next) {
-#ifdef TILES
-    if (for_tiles(at)) {
-        NAME(piece_by_tiles)(at, of, start, tokens, next);
-        return;
-    }
-#endif
-    int64_t size = at->size, width = at->dtype == FLOAT32 ? 4 : 2;
+INLINE void NAME(piece)(const struct attention *at, struct NAME(memory) *of, int64_t start, int64_t tokens, int64_t next,
+                        const int is_paired) {
+    const int64_t size = at->size, width = size / (1 + is_paired);
+    const int64_t number = at->dtype == FLOAT32 ? 4 : 2, bytes = PIECE * size * number;
+    struct ahead ahead = {(const char *)at->keys + start * number, (const char *)at->values + start * number,
+                          (const char *)at->keys + next * number, LEAD, 2 * bytes + LEAD, bytes};
+#define SOME(count)                                                                                                    \
+    case count:                                                                                                        \
+        NAME(score_some)(scores, queries, of->turned, width, count, is_paired, &ahead);                                \
+        break;
     for (int64_t t = 0; t < tokens; t += LANES) {
-        const char *values = (const char *)at->values + (start + t * size) * width;
-        const char *further = (const char *)at->keys + (next + t * size) * width;
-        int64_t bytes = LANES * size * width, share = (bytes / at->heads + 63) / 64 * 64;
-        const float *keys = NAME(floats)(at, at->keys, start + t * size, LANES * size, of->numbers);
-        for (int64_t h = 0; h < at->heads; h++) {
-            for (int64_t line = h * share; line < least(bytes, (h + 1) * share); line += 64) { /* what is read next */
-                __builtin_prefetch(values + line);
-                __builtin_prefetch(further + line);
-            }
-            AT(of->scores + h * PIECE + t) = NAME(score)(queries + h * size, keys, size);
+        if (is_paired)
+            NAME(turn)(of->turned, at->keys, (start + t * size) / 2, width, FLOAT32, &ahead);
+        else if (at->dtype == FLOAT32)
+            NAME(turn)(of->turned, at->keys, start + t * size, width, FLOAT32, &ahead);
+        else if (at->dtype == FLOAT16)
+            NAME(turn)(of->turned, at->keys, start + t * size, width, FLOAT16, &ahead);
+        else
+            NAME(turn)(of->turned, at->keys, start + t * size, width, BFLOAT16, &ahead);
+        for (int64_t h = 0; h < at->heads; h += HEADS) {
+            float *scores = of->scores + h * PIECE + t;
+            const uint32_t *queries = of->queries + h * width * (LANES / 4);
+            switch (least(HEADS, at->heads - h)) { EACH_COUNT }
         }
     }
-    for (int64_t h = 0; h < at->heads; h++)
-        of->factors[h] = NAME(weigh)(of->scores + h * PIECE, tokens, of->largest + h, of->totals + h);
-    const float *values = NAME(floats)(at, at->values, start, tokens * size, of->numbers);
-    for (int64_t h = 0; h < at->heads; h += HEADS)
-        NAME(mix)(of->sums + h * size, of->factors + h, of->scores + h * PIECE, values, tokens, size,
-                  least(HEADS, at->heads - h));
+#undef SOME
+    for (int64_t h = 0; h < at->heads; h++) {
+        prefetch(&ahead, 8);
+        NAME(weigh)(of->scores + h * PIECE, tokens, of->largest + h * LANES, of->totals + h * LANES, of->sums + h * size, size,
+                    is_paired);
+    }
+#define SOME(count)                                                                                                    \
+    case count:                                                                                                        \
+        for (; d + WIDE(count) * LANES <= size; d += WIDE(count) * LANES)                                              \
+            NAME(mix_some)(sums, weights, values, few, size, d, count, WIDE(count), is_paired, &ahead);                \
+        for (; d + 2 * LANES <= size; d += 2 * LANES)                                                                  \
+            NAME(mix_some)(sums, weights, values, few, size, d, count, 2, is_paired, &ahead);                          \
+        if (!is_paired && d < size)                                                                                    \
+            NAME(mix_some)(sums, weights, values, few, size, d, count, 1, 0, &ahead);                                  \
+        break;
+    for (int64_t t = 0; t < tokens; t += STEP) {
+        int64_t few = least(STEP, tokens - t), from = start + t * size;
+        const void *values = is_paired ? (const void *)((const uint16_t *)at->values + from)
+                                       : NAME(floats)(at, at->values, from, few * size, of->numbers);
+        for (int64_t h = 0; h < at->heads; h += HEADS) {
+            float *sums = of->sums + h * size;
+            const uint32_t *weights = (const uint32_t *)(of->scores + h * PIECE) + t / (1 + is_paired);
+            int64_t d = 0;
+            switch (least(HEADS, at->heads - h)) { EACH_COUNT }
+        }
+    }
+#undef SOME
 }
 
 /* Put what was computed of a part beside the other parts of its sequence and group. Whoever is last adds them up, and
@@ -299,20 +424,38 @@ static TARGET int NAME(merge)(const struct attention *at, struct NAME(memory) *o
 
 static TARGET void NAME(pair)(const struct attention *at, struct NAME(memory) *of, int64_t sequence, int64_t group, int64_t part) {
     int64_t size = at->size, numbers = at->heads * size, first = at->tokens[sequence] * at->query_stride + group * numbers;
-    const float *queries = of->queries;
+    const int is_paired = NAME(is_paired)(at);
+    const void *queries = is_paired ? (const void *)((const uint16_t *)at->queries + first)
+                                    : NAME(floats)(at, at->queries, first, numbers, of->sums);
 #ifdef TILES
-    if (for_tiles(at))
-        NAME(queries_for_tiles)(at, (uint16_t *)of->queries, (const uint16_t *)at->queries + first);
+    if (is_paired)
+        NAME(queries_for_tiles)(at, (uint16_t *)of->queries, queries);
     else
 #endif
-        queries = NAME(floats)(at, at->queries, first, numbers, of->queries);
+        NAME(queries_for_scores)(of->queries, queries, at->heads, size / (1 + is_paired));
     memset(of->sums, 0, numbers * sizeof(float));
-    for (int64_t h = 0; h < at->heads; h++)
-        of->largest[h] = -INFINITY, of->totals[h] = 0;
+    for (int64_t i = 0; i < at->heads * LANES; i++)
+        of->largest[i] = -INFINITY, of->totals[i] = 0;
     int64_t t = (part - at->parts[sequence]) * at->share, end = least(at->lengths[sequence], t + at->share), next;
     for (int64_t start = start_of(at, sequence, group, t); t < end; t += PIECE, start = next) {
+        int64_t tokens = least(PIECE, end - t);
         next = t + PIECE < end ? start_of(at, sequence, group, t + PIECE) : start;
-        NAME(piece)(at, of, queries, start, least(PIECE, end - t), next);
+#if defined(TILES)
+        if (is_paired)
+            NAME(piece_by_tiles)(at, of, start, tokens, next);
+        else
+#elif defined(DOT)
+        if (is_paired)
+            NAME(piece)(at, of, start, tokens, next, 1);
+        else
+#endif
+            NAME(piece)(at, of, start, tokens, next, 0);
+    }
+    for (int64_t h = 0; h < at->heads; h++) {
+        float total = 0;
+        for (int i = 0; i < LANES; i++)
+            total += of->totals[h * LANES + i];
+        of->largest[h] = of->largest[h * LANES], of->totals[h] = total;
     }
     if (at->lengths[sequence] > at->share && !NAME(merge)(at, of, sequence, group, part))
         return;
@@ -324,20 +467,22 @@ static TARGET void NAME(pair)(const struct attention *at, struct NAME(memory) *o
 /* Compute pairs of part and group until none is left. Any number of threads may do so at once, on the same struct. */
 TARGET void NAME(decode_attention)(struct attention *at) {
     int64_t size = at->size, heads = (at->heads + 15) / 16 * 16; /* AMX computes 16 */
-    float *memory = aligned_alloc(64, (2 * heads * size + PIECE * size + heads * (PIECE + 3) + 16 * (16 + size + PIECE / 2)) * sizeof(float));
+    int64_t numbers = heads * size, few = 16 * (16 + size);
+    float *memory = aligned_alloc(64, (numbers * (LANES / 4 + 1) + (LANES + PIECE / 2) * size + heads * (PIECE + 2 * LANES) + few) * sizeof(float));
     if (memory == NULL) {
         __atomic_store_n(&at->failed, 1, __ATOMIC_RELAXED);
         return;
     }
-    struct NAME(memory) of = {.queries = memory, .sums = memory + heads * size, .numbers = memory + 2 * heads * size};
-    of.scores = of.numbers + PIECE * size;
+    struct NAME(memory) of = {.queries = (uint32_t *)memory, .sums = memory + numbers * (LANES / 4)};
+    of.turned = (uint32_t *)(of.sums + numbers);
+    of.numbers = of.sums + numbers + LANES * size;
+    of.scores = of.numbers + PIECE / 2 * size;
     of.tiles = of.scores + heads * PIECE;
-    of.largest = of.tiles + 16 * (16 + size + PIECE / 2);
-    of.totals = of.largest + heads;
-    of.factors = of.totals + heads;
+    of.largest = of.tiles + few;
+    of.totals = of.largest + heads * LANES;
 #ifdef TILES
     struct tile_shapes shapes = {.palette = 1, .bytes = {64, 64, 64}, .rows = {16, 16, 16}};
-    if (for_tiles(at))
+    if (NAME(is_paired)(at))
         _tile_loadconfig(&shapes);
 #endif
     int64_t pair;
@@ -348,16 +493,22 @@ TARGET void NAME(decode_attention)(struct attention *at) {
         NAME(pair)(at, &of, sequence, pair % at->groups, part);
     }
 #ifdef TILES
-    if (for_tiles(at))
+    if (NAME(is_paired)(at))
         _tile_release();
 #endif
     free(memory);
 }
 
 #undef HEADS
+#undef EACH_COUNT
 #undef EACH4
 #undef EACH
-#undef FIRST
-#undef SECOND
+#undef SOME_LANES
 #undef FOLD
+#undef FOURS
+#undef PART
+#undef BY_FOURS
+#undef OTHER
+#undef EVERY
+#undef WIDE
 #endif

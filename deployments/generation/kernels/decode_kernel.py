@@ -20,7 +20,7 @@ from deployments.generation.scheduler.work import Chunk
 _NAME = "decode_attention"
 _SIZES = 16  # a head's size is a multiple of it
 _LEAST = 512  # tokens of a sequence's parts, so that adding them up costs little
-_PIECE = 64  # as in the C file
+_PIECE = 128  # as in the C file
 _SHARES = 4  # parts per thread, so that all threads end at about the same time
 
 

@@ -13,7 +13,7 @@
 #undef LANES
 #define FORM avx2
 #define TARGET TARGET_AVX2
-#define HAS_FLOAT16
+#define HAS_AVX2
 #define LANES 8
 #include SELF
 
@@ -35,7 +35,6 @@
 #define DOT(sums, weights, pair)                                                                                       \
     (NAME(vector))_mm512_dpbf16_ps((__m512)(sums), (__m512bh)(weights), (__m512bh)(pair))
 #include SELF
-#undef DOT
 
 #undef FORM
 #undef TARGET
@@ -45,6 +44,7 @@
 #define ROWS 32
 #define TILES
 #include SELF
+#undef DOT
 
 #endif
 #endif

@@ -34,7 +34,7 @@ const char *prompt_attention_forms(void) { return forms(); }
 
 #include "multiply.h"
 
-#if defined(DOT) || defined(TILES) /* all is bfloat16, and products take it as it is; other forms convert to float32 */
+#ifdef DOT /* all is bfloat16, and products take it as it is; other forms convert to float32 */
 #define PAIRS
 #define NUMBER 2 /* bytes */
 #define DTYPE BFLOAT16
@@ -79,9 +79,12 @@ static TARGET void NAME(weigh)(float *scores, int64_t tokens, int64_t start, int
             most = NAME(larger)(score, most);
         }
         for (int64_t t = 0; t < tokens; t++) {
-            BITS weight = (BITS)NAME(power)(NAME(larger)(lowest, READ(scores + t * COLUMNS + v) - most));
+            VECTOR score = NAME(larger)(lowest, READ(scores + t * COLUMNS + v) - most);
 #ifdef PAIRS
+            BITS weight = (BITS)NAME(rough_power)(score);
             weight = (weight + 0x7fff + ((weight >> 16) & 1)) & 0xffff0000; /* rounded, and the total is that of these */
+#else
+            BITS weight = (BITS)NAME(power)(score);
 #endif
             sum += AT(scores + t * COLUMNS + v) = (VECTOR)weight;
         }

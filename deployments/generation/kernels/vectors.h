@@ -1,6 +1,6 @@
 /* What the kernels share. A file that has forms includes itself once for each of them, and this header at its beginning:
  * first without a form, then with FORM (its name), LANES (of a vector) and TARGET (what the compiler may use of the
- * processor), and HAS_FLOAT16 if it has instructions for float16. NAME(f) is f's name in the form, VECTOR its vector of
+ * processor), and HAS_AVX2 if that is AVX2 or more. NAME(f) is f's name in the form, VECTOR its vector of
  * float32.
  */
 #ifndef FORM
@@ -90,13 +90,21 @@ typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2), aligned(2),
 INLINE BITS NAME(pick)(BITS which, BITS a, BITS b) { return (which & a) | (~which & b); } /* a where all bits are set */
 
 /* Where either is NaN: b. */
-INLINE VECTOR NAME(larger)(VECTOR a, VECTOR b) { return (VECTOR)NAME(pick)((BITS)(a > b), (BITS)a, (BITS)b); }
+INLINE VECTOR NAME(larger)(VECTOR a, VECTOR b) {
+#if defined(HAS_AVX2) && LANES == 16
+    return (VECTOR)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(HAS_AVX2)
+    return (VECTOR)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return (VECTOR)NAME(pick)((BITS)(a > b), (BITS)a, (BITS)b);
+#endif
+}
 
 /* LANES numbers of float16 as float32: by instructions, or else by their bits. Either way a NaN becomes a quiet one. */
 INLINE VECTOR NAME(read_float16)(const void *from) {
-#if defined(HAS_FLOAT16) && LANES == 16
+#if defined(HAS_AVX2) && LANES == 16
     return (VECTOR)_mm512_cvtph_ps(_mm256_loadu_si256(from));
-#elif defined(HAS_FLOAT16)
+#elif defined(HAS_AVX2)
     return (VECTOR)_mm256_cvtph_ps(_mm_loadu_si128(from));
 #elif defined(__aarch64__) && LANES == 4
     return (VECTOR)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
@@ -113,9 +121,9 @@ INLINE VECTOR NAME(read_float16)(const void *from) {
 
 /* The way back: to nearest, ties to even. */
 INLINE void NAME(write_float16)(void *to, VECTOR numbers) {
-#if defined(HAS_FLOAT16) && LANES == 16
+#if defined(HAS_AVX2) && LANES == 16
     _mm256_storeu_si256(to, _mm512_cvtps_ph((__m512)numbers, _MM_FROUND_TO_NEAREST_INT));
-#elif defined(HAS_FLOAT16)
+#elif defined(HAS_AVX2)
     _mm_storeu_si128(to, _mm256_cvtps_ph((__m256)numbers, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__aarch64__) && LANES == 4
     vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)numbers)));
@@ -164,6 +172,13 @@ INLINE VECTOR NAME(power)(VECTOR x) {
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = y * r * r + r + 1;
+    return y * (VECTOR)(((BITS)shifted << 23) + (127u << 23));
+}
+
+/* The same to 1 / 8000, for weights that become bfloat16, which are rounded by up to 1 / 512. */
+INLINE VECTOR NAME(rough_power)(VECTOR x) {
+    VECTOR shifted = x * 1.44269504f + 12582912, r = x - (shifted - 12582912) * 0.693147182f;
+    VECTOR y = (r * 0.16662810f + 0.50394164f) * r * r + r + 1;
     return y * (VECTOR)(((BITS)shifted << 23) + (127u << 23));
 }
 
