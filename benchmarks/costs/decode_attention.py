@@ -26,7 +26,7 @@ from deployments.engines.packed.attention import HeadLayout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.cache import CachedAttention, Ways
 from deployments.generation.engine.packed_step import StepLayout
-from deployments.generation.kernels import prompt_kernel
+from deployments.generation.kernels import native, prompt_kernel
 from deployments.generation.kernels.decode_kernel import DecodeKernel, forms
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.work import Chunk
@@ -78,7 +78,7 @@ def _ways(
     of_token = 2 * heads.groups * heads.size * place.dtype.itemsize
     layers = -(-_BYTES // (of_token * sum(lengths)))
     some = torch.randn(2**20).to(place.dtype)
-    stored = torch.empty(layers, 2, blocks, heads.groups, block_size, heads.size, dtype=place.dtype)
+    stored = native.empty((layers, 2, blocks, heads.groups, block_size, heads.size), place.dtype)  # as the cache
     flat = stored.view(-1)
     for start in range(0, len(flat), len(some)):
         flat[start : start + len(some)] = some[: len(flat) - start]

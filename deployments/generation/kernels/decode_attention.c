@@ -144,7 +144,8 @@ INLINE void NAME(turn)(uint32_t *turned, const void *from, int64_t start, int64_
     for (int64_t k = 0; k < 4; k++, start += LANES / 4 * width)
         for (int64_t n = 0; n < width; n += LANES) {
             BITS some[LANES / 4];
-            prefetch(ahead, 2);
+            if (n % 16 == 0)
+                prefetch(ahead, LANES == 16 ? 2 : 4); /* narrow vectors: all of it here, since each call takes time */
             UNROLL for (int i = 0; i < LANES / 4; i++) some[i] = (BITS)NAME(read)(from, start + i * width + n, dtype);
 #if LANES > 4
             PART(some[0], some[1]);
@@ -168,7 +169,8 @@ INLINE void NAME(score_some)(float *scores, const uint32_t *queries, const uint3
         const uint32_t *query = queries;
         const uint32_t *other = turned + width / 4 * LANES;
         for (int64_t n = 0; n < width; n += 4, turned += LANES, other += LANES) {
-            prefetch(ahead, 1);
+            if (LANES == 16)
+                prefetch(ahead, 1);
             BITS first = (BITS)READ(turned), second = (BITS)READ(other);
             UNROLL for (int h = 0; h < heads; h++, query += LANES) {
                 sums[h][0] = NAME(add_product)(sums[h][0], first, (BITS)READ(query), is_paired);
@@ -215,7 +217,8 @@ INLINE void NAME(mix_some)(float *sums, const uint32_t *weights, const void *val
         UNROLL for (int c = 0; c < wide; c++) mixed[h][c] = READ(sums + h * size + d + c * LANES);
     for (int64_t t = 0; t < tokens; t += 1 + is_paired) {
         BITS some[8];
-        prefetch(ahead, wide);
+        if (LANES == 16)
+            prefetch(ahead, wide);
         UNROLL for (int c = 0; c < wide; c++) {
 #ifdef DOT
             if (is_paired) {
