@@ -90,5 +90,5 @@ class PlannedCache(HostCache):
 
     of: Callable[..., HybridPlanner] = HybridPlanner
 
-    def planner(self, step: StepTime) -> HybridPlanner:
-        return self.of(step, self.time, self.relative_factor)
+    def planner(self, step: StepTime, new_prompts: float = 0.0) -> HybridPlanner:
+        return self.of(step, self.time, self.relative_factor, new_prompts)

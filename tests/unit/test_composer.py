@@ -9,7 +9,7 @@ from deployments.generation.scheduler.composer import StepComposer
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.hybrid.planner import HostRow, HybridPlan
 from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row
-from deployments.generation.scheduler.state import ASYNCHRONOUS, MODES, PIPELINED, StepPolicy
+from deployments.generation.scheduler.state import MODES, PIPELINED, StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 
 TOKEN_S = 1 / 64
@@ -96,13 +96,13 @@ def test_the_order_of_rows(due_s, bulk, paced, at):
 def test_a_step_lasts_as_long_as_its_rows_allow(slow, rows, on_host, seconds):
     composed = step(slow)
     composed.add_rows([answer(due_s) for due_s in rows], [answer(due_s) for due_s in on_host])
-    assert room_s(composed) == seconds
+    assert room_s(composed) == seconds - len(on_host) * TOKEN_S  # each displaces a token of a prompt
 
 
-def test_bulk_of_the_host_bounds_no_step():
+def test_bulk_of_the_host_keeps_a_slot_but_no_time():
     composed = step(policy=StepPolicy(16.0, 8.0, max_num_batched_tokens=100))
     composed.add_rows([], [answer(2.0, bulk=True)])
-    assert room_s(composed) == 1.0 + 100 * TOKEN_S
+    assert room_s(composed) == 1.0 + 99 * TOKEN_S
 
 
 def test_rows_that_get_no_block_are_left_out():
@@ -128,10 +128,10 @@ def test_a_step_has_no_more_tokens_than_the_engine_computes():
     composed = step(policy=StepPolicy(16.0, 8.0, max_num_batched_tokens=10))
     composed.add_rows([answer(), answer()], [answer(), answer(), answer(bulk=True)])
     composed.add_chunks([prompt(4), prompt(9)])
-    assert tokens_of(composed) == [1, 1, 4, 2]  # places are left for two rows of the host
+    assert tokens_of(composed) == [1, 1, 4, 1]  # places are left for three rows of the host
     composed.add_chunks([prompt(3)])
     composed.add_bulk_rows([answer(bulk=True)])
-    assert tokens_of(composed) == [1, 1, 4, 2]
+    assert tokens_of(composed) == [1, 1, 4, 1]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_step_that_is_too_long_takes_along_what_makes_it_hardly_longer(pair_s,
         (2.0, [20.0], [], 2.0),
         (1.0, [3.0], [], 3.0),
         (1.0, [-1.0], [], 1.125),  # it is late: nothing is added
-        (1.0, [20.0], [3.5], 2.5),
+        (1.0, [20.0], [3.5], 2.5 - TOKEN_S),
     ],
 )
 def test_bulk_makes_a_step_with_others_no_longer_than_its_share(slow, rows, on_host, seconds):
@@ -278,7 +278,7 @@ def test_rows_of_the_host_are_no_part_of_the_accelerators():
     row.generation.on_host = True
     composed.add_all([row], [prompt(10**6)], [row])
     assert [chunk.row for chunk in composed.chunks] != [row]
-    assert MODEL.seconds(composed.load) == 4.0  # the weights are read once more for it
+    assert MODEL.seconds(composed.load) == 4.0 - TOKEN_S  # the weights are read once more for it
 
 
 # --- the host's part --------------------------------------------------------------------------------------------------
@@ -340,15 +340,15 @@ def test_rows_of_the_host_make_nobody_late(slow, due_s, ends_s, within_s):
     assert planner.more["within_s"] == within_s
 
 
-@pytest.mark.parametrize(("due_s", "modes"), [(30.0, [ASYNCHRONOUS]), (1.0, MODES[1:])])
-def test_rows_are_parked_and_pipelined_as_policy_and_host_allow(due_s, modes):
+@pytest.mark.parametrize(("due_s", "joins"), [(30.0, True), (1.0, False)])
+def test_rows_are_parked_and_pipelined_as_policy_and_host_allow(due_s, joins):
     host, planner = HostCache(HostTime(1e-4, 1e-6), 100), Planner()
     host._passed = 4  # pipelined steps, that parked rows could not join
     host.parked.park(answer(bulk=True))
     composed = step(policy=StepPolicy(16.0, 8.0, modes=MODES[1:]))
     composed.add_rows([answer()], [answer(due_s)])
     planned(composed, planner, host=host)
-    assert (planner.more["parked"], planner.more["modes"]) == (1, modes)
+    assert (planner.more["parked"], planner.more["modes"], planner.more["joins"]) == (1, MODES[1:], joins)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,8 @@ def test_rows_are_parked_and_pipelined_as_policy_and_host_allow(due_s, modes):
         (1.0, 1, [prompt(64, 5.0, bulk=True)], 8.0),
         (1.0, 1, [prompt(64, -9.0, computed=64)], 8.0),
         (2.0, 1, [prompt(64, 8.0)], 4.0 - 1.125 - 1 / (1 - 2.25 / 8)),
-        (1.0, 48, [prompt(64, 14.0)], 14.0 - 7.0 - 1 / 0.2),  # a fifth of a step at least
+        (1.0, 24, [prompt(64, 14.0)], 14.0 - 4.0 - 1 / 0.5),
+        (1.0, 48, [prompt(64, 14.0)], 1.02 * 7.0),  # prompts have 2 s, but the accelerator alone takes longer
     ],
 )
 def test_rows_of_the_host_leave_prompts_their_time(slow, rows, waiting, within_s):
@@ -374,14 +375,14 @@ def test_rows_of_the_host_leave_prompts_their_time(slow, rows, waiting, within_s
 
 def test_what_a_prompt_reads_of_itself_takes_its_time_too():
     model = StepTime(1.0, 0.0, 0.25, 0.0, 2**-10, 0)
-    composed, planner, one = step(model=model), Planner(), prompt(80, 6.0, computed=16)
+    composed, planner, one = step(model=model), Planner(), prompt(80, 12.0, computed=16)
     composed.add_rows([answer(length=4)])
     composed.add_chunks([prompt(16), one])
     del composed.chunks[1]
     composed.chunks[1] = composed.chunks[1]._replace(tokens=32)
     planned(composed, planner, [one])
     # 2 s for the row; 32 tokens are left, which read 48 + 16 in the mean
-    assert planner.more["within_s"] == pytest.approx(6.0 - 2.0 - 32 * 64 * 2**-10 / (6 / 8))
+    assert planner.more["within_s"] == pytest.approx(12.0 - 2.0 - 32 * 64 * 2**-10 / (6 / 8))
 
 
 def test_rows_that_take_part():

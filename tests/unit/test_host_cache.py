@@ -1,5 +1,6 @@
 """A replica whose host holds a part of the cache: who is admitted where, who moves, and what is learned."""
 
+import math
 from itertools import chain
 
 import pytest
@@ -12,7 +13,7 @@ from deployments.generation.scheduler.hybrid.planner import HybridPlan, HybridPl
 from deployments.generation.scheduler.kept_room import KeptRoom
 from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Generation, Row
-from deployments.generation.scheduler.state import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED, StepPolicy
+from deployments.generation.scheduler.state import ACCELERATOR, ASYNCHRONOUS, PIPELINED, StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.scheduler.work import ComputeSeconds, Copy
 
@@ -70,6 +71,23 @@ def test_what_a_forecast_may_count_on(time, blocks, row_blocks, rows, slowdown, 
     assert [(share.row_s, share.twice) for share in found] == [(pytest.approx(row_s), twice) for row_s, twice in shares]
 
 
+@pytest.mark.parametrize(
+    ("new_prompts", "within_s", "shares"),
+    [
+        # Steps as above, of 2 s, or 3 s with two batches. A new prompt of 8 tokens for each answer's token takes a
+        # second beside the accelerator's row, and another for each of the host.
+        (0.0, math.inf, [(0.25 / 0.45, False), (0.25 / 0.9, True)]),
+        (0.0, 2.5, [(0.25 / 0.45, False)]),  # no step of 3 s is in time
+        (8.0, math.inf, [(0.25 / (0.9 / 6.6), False), (0.25 / 0.9, True)]),  # the host has 0.9 of 6.6 s
+        (8.0, 5.0, [(0.25 / (0.9 / 5.0), False)]),  # 2 of the host in a step of 5 s, but 1 with two batches
+    ],
+)
+def test_a_forecast_counts_on_what_new_prompts_leave_of_the_time(new_prompts, within_s, shares):
+    host, model = HostCache(QUARTER, 99), StepTime(1.0, 0.0, 1 / 64, 1 / 8, 0.0, 0)
+    found = host.shares(model, [(False, 64)], 1, new_prompts, within_s)
+    assert [(share.row_s, share.twice) for share in found] == [(pytest.approx(row_s), twice) for row_s, twice in shares]
+
+
 def test_blocks_that_are_reserved_are_not_counted_on():
     host = HostCache(HostTime(0.25, 0.125), 6)
     assert host.shares(EXACT, [(False, 64)])[0].kv_token_s == pytest.approx(0.125 / 0.45)
@@ -79,18 +97,18 @@ def test_blocks_that_are_reserved_are_not_counted_on():
 
 
 @pytest.mark.parametrize(
-    ("passed", "urgent", "parked", "pipelined"),
-    [(3, False, True, True), (4, False, True, False), (4, True, True, True), (4, False, False, True)],
+    ("passed", "urgent", "parked", "joins"),
+    [(3, False, True, False), (4, False, True, True), (4, True, True, False), (4, False, False, False)],
 )
-def test_after_four_pipelined_steps_parked_rows_may_join_one(passed, urgent, parked, pipelined):
+def test_after_four_pipelined_steps_parked_rows_may_join_one(passed, urgent, parked, joins):
     host = HostCache(QUARTER, 9)
     if parked:
         host.parked.park(Row(ask(0.0), 0))
     for _ in range(passed):
         host.ended(planned(), 0.1, ComputeSeconds(), 0)
-    assert (PIPELINED in host.modes(MODES, urgent=urgent)) is (pipelined or not parked)
+    assert host.joins(urgent=urgent) is joins
     host.ended(planned(ASYNCHRONOUS), 0.1, ComputeSeconds(), 0)
-    assert host.modes(MODES, urgent=False) == MODES
+    assert not host.joins(urgent=False)
 
 
 def test_parked_rows_arrive_or_are_called_off():
@@ -306,9 +324,11 @@ def test_how_long_copies_may_take_before_a_step(waits, due_s, copy_s, moved):
         assert schedule.planned_s == pytest.approx(1.0 + 2 / 64 + copy_s / 2.0)
 
 
-@pytest.mark.parametrize(("row_s", "tokens"), [(999.0, 7 * 64), (0.0, 2 * 64)])
+@pytest.mark.parametrize(("row_s", "tokens"), [(999.0, 7 * 64), (0.0, 2 * 64 - 1)])
 def test_a_step_is_not_short_for_a_row_of_the_host_that_has_no_part_in_it(row_s, tokens):
-    """Steps of eight seconds; the row is due after four, of which the weights take one more in a second batch."""
+    """Steps of eight seconds; the row is due after four, of which the weights take one more in a second batch.
+    The row itself takes the place of a token of the prompt.
+    """
     model = StepTime(1.0, 0.0, 0.0, 1 / 64, 0.0)
     schedule = StepScheduler(model, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=HostCache(HostTime(row_s, 0.0), 64))
     assert schedule.offer(0.0, Generation(2000, 1, 99.0)).admitted
@@ -326,7 +346,7 @@ def test_a_forecast_goes_by_the_first_share_of_the_host_that_keeps_all(monkeypat
     one = Generation(300, 200, 16.0, 99.0, answers=2)
     assert schedule.offer(0.0, one).admitted
     assert one.on_host
-    assert asked == [(EXACT, [(True, 300)] * 2, 2)]
+    assert asked == [(EXACT, [(True, 300)] * 2, 2, 300 / 2 / 200, pytest.approx(99.0 / 1.1))]
 
 
 @pytest.mark.parametrize(("blocks", "on_host"), [(8, False), (7, True)])
@@ -352,7 +372,7 @@ def test_a_step_that_was_short_in_vain_is_composed_anew_without_rows_of_the_host
             self.number = len(begun)
 
         def with_host(self, cache, planner, waiting):
-            assert (cache, planner, waiting) == (schedule.host, cache.planner(EXACT), schedule.waiting)
+            assert (cache, planner, waiting) == (schedule.host, cache.planner(EXACT, 1 / 128), schedule.waiting)
             self.was_short_in_vain = in_vain
             return self.number
 

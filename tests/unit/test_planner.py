@@ -279,7 +279,18 @@ def test_none_more_parks_where_two_batches_would_yield_more_with_those_that_are_
     planner = HybridPlanner(StepTime(0.1, 0.0, 1e-6, 0.0, 0.0, 1024), HostTime(0.0, 1e-5, 0.0, 32))
     load, rows = StepLoad(2, 2000), [HostRow(1000, bulk=True)] * 4
     plan = planner.choose(load, rows, parked=100)
-    assert (plan.mode, plan.parking) == (ASYNCHRONOUS, ())
+    assert (plan.mode, list(plan.parking)) == (ASYNCHRONOUS, [])
     assert planner.choose(load, rows * 26).mode == PIPELINED
     slow = HybridPlanner(planner.step, HostTime(0.0, 1e-4, 0.0, 32))  # two batches hide 2
     assert slow.choose(load, rows, parked=100).parking
+
+
+def test_new_prompts_decide_whether_rows_park():
+    """Of 100 rows, 19.8 fit into two batches of 0.22 s, and 10.8 join each step of 0.12 s: 99 and 107 rows a second.
+    With 0.01 s of prompts for each row, all 100 fit into two batches of 1.24 s, and 12.5 join each step of 0.265 s: 82
+    and 55 rows a second.
+    """
+    step, host = StepTime(0.1, 0.0, 1e-5, 1e-3, 0.0, 0), HostTime(0.0, 1e-5, 0.0, LAYERS)
+    rows = [HostRow(1000, bulk=True)] * 100
+    for new_prompts, parks in ((0.0, True), (10.0, False)):
+        assert bool(HybridPlanner(step, host, 1.0, new_prompts).choose(StepLoad(2, 2000), rows).parking) is parks

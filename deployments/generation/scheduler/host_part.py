@@ -8,6 +8,7 @@ other step meanwhile. Only `move` changes the `queue`: the cache in which a gene
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
@@ -32,7 +33,24 @@ def shares(queue: StepQueue, generation: Generation) -> Sequence[HostShare]:
         return (NO_HOST,)
     rows = [(row.generation.on_host, row.length) for row in queue.running]
     rows += [(generation.on_host, generation.prompt_tokens)] * generation.answers
-    return host.shares(queue.model, rows, max(1, generation.row_blocks(host.room.block_size)))
+    row_blocks = max(1, generation.row_blocks(host.room.block_size))
+    slow = queue.learning.slowdown * (1 + queue.learning.margin)
+    within_s = math.inf if generation.pace_s is None else generation.pace_s / slow
+    return host.shares(queue.model, rows, row_blocks, _new_prompts(queue, generation), within_s)
+
+
+def _new_prompts(queue: StepQueue, *more: Generation) -> float:
+    """Prompt tokens to compute for each token of the running answers, and of `more` generations, if each answer that
+    ends is followed by another like it.
+    """
+    running = [*(row.generation for row in queue.running), *more]
+    prompts = tokens = 0.0
+    for lengths, bulk in ((queue.room.lengths, False), (queue.room.bulk_lengths, True)):
+        some = [one for one in running if one.bulk is bulk]
+        if some:
+            prompts += sum((one.prompt_tokens - one.cached) / one.answers for one in some)
+            tokens += len(some) * lengths.mean(sum(one.most_tokens for one in some) // len(some))
+    return prompts / max(1.0, tokens)
 
 
 def move(now: float, queue: StepQueue) -> tuple[list[Copy], float]:
@@ -62,7 +80,7 @@ def compose(begin: BeginStep, queue: StepQueue) -> ComposedStep:
     host = queue.host
     if host is None:
         return begin(()).alone()
-    planner = host.planner(queue.model)
+    planner = host.planner(queue.model, _new_prompts(queue))
     composer = begin([row for row in queue.running if row.generation.on_host and row.parked is None])
     composed = composer.with_host(host, planner, queue.uncomputed)
     return begin(()).with_host(host, planner, queue.uncomputed) if composer.was_short_in_vain else composed

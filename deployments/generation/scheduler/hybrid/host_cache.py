@@ -11,6 +11,7 @@ is room, else to the host. It moves, with all its blocks,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -30,7 +31,6 @@ _FORGOTTEN = 0.002  # of the slowdown, forgotten with each step without the host
 _AVERAGED = 0.05  # weight of the latest step in the mean
 _SLOWER = 4.0  # the largest increase of the slowdown by one step, which may have been a hiccup
 _PASSED = 4  # the most pipelined steps in a row, which no parked row joins, while no row is urgent
-_USED = 0.9  # the usable share of the host's time: answers do not fill two batches without gaps
 
 
 class ParkedRows(dict[int, Row]):
@@ -109,18 +109,25 @@ class HostCache:
         """
         return self.learning.slowdown / self.accelerator_slowdown
 
-    def planner(self, step: StepTime) -> HybridPlanner:
-        """A planner whose times are in seconds of `step`, the accelerator's model."""
-        return HybridPlanner(step, self.time, self.relative_factor)
+    def planner(self, step: StepTime, new_prompts: float = 0.0) -> HybridPlanner:
+        """A planner whose times are in seconds of `step`, the accelerator's model. `new_prompts`: see there."""
+        return HybridPlanner(step, self.time, self.relative_factor, new_prompts)
 
-    def shares(self, step: StepTime, rows: Iterable[tuple[bool, int]], row_blocks: int = 1) -> list[HostShare]:
+    def shares(
+        self,
+        step: StepTime,
+        rows: Iterable[tuple[bool, int]],
+        row_blocks: int = 1,
+        new_prompts: float = 0.0,
+        within_s: float = math.inf,
+    ) -> list[HostShare]:
         """What a forecast may assume for answers on the host while these `rows` run: (is on the host, tokens that it
         reads). Promises that hold with any one of these will be kept.
 
-        With one batch, the host can use the time of the accelerator's attention. With two, it can use all of a step's
-        time, which is then 2 T_l + T_ga (APEX's (2), see `overlap`). Two batches are considered only if they yield more
-        tokens per second once the host is full of answers of `row_blocks` blocks. Judged by the few answers at first,
-        reading the weights twice would never pay, and the few would never become many.
+        With one batch, the host can use the time of the accelerator's attention; with two, all of a step's time
+        (`HybridPlanner.steady`). Two batches are considered only if they yield more tokens per second once the host is
+        full of answers of `row_blocks` blocks. Judged by the few answers at first, reading the weights twice would
+        never pay, and the few would never become many.
         """
         load, tokens, count = StepLoad(), 0, 0
         for on_host, length in rows:
@@ -129,15 +136,12 @@ class HostCache:
             else:
                 load = load.with_row(length)
         most = count + max(0, self.block_count - self.room.reserved) // row_blocks
-        slow = self.relative_factor
-        each_s = slow * self.time.seconds(1, tokens / max(1, count))
-        linear_s, attention_s = step.linear_s(load), step.attention_s(load)
+        planner = self.planner(step, new_prompts)
         found, best = [], -1.0
-        for twice, hidden_s in ((False, attention_s), (True, 2 * linear_s + attention_s)):
-            seconds = max(1e-9, (1 + twice) * linear_s + attention_s)
-            fits = most if most * each_s <= _USED * hidden_s else _USED * hidden_s / each_s
-            if (rate := (load.rows + fits) / seconds) > best:
-                stretched = slow / max(_USED * hidden_s / seconds, 1e-3)
+        for twice in (False, True):
+            rate, used = planner.steady(load, most, tokens / max(1, count), whole=twice, twice=twice, within_s=within_s)
+            if rate > best:
+                stretched = planner.slow / max(used, 1e-3)
                 row_s, kv_token_s = stretched * self.time.row_s, stretched * self.time.kv_token_s
                 found.append(HostShare(row_s, kv_token_s, twice, self.time.copy_token_s))
                 best = rate
@@ -185,13 +189,9 @@ class HostCache:
             round(self.gained, 1), round(self.alone, 1), round(self.learning.slowdown, 4),
         )  # fmt: skip
 
-    def modes(self, allowed: Collection[str], *, urgent: bool) -> Collection[str]:
-        """The modes that the next step may have, of those `allowed`: from time to time, parked rows must be able to
-        join.
-        """
-        if self._passed < _PASSED or urgent or not self.parked:
-            return allowed
-        return [mode for mode in allowed if mode != PIPELINED]
+    def joins(self, *, urgent: bool) -> bool:
+        """Whether parked rows must be able to join the next step. From time to time they must."""
+        return bool(self.parked) and self._passed >= _PASSED and not urgent
 
     # --- learning -----------------------------------------------------------------------------------------------------
 

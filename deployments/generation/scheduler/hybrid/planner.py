@@ -23,6 +23,9 @@ and T_ca0 <= T_l1 + T_ga0; with one batch only the second, without T_l1. Of all 
 wins, and among equals the one with the most tokens per second. The accelerator's own work, prompts included, counts as
 `worth` tokens: as many as its rows alone would get in the time of this work.
 
+Whether bulk rows park or wait for two batches is decided by the yield of many steps (`steady`), not of one: a row that
+parks holds its blocks for as many steps as there are layers. Admission goes by it, too (`HostCache.shares`).
+
 `overlap` has APEX's equations for a whole device, which a calibration shows. They plan no step.
 
 NEO's fifth step, which drops prompts bound for the host while the inequalities hold, is left out: prompts have
@@ -41,6 +44,7 @@ from deployments.generation.scheduler.state import ACCELERATOR, ASYNCHRONOUS, MO
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 
 _LEAST_S = 1e-9  # the least time of a step, since a model may say 0
+_USED = 0.9  # the usable share of the host's time: answers do not fill two batches without gaps
 _BESIDE = 0.85  # of the host's time in a step in which the accelerator waits for it: parked rows come unevenly
 
 
@@ -100,12 +104,14 @@ class _Batches(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class HybridPlanner:
     """Plans steps. `slow`: the factor by which the host's attention is slower than `host` says, relative to steps,
-    which take as long as `step` says.
+    which take as long as `step` says. `new_prompts`: prompt tokens to compute for each token of an answer, since an
+    answer that ends makes room for a new one.
     """
 
     step: StepTime
     host: HostTime
     slow: float = 1.0
+    new_prompts: float = 0.0
 
     def choose(
         self,
@@ -115,19 +121,20 @@ class HybridPlanner:
         within_s: float = math.inf,
         parked: int = 0,
         modes: Collection[str] = MODES,
+        joins: bool = False,
     ) -> HybridPlan:
         """The best plan for a step with this `load` on the accelerator and these host rows, sorted by when they are
         due. `parked` more rows are parked already. The plan with the most urgent rows wins, and among equals the one
         with the most tokens per second.
 
         The accelerator alone is always a plan. Other plans must be of one of the `modes` and, if the accelerator has
-        work of its own, take at most `within_s`. Only bulk rows park. None does where two batches would yield more with
-        those that are parked: these cannot take part until they are back.
+        work of its own, take at most `within_s`. Only bulk rows park. `joins`: parked rows must be able to join, which
+        they cannot in a pipelined step.
         """
         alone_s = self._seconds(load)
         worth = alone_s / self._token_s(load) if load != StepLoad() else 0.0
         plans = [HybridPlan(ASYNCHRONOUS if parked else ACCELERATOR, alone_s, worth / alone_s, worth, alone_s, alone_s)]
-        if rows and PIPELINED in modes:
+        if rows and PIPELINED in modes and not joins:
             for found in (self.one_batch(load, rows), self.two_batches(load, rows)):
                 tokens = len(found.first) + len(found.second)
                 host_s = (found.host0_s + found.host1_s) / self.slow
@@ -136,20 +143,52 @@ class HybridPlanner:
                 rate = (worth + tokens) / found.seconds
                 times = (found.seconds, rate, worth, alone_s, found.accelerator_s)
                 plans.append(HybridPlan(PIPELINED, *times, found.first, found.second, host_s=host_s))
-        if ASYNCHRONOUS in modes and load != StepLoad() and (plan := self._parked(load, rows, parked, worth)):
-            stops = PIPELINED in modes and self._two_batches_rate(load, rows, parked, worth) > plan.rate
-            plans.append(plan._replace(parking=()) if stops else plan)
+        if ASYNCHRONOUS in modes and load != StepLoad():
+            parks = PIPELINED not in modes or self._parking_pays(load, rows, parked)
+            if plan := self._parked(load, rows, parked, worth, parks=parks):
+                plans.append(plan)
         if load != StepLoad():
             plans = [plan for plan in plans if plan.seconds <= max(within_s, alone_s)]
         return max(plans, key=lambda plan: (sum(rows[at].urgent for at in (*plan.first, *plan.second)), plan.rate))
 
-    def _two_batches_rate(self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float) -> float:
-        """The tokens per second of two batches in which the parked rows could take part, too; 0 without other rows."""
-        if not rows:
-            return 0.0
-        tokens = sum(row.tokens for row in rows) // len(rows)
-        found = self.two_batches(load, [*rows, *[HostRow(tokens)] * parked])
-        return (worth + len(found.first) + len(found.second)) / found.seconds
+    def _parking_pays(self, load: StepLoad, rows: Sequence[HostRow], parked: int) -> bool:
+        """Whether these rows yield more by parking than in two batches, in which parked rows cannot take part."""
+        count, tokens = len(rows) + parked, sum(row.tokens for row in rows) / max(1, len(rows))
+        parking, _ = self.steady(load, count / self.host.layers, tokens, whole=True)
+        return parking >= self.steady(load, count, tokens, whole=True, twice=True)[0]
+
+    def steady(
+        self,
+        load: StepLoad,
+        most: float,
+        tokens: float,
+        *,
+        whole: bool,
+        twice: bool = False,
+        within_s: float = math.inf,
+    ) -> tuple[float, float]:
+        """What many steps yield with these accelerator rows, at most `most` host rows, which read `tokens` tokens
+        each, and the prompts that follow when answers end. No more host rows take part than leave a step `within_s`.
+        The host may work beside the accelerator's attention, or the `whole` step. `twice`: two batches.
+
+        Returns the tokens per second, and the share of the time in which the host may work. Without the prompts, that
+        share is twice what it is on an emulated A10G: twice as many host rows were admitted, and urgent rows then took
+        second batches that did not pay (0.88 of the accelerator's tokens alone).
+        """
+        step, each_s = self.step, self.slow * self.host.seconds(1, tokens)
+        prompt_s = self.new_prompts * step.prompt_token_s  # a host row's, in each step
+        attention_s = step.attention_s(StepLoad(load.rows, load.kv_tokens))
+
+        def seconds(fits: float) -> float:
+            every = StepLoad(load.rows, prompt_tokens=self.new_prompts * (load.rows + fits))
+            return max(_LEAST_S, step.linear_s(every) + twice * step.beta_s + attention_s)
+
+        alone_s = seconds(0)
+        host_s, each_s = _USED * (alone_s if whole else attention_s), each_s - whole * _USED * prompt_s
+        most = min(most, host_s / each_s) if each_s > 0 else most
+        most = min(most, (within_s - alone_s) / prompt_s) if prompt_s else most * (alone_s <= within_s)
+        fits = max(0.0, most)
+        return (load.rows + fits) / seconds(fits), _USED if whole else host_s / seconds(fits)
 
     def _seconds(self, load: StepLoad) -> float:
         return max(_LEAST_S, self.step.seconds(load))
@@ -211,11 +250,13 @@ class HybridPlanner:
                 first.append(number)
         return _Batches(linear0_s, linear1_s, attention_s, host0_s, host1_s, first, second)
 
-    def _parked(self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float) -> HybridPlan | None:
+    def _parked(
+        self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float, *, parks: bool = True
+    ) -> HybridPlan | None:
         """The plan that parks bulk rows: as many as arrive in a step, so that parked rows spread over the layers and
         the host is always busy, as far as nobody waits for it. Each passes one layer per step, if the host keeps up.
         """
-        bulk = [number for number, row in enumerate(rows) if row.bulk]
+        bulk = [number for number, row in enumerate(rows) if row.bulk and parks]
         if not bulk and not parked:
             return None
         paced = [number for number, row in enumerate(rows) if not row.bulk]
@@ -225,10 +266,10 @@ class HybridPlanner:
         host_s = max(0.0, _BESIDE * found.seconds - found.host0_s) if found.first else found.seconds
         most = host_s / each_s if each_s else math.inf
         arrive = min(most, (parked + len(bulk)) / self.host.layers)
-        parks = min(arrive, max(0.0, self.host.layers * most - parked)) if found.first else arrive
+        most = min(arrive, max(0.0, self.host.layers * most - parked)) if found.first else arrive
         first = [paced[number] for number in found.first]
         linear_s = self.step.linear_s(load._replace(rows=load.rows + len(first) + arrive))
         found = found._replace(linear0_s=linear_s)
         rate = (worth + len(first) + arrive) / found.seconds
         times = (found.seconds, rate, worth, self._seconds(load), found.accelerator_s)
-        return HybridPlan(ASYNCHRONOUS, *times, first, parking=bulk[: math.ceil(parks)])
+        return HybridPlan(ASYNCHRONOUS, *times, first, parking=bulk[: math.ceil(most)])
