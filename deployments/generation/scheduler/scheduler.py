@@ -110,7 +110,7 @@ class StepScheduler(StepQueue):
         """Compose a step. Returns the rows that lost their blocks to rows that waited for one before."""
         lost = self._preempt()
         blocks = BlockPlan(self.caches)
-        composed = host_part.compose(partial(self._begin, now, blocks), self)
+        composed = host_part.compose(partial(self._begin, now + copied_s, blocks), self)  # rows wait for the copies
         self._commit(now, composed, blocks, copied_s)
         return lost
 
