@@ -3,9 +3,10 @@
 The papers' machines are emulated (`EMULATED_ACCELERATORS`), and simulated layer by layer (`hybrid_device`). Each way to
 plan a step has windve's scheduler around it. The papers print few numbers; each stands beside what was found here.
 
-Loads: a Poisson stream. Who is refused waits at the door, first come, first served. The latency of a generation is its
-time from arrival to last token, over its tokens, as in both papers. Throughput: the device is always offered more than
-it admits. The first generations are as if they had begun before, so that their ends are spread from the start.
+Loads: a Poisson stream. Refused generations wait and are offered again, first come, first served. The latency of a
+generation is its time from arrival to last token, divided by its tokens, as in both papers. Throughput: the device is
+always offered more than it admits. The first generations have a part of their answers already, so that not all end at
+the same time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,8 +113,8 @@ class Load(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """Throughput beside the accelerator's alone. `works`: by label, mostly the answers' mean length. `bulk`: kind of
-    generations, of which windve parks bulk ones only.
+    """Throughput beside the accelerator's alone. `works`: by label, mostly the answers' mean length. `bulk`: whether
+    the generations are bulk; windve parks no others.
     """
 
     paper: str
@@ -199,6 +200,7 @@ def latency(load: Load, name: str, rate: float, *, quick: bool) -> dict[str, flo
 
 
 def throughput(sweep: Sweep, work: Workload, name: str, *, quick: bool) -> dict[str, Any]:
+    """Tokens per second above capacity, the shares of steps by mode and of the host's time, and seconds of a step."""
     machine = sweep.on.machine
     tokens = BLOCK * (machine.blocks + (machine.num_cpu_blocks if name != ALONE else 0))
     seconds = _QUICK_SPAN_S if quick else _SPAN_S

@@ -39,8 +39,11 @@ Source = Hashable
 
 @dataclass(slots=True, eq=False)
 class Visits:
-    """`in_flight` and `entered` (since the start) by source; `total`: all in flight; `waiting`: how many of them wait
-    for their client.
+    """Counts the requests that are in a process.
+
+    - `in_flight`, `entered`: now, and since the start, by source.
+    - `total`: all in flight.
+    - `waiting`: how many of them wait for their client.
     """
 
     in_flight: Counter[Source] = field(default_factory=Counter)

@@ -1,6 +1,7 @@
 """A Router's connection to one embedding replica: what it sends there, and what becomes of each offer.
 
-`Link` is the replica for as long as Serve lists it, `Channel` one connection to it, `PendingOffer` an offer over it.
+A `Link` lasts as long as Serve lists the replica, a `Channel` as long as one connection to it. A `PendingOffer` is an
+offer that was sent there.
 
 The link detects a replica that hangs, because its device does not answer or its process was stopped. A replica hangs if
 it has begun no run and answered nothing for twice the predicted time for all its work, and for at least half of the

@@ -51,7 +51,7 @@ class Embedded:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request: what its client wants and, once the Router has taken it, how far it is.
+    """What a client wants, and how far the Router has got with it.
 
     - `kinds`: the kinds of model whose answers the caller can use. Any other model raises WrongKind.
     - `cuts`: how inputs that are too long are cut, and limits on tokens below the model's own.
@@ -70,9 +70,10 @@ class Request:
     - `deferrable`: it waits behind early deadlines.
     - `tokenizing_s`: seconds of a core, without the wait for it.
     - `asked`: how many replicas had no room. `last_pool`: the pool of the last one. `is_over_share`: one of them
-      reported that the tenant is over its share. A possible error says so.
+      reported that the tenant is over its share. The error, if the request is refused, says so.
     - `charge`: against its client's quota, if there is one.
     - `predicted_s`: from its arrival to its answer, as predicted at the last offer.
+    - `done`: the answer; None until there is one.
     """
 
     queries: Sequence[Query]

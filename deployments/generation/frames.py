@@ -98,8 +98,8 @@ class NewToken(Head):
 
 
 class ScoredPrompt(Head):
-    """The scores of some tokens of offer `number`'s prompt, behind its first `start` + 1. The others are the bytes of
-    the arrays of `PromptScores`.
+    """The scores of consecutive tokens of offer `number`'s prompt, after its first `start` + 1. `ids`, `logprobs` and
+    `ranks`: the bytes of the arrays of `PromptScores`.
     """
 
     number: int

@@ -143,8 +143,10 @@ class Step:
 
     def computed(self, found: Found) -> tuple[list[ScheduledChunk], list[Row], bool]:
         """The chunks that were computed, the rows that were left out, and whether the step's time can be compared with
-        its plan, which holds if no chunk of a prompt was left out, and none was scored: the plan counts a scored token
-        as an answer's, whose choice may cost several times as much (on a CPU the step took 0.3 to 0.4 of the plan).
+        its plan.
+
+        It cannot if a chunk of a prompt was left out, or was scored. The plan counts a scored token as an answer's,
+        which may cost several times as much (on a CPU such a step took 0.3 to 0.4 of the plan).
         """
         left_out = [chunk for chunk, picked in zip(self.wanted, found.picked, strict=False) if picked == []]
         computed = [chunk for chunk in self.chunks if chunk.batch != PARKING and chunk not in left_out]

@@ -244,7 +244,7 @@ def _context(settings: GenerationSettings) -> RouterContext[GenerationCard, Toke
 def _spoken(request: GenerationRequest, new: list[NewToken]) -> Iterator[Piece]:
     """Turn new tokens into one piece per answer. A token with `finish` "stop" is an end token, which has no text.
 
-    Raises EngineFailed if the prompt has no scores that were requested: the replica is of a version before them.
+    Raises EngineFailed if scores of the prompt were requested and did not come, because the replica's version is older.
     """
     tokens: dict[int, list[Picked]] = {}
     said: dict[int, str] = {}

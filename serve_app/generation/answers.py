@@ -182,7 +182,7 @@ class Reply(ABC):
         return said + self._chunk(choice, delta, logprobs, self._finish(choice, piece.finish), ids)
 
     def _sent(self, piece: Piece) -> Piece:
-        """What is sent of a piece."""
+        """The piece as it is sent: without text and tokens if only the prompt was asked for."""
         return replace(piece, text="", tokens=(), finish=piece.finish and "length") if self._of.only_prompt else piece
 
     def end(self) -> bytes:
@@ -331,7 +331,7 @@ class TextReply(Reply):
 
 
 def _likeliest_last(one: Picked, logprob: float) -> list[tuple[int, float]]:
-    """A token and its alternatives. Of those with the same text, the likeliest one's logprob is then kept."""
+    """A token and its alternatives, the likeliest last: in a dict by text, it then replaces others of the same text."""
     return sorted([(one.id, logprob), *one.alternatives], key=itemgetter(1))
 
 

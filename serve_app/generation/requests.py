@@ -280,7 +280,7 @@ class CompletionRequest(CompletionOptions):
     logprobs: _Logprobs | None = None
     """Return the log probability of each token, and of this many alternatives."""
     echo: bool = False
-    """Put the prompt before each answer. With logprobs, its tokens have theirs, too, and it runs as bulk."""
+    """Put the prompt before each answer. With logprobs, return those of its tokens, too; the request runs as bulk."""
 
     unsupported: ClassVar = {"add_special_tokens": Unsupported((True,))}
     refused: ClassVar = {
@@ -305,7 +305,7 @@ class CompletionRequest(CompletionOptions):
 
     @property
     def most_tokens(self) -> int | None:
-        """At least 1: at 0 the answer's token is not sent."""
+        """At least 1, because an engine computes one. At `max_tokens` 0 it is not sent."""
         return None if self.max_tokens is None else max(1, self.max_tokens)
 
     @property

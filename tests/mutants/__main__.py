@@ -7,7 +7,7 @@ the libraries loaded; the tests run until the first one fails. A fault that make
     python -m tests.mutants                      all faults; prints a table by file; fails below the bar in any folder
     python -m tests.mutants fair_share           those of the files whose path holds these words
     python -m tests.mutants --minutes 2          a sample; fails if so few found cannot be chance
-    python -m tests.mutants pacing --constants   module-level constants only
+    python -m tests.mutants limits --constants   module-level constants only
 """
 
 import argparse

@@ -87,7 +87,7 @@ class CausalModel:
 
     @torch.inference_mode()
     def scored_step(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, list[PromptScores]]:
-        """The same for chunks of which some have `scoring`. Returns their scores, too."""
+        """As `step`, if some chunks have `scoring`. Returns their scores, too."""
         return self.scored(self._through(self._layout(chunks)), chunks)
 
     def _layout(self, chunks: Sequence[Chunk]) -> StepLayout:

@@ -179,7 +179,7 @@ class _Stages:
         return self._caches[chunk.on_host][table].reshape(-1)[: chunk.end]
 
     def _scores(self, chunk: Chunk, scoring: Scoring) -> PromptScores:
-        """By the logits from which `logits` has the next token drawn. Of equally likely tokens the lower come first."""
+        """By the logits of `logits`: one token is sure. All others are equally unlikely; lower ids come first."""
         words = self._of.vocabulary
         sure = followings(self._before(chunk), words)[chunk.start :][: len(scoring.following), None]
         others = np.arange(min(words - 1, scoring.alternatives))[None, :]

@@ -20,8 +20,8 @@ from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
 LEAST_CHUNKS = 0.2  # of the rows' time: always left for chunks, even if rows are late
 _FREE = 0.01  # of a step that is too long already: how much it may still grow
-# Of a step, for host rows even where waiting prompts need all time. Without it, rows were left out for 0.3 ms each, and
-# 0.3 % of the answers were late (A10G with a quick host, virtual time; now none).
+# Of a step: how much host rows may lengthen it even if waiting prompts need all the time. Without it, rows for which
+# 0.3 ms were missing were left out, and 0.3 % of the answers were late (A10G with a fast host, virtual time; now none).
 _GROWS = 0.02
 _URGENT = 5.0  # steps of the accelerator alone: a host row that is due earlier is urgent
 

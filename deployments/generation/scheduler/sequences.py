@@ -44,7 +44,7 @@ class Row:
 
     @property
     def is_scored(self) -> bool:
-        """Whether the next tokens to compute are `scored`. Computed again behind a first token, they are not."""
+        """Whether the next tokens to compute are scored. Those that are computed again after a first token are not."""
         return self.generation.scored and not self.length
 
     @property

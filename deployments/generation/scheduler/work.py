@@ -55,7 +55,7 @@ class Chunk:
 
     @property
     def first_row(self) -> int:
-        """The first of its tokens whose logits are needed, as those of all behind it are."""
+        """The index of the first token whose logits are needed. Those of all later tokens are needed, too."""
         return 0 if self.scoring is not None else len(self.ids) - self.wanted
 
 

@@ -1,9 +1,11 @@
 """Picks the next token by a request's sampling options. Pure.
 
-As in OpenAI's API and transformers: divide the logits by `temperature`; keep the `top_k` likeliest tokens; of them,
-keep the fewest whose probabilities add up to `top_p`. A temperature of 0 picks the likeliest token. Before all that,
-the rules of `logit_rules` change a copy of the logits. Then `min_p` leaves out tokens less likely than this share of
-the likeliest.
+As in OpenAI's API, transformers and vLLM, in this order:
+
+1. The rules of `logit_rules` change a copy of the logits.
+2. A `temperature` of 0 picks the likeliest token. Any other divides the logits.
+3. `min_p` leaves out tokens whose probability is below this share of the likeliest one's.
+4. `top_k` keeps so many of the likeliest tokens. Of them, `top_p` keeps the fewest whose probabilities add up to it.
 
 `kernels.draw_kernel` and `engine.device_sampling` draw the same tokens faster.
 """
@@ -44,7 +46,7 @@ class Sampling:
 
     @property
     def below(self) -> float:
-        """The least logit that `min_p` leaves, less the largest."""
+        """The least logit that `min_p` keeps, minus the largest logit; -inf: it keeps all."""
         return self.temperature * math.log(self.min_p) if self.min_p and self.temperature else -math.inf
 
 

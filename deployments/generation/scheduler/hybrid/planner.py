@@ -167,13 +167,15 @@ class HybridPlanner:
         twice: bool = False,
         within_s: float = math.inf,
     ) -> tuple[float, float]:
-        """What many steps yield with these accelerator rows, at most `most` host rows, which read `tokens` tokens
-        each, and the prompts that follow when answers end. No more host rows take part than leave a step `within_s`.
-        The host may work beside the accelerator's attention, or the `whole` step. `twice`: two batches.
+        """The average yield of many steps, in which a new prompt follows each answer that ends. Returns the tokens per
+        second, and the share of the time in which the host may work.
 
-        Returns the tokens per second, and the share of the time in which the host may work. Without the prompts, that
-        share is twice what it is on an emulated A10G: twice as many host rows were admitted, and urgent rows then took
-        second batches that did not pay (0.88 of the accelerator's tokens alone).
+        The accelerator's rows are those of `load`. Up to `most` host rows, which read `tokens` tokens each, take part,
+        as far as a step takes at most `within_s`. The host may work during the `whole` step, else only during the
+        accelerator's attention. `twice`: with two batches.
+
+        Without the new prompts, an emulated A10G seemed to leave the host twice the time. Too many host rows were
+        admitted, became urgent, and took second batches that did not pay: 0.87 of the accelerator's tokens alone.
         """
         step, each_s = self.step, self.slow * self.host.seconds(1, tokens)
         prompt_s = self.new_prompts * step.prompt_token_s  # a host row's, in each step
