@@ -27,7 +27,7 @@ from benchmarks.simulation.application import NoInstruments
 from deployments.admission.door import VISITS
 from deployments.embedding import router
 from deployments.embedding.frames import Offers, PassAnswers, Report
-from deployments.embedding.link import Channel
+from deployments.embedding.link import Channel, PendingOffer
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
 from deployments.embedding.router import Router
@@ -65,7 +65,7 @@ _PARTS: dict[str, list[tuple[Any, str]]] = {
     "parse": [(Fields, "parse"), (HttpRequest, "__init__")],
     "limits": [(Router, "_take"), (Router, "_refuse_early"), (Router, "_refuse_overdue"), (Placer, "fits")],
     "tokenize": [(Tokenizer, "encode")],
-    "place": [(Placer, "send"), (Placer, "collect")],
+    "place": [(Placer, "send"), (PendingOffer, "collect")],
     "wire": [(Channel, "_flush"), (Channel, "data_received")],
     "answer": [
         (router, "embedded"),

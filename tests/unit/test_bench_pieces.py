@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.costs.replica_cost import query_us
+from benchmarks.costs.way_cost import parts_us
 from benchmarks.kit import serving
 from benchmarks.kit.bench import Bench, NotAvailable
 from benchmarks.kit.goal import Goal, goal_sheet
@@ -126,3 +127,7 @@ def test_a_picture_shows_all_of_its_data(name):
 @pytest.mark.parametrize(("queries", "of_offer"), [(1, 1), (64, 32)])
 def test_a_query_at_a_replica_is_timed_from_frame_to_frame(queries, of_offer):
     assert min(query_us(queries, of_offer, runs=2).values()) > 0  # it raises if any query is not answered
+
+
+def test_a_request_s_way_through_a_router_is_timed_part_by_part():
+    assert min(parts_us("1 text, base64", requests=8).values()) > 0  # it raises if a part has another name now
