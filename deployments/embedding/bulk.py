@@ -77,6 +77,8 @@ class BulkQueue:
     async def _advance(self, bulk: _Bulk) -> None:
         """Send the queries that have room now, wait for news, and take the answers."""
         bulk.news.clear()
+        if not bulk.parts and self._avoids_all(bulk):
+            bulk.avoided.clear()  # the others are gone
         if self._next is bulk:
             self._spread(bulk)
         if bulk.missing and not bulk.parts and not self._placer.can_answer:
@@ -149,8 +151,7 @@ class BulkQueue:
             if isinstance(error, EngineBroken):
                 self._placer.ejections.note_failed(part.link)
                 bulk.avoided.append(part.link)
-                pools = self._placer.pools.values()
-                if all(link in bulk.avoided for pool in pools if pool.is_open for link in pool.live):
+                if self._avoids_all(bulk):
                     raise
             if any(bulk.tries[index] >= TRIES for index in part.indices):
                 raise
@@ -160,6 +161,10 @@ class BulkQueue:
             part.link.bulk_again_at = asyncio.get_running_loop().time() + _LOOK * self._placer.config.slo_s
         else:
             part.collect(found, bulk.answers)
+
+    def _avoids_all(self, bulk: _Bulk) -> bool:
+        pools = self._placer.pools.values()
+        return all(link in bulk.avoided for pool in pools if pool.is_open for link in pool.live)
 
     @property
     def _next(self) -> _Bulk | None:

@@ -5,9 +5,19 @@ import asyncio
 import pytest
 
 from deployments.embedding.bulk import BulkQueue
-from deployments.errors import Busy, EngineFailed, ReplicaLost, Unavailable
+from deployments.errors import Busy, EngineBroken, EngineFailed, ReplicaLost, Unavailable
 from deployments.serving.frames import CUT_BYTES
-from tests.kit.scripted_replicas import ScriptedReplica, admits, dies, placer_of, refuses, request_of, says_nothing
+from tests.kit.scripted_replicas import (
+    AFTER_S,
+    ScriptedReplica,
+    admits,
+    breaks,
+    dies,
+    placer_of,
+    refuses,
+    request_of,
+    says_nothing,
+)
 
 
 def queue_of(*replicas, **how):
@@ -156,6 +166,23 @@ async def test_an_engines_failure_ends_the_request():
     a1 = ScriptedReplica("a1", lambda pending: pending.fail(EngineFailed("no")))
     with pytest.raises(EngineFailed):
         await queue_of(a1).answer(request_of(75, 75, bulk=True))
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+async def test_the_last_replica_is_asked_once_more_though_its_engine_failed(recovers):
+    """Another had the rest of the request when it failed, and died later."""
+    last, died = ScriptedReplica("a", breaks, *([] if recovers else [breaks])), ScriptedReplica("b", admits(4, dies))
+    queue = queue_of(last, died)
+    first, second = begin(queue, *[75] * 9), begin(queue, 75)
+    await asyncio.sleep(1.5 * AFTER_S)
+    queue._placer.pools["accelerator"].live.remove(died)
+    async with asyncio.timeout(20.0):
+        if recovers:
+            assert len(await first) == 9
+        else:
+            with pytest.raises(EngineBroken):
+                await first
+        assert len(await second) == 1
 
 
 async def test_where_nobody_lives_it_is_unavailable():
