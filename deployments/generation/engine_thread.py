@@ -51,7 +51,7 @@ class StepWork(NamedTuple):
             found = _computed(engine, work, kept, self.parked_samplers)
         elif work.copies or work.parking or work.called_off or work.joins:
             found = _computed(engine, *self)  # compute all of it: an engine needs something to compute in each step
-            found = found._replace(picked=found.picked[len(self.samplers) :])
+            found = found._replace(picked=found.picked[len(self.samplers) :], scores=())
         else:
             found = Found([])
         picked = iter(found.picked)

@@ -960,6 +960,30 @@ async def test_scores_that_are_no_numbers_end_only_their_prompt(monkeypatch):
     await answers_again(stepper, router)
 
 
+@pytest.mark.parametrize("length", [10, 100])
+@virtual
+async def test_a_scored_prompt_whose_client_leaves_fails_nobody_though_parked_rows_need_its_step(length):
+    """It is alone on the accelerator. Its last step is composed, and then has nobody's prompt, but computes it."""
+    stepper, _ = world(host=HostCache(QUICK, 64), blocks=3)
+    stepper.schedule.policy = dataclasses.replace(stepper.schedule.policy, max_num_batched_tokens=64)
+    router, compute, left = Router(stepper), stepper._compute, []
+    asked = {router.ask(prompt(500, seed), 60, bulk=True, tpot_s=None): prompt(500, seed) for seed in range(3)}
+    await asyncio.sleep(1.5)
+    number = router.ask(prompt(length, 9), 1, bulk=True, tpot_s=None, prompt_logprobs=0)
+
+    def leaves(step, ended):
+        if any(chunk.scoring is not None and chunk.wanted for chunk in step.work.chunks):
+            left.append((len(step.work.chunks), step.work.joins))
+            asyncio.get_running_loop().call_soon(lambda: router.tell(called_off=[number]))
+        compute(step, ended)
+
+    stepper._compute = leaves
+    await stepper.drained()
+    assert (left, router.failed) == ([(1, True)], {})
+    assert {one: router.tokens[one, 0] for one in asked} == {one: answer_to(ids, 60) for one, ids in asked.items()}
+    assert (number, 0) not in router.tokens
+
+
 HOSTS = st.one_of(st.none(), st.tuples(st.sampled_from([QUICK, SLOW]), st.sampled_from([8, 64])))
 OFFER = st.tuples(
     st.sampled_from([1, 100, 127, 128, 129, 256, 700]),
