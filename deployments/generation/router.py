@@ -139,6 +139,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationRouterConfig, Ge
                     new = await self._next(request)
                     if not new:
                         request = await self._placer.place_beside(request)
+                        continue
                 except (ReplicaLost, EngineBroken) as error:
                     if request.begun:
                         raise

@@ -33,7 +33,7 @@ from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.replica import Generator
 from deployments.generation.request import GenerationRecord, WantedGeneration
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
-from deployments.generation.scheduler.step_time import HostTime, StepTime
+from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.scheduler.work import Chunk, load_of
 from deployments.generation.text.sampling import Sampling
 from deployments.serving import replica_set
@@ -127,6 +127,22 @@ async def test_the_scores_of_a_prompt_come_with_each_piece_even_from_a_second_re
             assert bool(second.stepper.schedule.steps) == dies
         plain = [piece async for piece in await router.begin(asked(30, 3))]
         assert {piece.scores for piece in plain} == {None}
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_scored_prompt_whose_first_token_is_overdue_goes_on(monkeypatch, others):
+    """Here or on a second replica, which has half of the time that a request may take."""
+    first, second, one = Replica("a"), Replica("b"), asked(200, 3, bulk=True, prompt_logprobs=1)
+    async with service(monkeypatch, [first], *[[second]][:others], request_timeout_s=10.0) as router:
+        first.device.slow = 8.0 / MODEL.seconds(StepLoad(rows=200))
+        pieces = await router.begin(one)
+        await asyncio.sleep(0.01)
+        first.device.slow = 1.0
+        found = [piece async for piece in pieces]
+        assert [token.id for piece in found for token in piece.tokens] == expected(one)
+        assert all((piece.scores.ids[:, 0] == one.ids[1:]).all() for piece in found)
+        assert bool(second.stepper.schedule.steps) == bool(others)
+        await freed(first, second)
 
 
 async def test_a_replica_of_a_version_without_scores_says_so(monkeypatch):
