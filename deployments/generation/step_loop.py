@@ -387,11 +387,11 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
                 raise found  # noqa: TRY301 - handled like any failure below
             numbers, compute_s = found.arrived, found.compute_s
             arrived = [step.parked[number] for number in numbers]
+            computed, left_out, whole = step.computed(found)
+            for chunk, scores in step.scored(computed, found):  # first: without scores, a prompt gets no token
+                self._scored(chunk, scores)
             for chunk, picked in zip([*step.wanted, *arrived], found.picked, strict=True):
                 finished += self._picked(chunk, picked)
-            computed, left_out, whole = step.computed(found)
-            for chunk, scores in step.scored(computed, found):
-                self._scored(chunk, scores)
             self.schedule.left_out(left_out)
             self._on_step(len(computed), sum(chunk.tokens for chunk in computed), now - step.began, step.planned_s)
             if computed and None not in found.picked:

@@ -953,9 +953,10 @@ async def test_scores_that_are_no_numbers_end_only_their_prompt(monkeypatch):
         return computed
 
     monkeypatch.setattr(device.steps, "step", broken)
-    number = router.ask(prompt(20, 1), bulk=True, tpot_s=None, prompt_logprobs=1)
+    number = router.ask(prompt(20, 1), 1, bulk=True, tpot_s=None, prompt_logprobs=1)
     await stepper.drained()
     assert router.failed == {number: "the engine gave no finite numbers for this prompt"}
+    assert router.tokens.keys() == {(other, 0)}  # its only token would end it, as if it had all scores
     assert router.tokens[other, 0] == answer_to(prompt(10), 30)
     await answers_again(stepper, router)
 
