@@ -33,6 +33,7 @@ typedef float loose_floats __attribute__((vector_size(WIDE * 4), aligned(4), may
 typedef int32_t flags __attribute__((vector_size(WIDE * 4)));
 typedef double doubles __attribute__((vector_size(WIDE * 8)));
 typedef int64_t integers __attribute__((vector_size(WIDE * 8)));
+typedef double loose_double __attribute__((aligned(4), may_alias)); /* in the scratch memory of int32 numbers */
 
 struct draw {
     const float *logits; /* [vocabulary]: the token is drawn from these */
@@ -300,7 +301,7 @@ INLINE void take_largest(const struct tokens *of, int64_t count, float cut, stru
 }
 
 /* The sum of shares, and those of each BLOCK unless `blocks` is NULL */
-INLINE double sum_of(const struct tokens *of, const struct weight *weight, double *blocks) {
+INLINE double sum_of(const struct tokens *of, const struct weight *weight, loose_double *blocks) {
     double total = 0;
     for (int64_t start = 0; start < of->count; start += BLOCK) {
         doubles sums = {0};
@@ -317,7 +318,7 @@ INLINE double sum_of(const struct tokens *of, const struct weight *weight, doubl
 }
 
 /* Where all tokens may come, they follow each other as in the vocabulary. */
-INLINE int64_t drawn_of_all(const struct tokens *of, const struct weight *weight, double random, double *blocks) {
+INLINE int64_t drawn_of_all(const struct tokens *of, const struct weight *weight, double random, loose_double *blocks) {
     double target = random * sum_of(of, weight, blocks), sum = 0;
     int64_t start = 0, found = 0;
     while (start + BLOCK < of->count && sum + blocks[start / BLOCK] <= target)
@@ -344,7 +345,7 @@ INLINE int64_t drawn(const struct draw *draw, const struct tokens *of, struct sc
     float cut = fmaxf(of->high + (float)fmax(draw->below, -FLT_MAX), -FLT_MAX);
     struct weight share = {of->high, fmin(1 / draw->temperature, 0x1p1000), cut, 0};
     if (draw->top_k == of->count && draw->top_p >= 1)
-        return drawn_of_all(of, &share, draw->random, (double *)list->ids);
+        return drawn_of_all(of, &share, draw->random, (loose_double *)list->ids);
     double total = 0;
     if (draw->top_k < of->count) {
         take_largest(of, draw->top_k, cut, scratch);
