@@ -128,6 +128,7 @@ class Reply(ABC):
         self.says_usage = self.says_usage_always = False  # in a stream: at its end, and in each chunk
         self._choices = [_Choice(index, text) for index, text in enumerate(before)]
         self._names, self._has_logprobs = names, logprobs
+        self._lists: dict[int, list[dict[str, Any] | None]] = {}  # `prompt_logprobs` of each prompt
         self._head = {
             "id": f"{self.prefix}{head.name}",
             "created": int(time.time()),
@@ -203,7 +204,10 @@ class Reply(ABC):
             choice.told = True
         if self._of.listed is not None:
             assert choice.scores is not None
-            prompt["prompt_logprobs"] = _listed(choice.scores, self._of.listed, self._names)
+            key = id(self._of.prompts[choice.index])  # a prompt's answers share the list: it may take 300 MB
+            if key not in self._lists:
+                self._lists[key] = _listed(choice.scores, self._of.listed, self._names)
+            prompt["prompt_logprobs"] = self._lists[key]
         return (one | prompt, {}) if self.prompts_in_choices else (one, prompt)
 
     def _chunk(

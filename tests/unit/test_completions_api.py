@@ -310,6 +310,15 @@ def test_only_the_prompt_with_max_tokens_0(api, world, stream):
     assert [one.most_tokens for one in world.asked] == [1, 1]
 
 
+def test_prompt_logprobs_are_named_once_for_all_answers_to_a_prompt(api, monkeypatch):
+    named, text, prompts = [], api.names.text, [[40, 2, 50], [40, 2, 51, 52]]
+    monkeypatch.setattr(api.names, "text", lambda token: named.append(token) or text(token))
+    body = {"prompt": prompts, "prompt_logprobs": 2, "max_tokens": 1, "n": 4}
+    found = [one["prompt_logprobs"] for one in post(api, TEXT, body).json["choices"]]
+    assert [[int(next(iter(one))) for one in some[1:]] for some in found] == [p[1:] for p in prompts for _ in range(4)]
+    assert len(named) == 3 * (2 + 3)
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_prompt_logprobs_as_vllm_returns_them(api, world, path):
     body = ASK if path == CHAT else {"prompt": [40, 2, 50], "logprobs": 4, "echo": True}
