@@ -398,6 +398,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
                 self.problem = None
         except BaseException as error:  # noqa: BLE001
             in_step = [offered(chunk.row) for chunk in step.chunks]
+            self.schedule.room.forget_contents()
             self._step_failed(self._begun(step), in_step, self._on_failure(error))
         stopped, self._stopped = self._stopped, []
         ends = [*finished, *stopped]
@@ -412,7 +413,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         if generation.gone:
             return
         if np.isnan(scores.logprobs).any():
-            self._step_failed([generation], [generation], f"{_NO_NUMBERS} for this prompt")
+            self._has_no_numbers(generation)
             return
         self._tell(generation.session).scored.append(ScoredPrompt.of(generation.offer.number, chunk.start, scores))
 
@@ -422,7 +423,7 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         if generation.gone or picked == []:
             return []
         if picked is None:
-            self._step_failed([generation], [generation], f"{_NO_NUMBERS} for this prompt")
+            self._has_no_numbers(generation)
             return []
         ended = set()
         for answer, one in zip(generation.drawn_from(chunk), picked, strict=True):
@@ -451,13 +452,18 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         now = {id(chunk.row.generation) for chunk in step.chunks}
         return [one for one in self._admitted if id(one) in now or any(row.computed for row in one.rows)]
 
+    def _has_no_numbers(self, generation: OfferedGeneration) -> None:
+        """Handle logits from which this generation has no token, perhaps by its own rules. Others stay cached."""
+        if not generation.on_host:
+            self.schedule.room.forget_contents_of(generation)
+        self._step_failed([generation], [generation], f"{_NO_NUMBERS} for this prompt")
+
     def _step_failed(
         self, generations: Sequence[OfferedGeneration], in_step: Collection[OfferedGeneration], sentence: str
     ) -> None:
         """Handle a failed step. `generations`: all whose contents in the cache are unknown now. Without a free block
-        there is no probe; the next step then shows whether the engine works. No later prompt uses blocks from before.
+        there is no probe; the next step then shows whether the engine works.
         """
-        self.schedule.room.forget_contents()
         prompts = [one for one in generations if not any(answer.tokens for answer in one.each_answer)]
         self._fail([one for one in generations if one not in prompts], sentence)
         self._drop(prompts, cut_off=True)
@@ -478,6 +484,8 @@ class StepLoop(RouterSessions[GenerationSession, GenerationReport]):
         if self._probe_limit is not None:
             self._probe_limit.cancel()
         self._probe_limit, self.problem = None, str(found) if isinstance(found, EngineFailed) else None
+        if self.problem is not None:
+            self.schedule.room.forget_contents()
         self._tell_of_prompts(is_broken=self.problem is not None)
 
     def _tell_of_prompts(self, *, is_broken: bool) -> None:

@@ -351,6 +351,30 @@ async def test_a_conversation_finds_its_prompts_and_answers_and_two_conversation
 
 
 @virtual
+async def test_a_prompt_without_numbers_takes_from_the_cache_only_what_is_its_own(monkeypatch):
+    """A client's own rules may leave no token: that must not cost others what is cached for them."""
+    stepper, device = world()
+    router, step = Router(stepper), device.steps.step
+    other, own = prompt(300, 1), prompt(300, 2)
+    for ids, scope in ((other, b"a"), (own, b"b")):
+        router.ask(ids, 5, cache_scope=scope)
+        await stepper.drained()
+
+    def broken(work):  # the probe is well
+        return Computed(step(work).logits * (np.nan if work.chunks[0].start == 256 else 1.0))
+
+    monkeypatch.setattr(device.steps, "step", broken)
+    bad = router.ask([*own, 1], 5, cache_scope=b"b")
+    await stepper.drained()
+    monkeypatch.undo()
+    assert (cached(router, bad), set(router.failed)) == (256, {bad})
+    again = [router.ask(ids, 5, cache_scope=scope) for ids, scope in ((other, b"a"), (own, b"b"))]
+    await stepper.drained()
+    assert [cached(router, number) for number in again] == [256, 0]
+    assert stepper.schedule.room._blocks.free == BLOCKS
+
+
+@virtual
 async def test_answers_stay_right_while_conversations_push_each_other_out():
     stepper, _ = world(blocks=12)
     router, asked = Router(stepper), {}
@@ -395,13 +419,12 @@ async def test_what_may_be_wrong_or_overwritten_is_not_found_again(how):
         await stepper.drained()
     elif how == "raises":
         device.problem = RuntimeError("out of memory")
-    elif how == "gives no numbers":
+    elif how == "gives no numbers":  # not to the probe either
         device.steps.step = lambda work: Computed(step(work).logits * np.nan)
     if how in ("raises", "gives no numbers"):
         router.ask(prompt(10, 3), 2)
-        await asyncio.sleep(0.01)
-        device.steps.step = step
         await stepper.drained()
+        device.steps.step = step
         assert router.failed
     again = router.ask(ids, 5, cache_scope=scope)
     await stepper.drained()

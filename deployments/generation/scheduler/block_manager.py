@@ -155,6 +155,11 @@ class BlockManager:
         """What was computed so far is not found again: something may be wrong with it."""
         self._blocks.forget()
 
+    def forget_contents_of(self, generation: Generation) -> None:
+        """The same of what this generation, which is here, has computed or found."""
+        for row in generation.rows:
+            self._blocks.forget_table(row.table)
+
     def reserve_more(self) -> None:
         """Reserve more, because rows of a step have to wait for blocks."""
         self._extra = min(_MOST_EXTRA, self._extra + _EXTRA_STEP)

@@ -124,6 +124,11 @@ class Blocks:
             self._holders[block] += 1
         return table
 
+    def forget_table(self, table: list[int]) -> None:
+        """Forget the keys of a sequence's blocks: what was computed in them is not found again."""
+        for block in table:
+            self._forget(block)
+
     def forget(self) -> None:
         """Forget all keys: nothing that was computed so far is found again."""
         self._keys.clear()
