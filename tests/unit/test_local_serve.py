@@ -4,9 +4,12 @@ import io
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from rich.console import Console
 from test_terminal import info
@@ -112,6 +115,19 @@ def test_a_download_ends_where_it_stands_and_leaves_nothing(start, number):
     with pytest.raises(KeyboardInterrupt):
         start(download)
     assert list(start.found["scratch"].iterdir()) == []
+
+
+def test_a_zombie_whose_parent_hangs_delays_no_end():
+    """As of a dashboard that a busy machine has not started in time."""
+    code = "import os, signal; os.fork() and os.kill(os.getpid(), signal.SIGSTOP)"
+    with subprocess.Popen([sys.executable, "-c", code]) as hangs:
+        parent = psutil.Process(hangs.pid)
+        while not (children := parent.children()) or children[0].status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        began = time.monotonic()
+        serve._end([*children, parent])
+        assert time.monotonic() < began + serve._LAST_WORKERS_S + serve._KILLED_S / 2
+    assert not parent.is_running()
 
 
 def test_brackets_in_a_model_s_name_are_no_markup(start):
