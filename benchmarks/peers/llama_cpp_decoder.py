@@ -9,6 +9,7 @@ from typing import Any
 Answers = list[list[int]]
 
 _STEP_TOKENS, _MOST_ANSWERS = 2048, 64
+_CACHED = {"bfloat16": 30, "float32": 0}  # ggml_type, of which llama-cpp-python does not name bfloat16's
 _NAMES = {
     "input_layernorm.weight": "attn_norm.weight",
     "self_attn.q_proj.weight": "attn_q.weight",
@@ -103,7 +104,7 @@ class LlamaCpp:
             params.n_ctx, params.n_batch, params.n_ubatch = tokens, _STEP_TOKENS, _STEP_TOKENS
             params.n_seq_max, params.kv_unified = _MOST_ANSWERS, True
             params.n_threads = params.n_threads_batch = self._threads
-            params.type_k = params.type_v = api.GGML_TYPE_BF16 if self._dtype == "bfloat16" else api.GGML_TYPE_F32
+            params.type_k = params.type_v = _CACHED[self._dtype]
             self._context, self._room = api.llama_init_from_model(self._model, params), tokens
         api.llama_memory_clear(api.llama_get_memory(self._context), True)
 
