@@ -8,7 +8,7 @@ replica.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from deployments.errors import TimedOut
 from deployments.generation.frames import (
@@ -35,12 +35,21 @@ class PendingGeneration:
 
     def __init__(self, number: int, answers: int, most_unread: int, on_token: Callable[[NewToken], None]) -> None:
         self.number, self.unended, self.cached = number, set(range(answers)), 0
-        self.scores: PromptScores | None = None
+        self._scored: list[tuple[int, PromptScores]] = []
         self.outcome: asyncio.Future[RefusedOffer | None] = asyncio.get_running_loop().create_future()
         self._most_unread, self._on_token = most_unread, on_token
         self._unread: list[NewToken] = []
         self._problem: Exception | None = None
         self._heard = asyncio.Event()
+
+    @property
+    def scores(self) -> PromptScores | None:
+        if len(self._scored) > 1:
+            self._scored = [(0, PromptScores.joined(self._scored))]
+        return self._scored[0][1] if self._scored else None
+
+    def score(self, some: ScoredPrompt) -> None:
+        self._scored.append((some.start, some.scores))
 
     @property
     def has_failed(self) -> bool:
@@ -119,7 +128,7 @@ class GenerationChannel(RouterChannel[GenerationOffers, PendingGeneration, Gener
             if (pending := self.pending.get(number)) is not None:
                 pending.cached = cached.get(number, 0)
                 pending.decide(None)
-        self._scored(report.scored)
+        self._take_scores(report)
         for token in report.tokens:
             if (pending := self.pending.get(token.number)) is not None:
                 self._add(pending, token)
@@ -127,11 +136,10 @@ class GenerationChannel(RouterChannel[GenerationOffers, PendingGeneration, Gener
             if (pending := self.pending.pop(number, None)) is not None:
                 pending.fail(failure_of(report, number, problem))
 
-    def _scored(self, scored: Sequence[ScoredPrompt]) -> None:
-        for some in scored:
-            if (pending := self.pending.get(some.number)) is not None:
-                before, found = pending.scores, some.scores
-                pending.scores = found if before is None else before.followed_by(found, some.start)
+    def _take_scores(self, report: GenerationReport) -> None:
+        for scored in report.scored:
+            if (pending := self.pending.get(scored.number)) is not None:
+                pending.score(scored)
 
     def _add(self, pending: PendingGeneration, token: NewToken) -> None:
         pending.add(token)

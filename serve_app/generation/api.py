@@ -115,9 +115,9 @@ class CompletionsApi(ModelApi):
             await generations.close()
             raise
         await generations.close()
-        if asked.prompt_alternatives is None:
+        if asked.alternatives is None and asked.prompt_alternatives is None:
             return [JSON], dumps(reply.whole())
-        return [JSON], dumps(await asyncio.to_thread(reply.whole))  # a prompt has thousands of tokens to name
+        return [JSON], dumps(await asyncio.to_thread(reply.whole))  # thousands of tokens may have to be named
 
     def _model(self, name: str) -> dict[str, Any]:
         return {**super()._model(name), "max_model_len": self._router.card.context}

@@ -17,6 +17,7 @@ from deployments.generation.engine.hybrid_steps import HybridSteps
 from deployments.generation.kernels.packed_products import PackedProducts, forms
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.work import Chunk, Scoring, Work
+from deployments.generation.text.prompt_scores import PromptScores
 from tests.kit.causal_models import causal, prompt_of
 from tests.kit.packed_models import EXACT, VOCABULARY
 
@@ -73,9 +74,7 @@ def test_a_prompt_s_tokens_have_transformers_log_probabilities(own, engine, chun
     for name, parts in found.items():
         ids, alternatives = asked[name]
         shares = theirs[name][:-1].log_softmax(1)
-        whole = parts[0]
-        for number, part in enumerate(parts[1:], 1):
-            whole = whole.followed_by(part, number * chunk)
+        whole = PromptScores.joined((number * chunk, part) for number, part in enumerate(parts))
         assert whole.ids.shape == whole.logprobs.shape == (len(ids) - 1, 1 + alternatives)
         assert whole.ids[:, 0].tolist() == ids[1:]
         expected = shares.gather(1, torch.from_numpy(whole.ids).long())

@@ -25,6 +25,7 @@ from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.step_loop import StepLoop
 from deployments.generation.text.model_card import GenerationCard
+from deployments.generation.text.prompt_scores import PromptScores
 from deployments.generation.text.sampling import Sampling
 from deployments.models.model_files import ModelCard
 from tests.kit.generation_replicas import VOCABULARY, Device, answer_to
@@ -853,10 +854,8 @@ async def test_answers_that_lose_their_blocks_go_on_as_if_nothing_had_happened(b
 
 def scores_of(router, number):
     """As the Router's channel joins them."""
-    whole = None
-    for some in (one for report in router.frames for one in report.scored if one.number == number):
-        whole = some.scores if whole is None else whole.followed_by(some.scores, some.start)
-    return whole
+    scored = (one for report in router.frames for one in report.scored if one.number == number)
+    return PromptScores.joined((one.start, one.scores) for one in scored)
 
 
 def are_emulated(scores, ids):

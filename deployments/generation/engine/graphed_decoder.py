@@ -19,6 +19,7 @@ from deployments.generation.engine.decode_sizes import DecodeSize, sizes, smalle
 from deployments.generation.engine.packed_step import FixedStep
 from deployments.generation.engine.steps import Computed, DeviceLogits
 from deployments.generation.scheduler.work import Chunk, Work
+from deployments.generation.text.prompt_scores import PromptScores
 
 logger = logging.getLogger("ray.serve")
 
@@ -59,6 +60,10 @@ class GraphedDecoder:
         """See `CausalModel.step`. The result holds until the next step."""
         at = smallest([graph.size for graph in self._graphs], chunks)
         return self.model.step(chunks) if at is None else _run(self._graphs[at], chunks)
+
+    def scored_step(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, list[PromptScores]]:
+        """See `CausalModel.scored_step`. It has no graph."""
+        return self.model.scored_step(chunks)
 
     def _problem(self, size: DecodeSize, steps: Sequence[Sequence[Chunk]]) -> str | None:
         """Record steps of that size. Returns why they run without a graph, or None."""
@@ -109,8 +114,7 @@ class ModelSteps:
             model.cache.tensor[:, :, copy.target] = model.cache.tensor[:, :, copy.source]
         if all(chunk.scoring is None for chunk in work.chunks):
             return Computed(self._logits(model.step(work.chunks)))
-        plain = model.model if isinstance(model, GraphedDecoder) else model
-        logits, scores = plain.scored_step(work.chunks)
+        logits, scores = model.scored_step(work.chunks)
         return Computed(self._logits(logits), scores=scores)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -38,12 +39,19 @@ class PromptScores:
         at = slice(start, end), slice(1 + alternatives)
         return PromptScores(self.ids[at], self.logprobs[at], self.ranks[start:end])
 
-    def followed_by(self, other: PromptScores, at: int) -> PromptScores:
-        """Its first `at` tokens, then the other's. A prompt that is computed again is scored again."""
-        if not other.tokens:  # its bytes do not say how many alternatives there are
-            return self
-        return PromptScores(
-            np.concatenate([self.ids[:at], other.ids]),
-            np.concatenate([self.logprobs[:at], other.logprobs]),
-            np.concatenate([self.ranks[:at], other.ranks]),
-        )
+    @classmethod
+    def joined(cls, parts: Iterable[tuple[int, PromptScores]]) -> PromptScores:
+        """All of these, at least one, as one. Each has the index of its first token. A later one replaces what came
+        before from there on: a prompt that is computed again is scored again.
+        """
+        kept: list[tuple[int, PromptScores]] = []
+        for start, one in parts:
+            while kept and kept[-1][0] >= start:
+                kept.pop()
+            if kept:
+                first, last = kept[-1]
+                kept[-1] = first, last.part(0, start - first, last.ids.shape[1])
+            kept.append((start, one))
+        some = [one for _, one in kept if one.tokens] or [kept[-1][1]]  # an empty one may have too few alternatives
+        each = zip(*((one.ids, one.logprobs, one.ranks) for one in some), strict=True)
+        return cls(*map(np.concatenate, each))

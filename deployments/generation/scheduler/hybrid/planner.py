@@ -144,7 +144,7 @@ class HybridPlanner:
                 times = (found.seconds, rate, worth, alone_s, found.accelerator_s)
                 plans.append(HybridPlan(PIPELINED, *times, found.first, found.second, host_s=host_s))
         if ASYNCHRONOUS in modes and load != StepLoad():
-            parks = PIPELINED not in modes or self._parking_pays(load, rows, parked)
+            parks = any(row.bulk for row in rows) and (PIPELINED not in modes or self._parking_pays(load, rows, parked))
             if plan := self._parked(load, rows, parked, worth, parks=parks):
                 plans.append(plan)
         if load != StepLoad():
