@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch.nn import functional
@@ -74,10 +73,13 @@ class Parts:
     def on_demand(self) -> Parts:
         """The same, but each block is built anew whenever it computes, so that no two of them are in memory at once."""
 
-        def compute(build: Callable[[], Block], x: torch.Tensor, layout: Layout) -> torch.Tensor:
-            return build()(x, layout)
+        def late(build: Callable[[], Block]) -> Callable[[], Block]:
+            def block(x: torch.Tensor, layout: Layout) -> torch.Tensor:
+                return build()(x, layout)
 
-        return replace(self, blocks=[partial(partial, compute, build) for build in self.blocks])
+            return lambda: block
+
+        return replace(self, blocks=[late(build) for build in self.blocks])
 
 
 class PackedModel:
